@@ -325,6 +325,46 @@ class StepSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """Messages from one rank to another on an axis, in all steps of the report, ns.
+
+    For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
+    been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
+    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth.
+    """
+
+    axis: str
+    source: int
+    target: int
+    is_same_host: bool | None
+    count: int
+    bytes: int | None
+    transfer_ns: int
+    late_sender_ns: int
+    late_receiver_ns: int
+    slack_ns: int
+    required_gbps: float | None
+    algbw_gbps: float | None
+    latency_ns: int | None
+    bandwidth_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """Collectives of one rank, of one kind on an axis, in all steps of the report.
+
+    It was the last of its group to enter ``num_last`` of ``count``, and waited ``wait_ns`` for others in the rest.
+    """
+
+    axis: str
+    kind: str
+    rank: int
+    count: int
+    num_last: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommTotal:
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
 
@@ -442,6 +482,8 @@ class Report:
     hang: Mapping[str, Any] | None = None
     """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None
+    links: tuple[Link, ...] = ()
+    late_ranks: tuple[LateRank, ...] = ()
     stragglers: Stragglers | None = None
 
     @property

@@ -148,8 +148,8 @@ def _report_table(table: ReportTable) -> str:
 
 
 def _of_whole_traces(report: Report) -> str:
-    """Tables that are not of one step: stragglers, the ranks' devices, and where there are no steps their communication."""
-    wanted = ("stragglers", "device", "device-host", "comm-totals")
+    """Tables that are not of one step: stragglers, links, devices, and where there are no steps the ranks' communication."""
+    wanted = ("stragglers", "links", "late-ranks", "device", "device-host", "comm-totals")
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
 

@@ -11,6 +11,8 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.links.join import with_links
+from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
@@ -109,6 +111,7 @@ def analyse_ranks(
         *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
+    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

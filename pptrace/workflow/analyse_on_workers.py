@@ -24,6 +24,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
+from pptrace.analysis.links.join import with_links
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep
@@ -120,6 +121,8 @@ def analyse_on_workers(
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study)
+    traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
+    report = with_links(report, traffic, run.facts)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

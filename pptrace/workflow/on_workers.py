@@ -16,6 +16,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import RankTimes
+from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.rank_steps import report_rank_steps
 from pptrace.analysis.result import RankDevice, RankStep
@@ -160,8 +161,8 @@ class RunFacts:
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
-    (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns; and
-    (messages, collectives) without a group or peer.
+    (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
+    (messages, collectives) without a group or peer; and its traffic, where it is in a step.
     """
 
     steps: list[RankStep]
@@ -169,6 +170,7 @@ class RankReport:
     times: tuple[RankTimes | None, ...]
     axes_inside_ops: Mapping[str, int]
     unknown: tuple[int, int]
+    traffic: RankTraffic | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def report_of_group(
     data = _aligned(recognised, run)
     unknown = _unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
+    traffic = {entry.rank: entry for entry in traffic_of_ranks(_comparable_steps(numbers, of_rank), data)}
     reports = {
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
@@ -222,11 +225,17 @@ def report_of_group(
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),
+            traffic.get(number),
         )
         for number, rank in ranks.items()
     }
     num_nested = count_nested(recognised.ops, comms, numbers) if run.framework == OP_TABLE else 0
     return GroupReport(reports, num_nested, _distinct(comms))
+
+
+def _comparable_steps(numbers: Sequence[int], of_rank: Mapping[int, RankPart]) -> dict[int, list[int]]:
+    windows = {number: of_rank[number].windows for number in numbers if number in of_rank}
+    return {number: of_number.steps[of_number.comparable].tolist() for number, of_number in windows.items()}
 
 
 def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:

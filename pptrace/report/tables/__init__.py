@@ -12,6 +12,7 @@ from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.host import device_host_table, host_table
+from pptrace.report.tables.links import late_ranks_table, links_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.stragglers import stragglers_table
@@ -30,6 +31,9 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables.append(comm_totals_table(report, amount))
     if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:
         tables.append(stragglers_table(report.stragglers, amount))
+    if amount is Amount.WHOLE:
+        tables += [links_table(report)] if report.links else []
+        tables += [late_ranks_table(report)] if report.late_ranks else []
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
     if any(entry.host is not None for entry in report.device):

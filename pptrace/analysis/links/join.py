@@ -1,0 +1,116 @@
+"""Links of a run, from what each rank communicated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.analysis.links.rank_traffic import RankTraffic
+from pptrace.analysis.result import LateRank, Link, Report
+from pptrace.intervals import Int64
+from pptrace.model.tables import HOST_NAME
+from pptrace.slices import Slice
+
+_LEAST_RATIO = 2.0
+"""Latency and bandwidth are fitted where the largest message has at least so many times the bytes of the smallest."""
+
+
+def with_links(report: Report, ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> Report:
+    """The report with the links between ``ranks`` and how often each was late; ``facts`` of the ranks name their hosts."""
+    return replace(report, links=links_of(ranks, facts), late_ranks=late_ranks_of(ranks))
+
+
+def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> tuple[Link, ...]:
+    """The links of each axis, the one with most waiting first.
+
+    The side that receives says how often, how much and how long; what each side waited is the other's lateness.
+    """
+    ends = _joined(ranks, "messages")
+    if ends.empty:
+        return ()
+    is_recv = (ends["kind"] == "recv").to_numpy()
+    source, target = np.where(is_recv, (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
+    ends = ends.assign(source=source, target=target)
+    links = [_link(rows, facts) for _, rows in ends.groupby(["axis", "source", "target"], sort=True)]
+    return tuple(
+        sorted(
+            links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
+        )
+    )
+
+
+def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]]) -> Link:
+    is_recv = (ends["kind"] == "recv").to_numpy()
+    received, wait = ends[is_recv] if is_recv.any() else ends, ends["wait"].to_numpy()
+    axis, source, target = str(ends["axis"].iloc[0]), int(ends["source"].iloc[0]), int(ends["target"].iloc[0])
+    sizes, count = received["bytes"].to_numpy(), received["count"].to_numpy()
+    is_known = bool((sizes >= 0).all())
+    num_bytes = int((sizes * count).sum()) if is_known else None
+    transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
+    latency, bandwidth = fit_line(sizes, received["least"].to_numpy(), count) if is_known else (None, None)
+    return Link(
+        axis=axis,
+        source=source,
+        target=target,
+        is_same_host=_is_same_host(facts.get(source, {}), facts.get(target, {})),
+        count=int(count.sum()),
+        bytes=num_bytes,
+        transfer_ns=transfer,
+        late_sender_ns=int(wait[is_recv].sum()),
+        late_receiver_ns=int(wait[~is_recv].sum()),
+        slack_ns=slack,
+        required_gbps=num_bytes / slack if num_bytes is not None and slack else None,
+        algbw_gbps=num_bytes / transfer if num_bytes is not None and transfer else None,
+        latency_ns=latency,
+        bandwidth_gbps=bandwidth,
+    )
+
+
+def fit_line(sizes: Int64, times: Int64, count: Int64) -> tuple[int | None, float | None]:
+    """Fit time = latency + bytes / bandwidth (Hockney's model) to the shortest time of each size.
+
+    Returns:
+        (latency in ns, bandwidth in GB/s); both None where the sizes are too much alike, or where larger messages did not take
+        longer in proportion, so that no line describes them.
+    """
+    if len(sizes) < 2 or sizes.max() < _LEAST_RATIO * max(int(sizes.min()), 1):
+        return None, None
+    mean_size, mean_time = (float(np.average(values, weights=count)) for values in (sizes, times))
+    variance = float(np.average((sizes - mean_size) ** 2, weights=count))
+    slope = float(np.average((sizes - mean_size) * (times - mean_time), weights=count)) / variance
+    latency = mean_time - slope * mean_size
+    return (round(latency), 1 / slope) if slope > 0 and latency >= 0 else (None, None)
+
+
+def late_ranks_of(ranks: Sequence[RankTraffic]) -> tuple[LateRank, ...]:
+    """How often each rank was the last to enter its collectives, by axis and kind, the most often late first."""
+    rows = _joined(ranks, "collectives")
+    late = [
+        LateRank(str(axis), str(kind), int(rank), int(count), int(num_last), int(wait))
+        for axis, kind, rank, count, num_last, wait in rows.itertuples(index=False)
+    ]
+    return tuple(sorted(late, key=lambda entry: (entry.axis, entry.kind, -entry.num_last, entry.rank)))
+
+
+def _joined(ranks: Iterable[RankTraffic], name: str) -> pd.DataFrame:
+    tables: list[Slice] = []
+    for traffic in ranks:
+        rows: Slice = getattr(traffic, name)
+        tables.append(Slice({**rows.columns, "rank": np.full(len(rows), traffic.rank)}))
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        key: np.concatenate([table[key] for table in tables]) for key in (tables[0].columns if tables else ())
+    }
+    frame = pd.DataFrame(columns)
+    return frame if name == "messages" else frame.reindex(columns=["axis", "kind", "rank", "count", "num_last", "wait"])
+
+
+def _is_same_host(one: Mapping[str, object], other: Mapping[str, object]) -> bool | None:
+    """Whether two ranks ran on one host, None where it is not known of both."""
+    for name in ("host", HOST_NAME):
+        if one.get(name) is not None and other.get(name) is not None:
+            return one[name] == other[name]
+    return None

@@ -1,0 +1,123 @@
+"""Communication of one rank by the other side: what the links of a run are joined from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.intervals import Int64
+from pptrace.marks import P2P
+from pptrace.slices import Slice
+from pptrace.timeline.windows import StepWindow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTraffic:
+    """Sums over one rank's matched communication in the steps of a report, ns.
+
+    ``messages`` has a row for each ``axis``, ``kind`` (send or recv), ``peer`` and size (``bytes``, −1 unknown): ``count``, the
+    sums ``transfer`` and ``wait``, the shortest transfer ``least``, and ``slack``: the time for which messages might have been
+    under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``: ``count``, ``num_last``
+    (calls that the rank was the last to enter) and ``wait``.
+    """
+
+    rank: int
+    messages: Slice
+    collectives: Slice
+
+
+def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
+    """The steps of each rank in which the times of its window's ranks compare."""
+    steps: dict[int, list[int]] = {}
+    for window in windows:
+        if data.is_comparable(window):
+            for rank in window.ranks:
+                steps.setdefault(rank, []).append(window.step)
+    return steps
+
+
+def traffic_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> list[RankTraffic]:
+    """The traffic of each rank in its ``steps``; none is known of ranks whose device was not recorded."""
+    return [
+        traffic_of(rank, _in_steps(data.rows.of_rank(rank).comms, of_rank))
+        for rank, of_rank in sorted(steps.items())
+        if of_rank and not data.work[rank].missing_device_events
+    ]
+
+
+def _in_steps(comms: Slice, steps: Sequence[int]) -> Slice:
+    """The rows, which are in order of step, of some steps."""
+    first, last = np.searchsorted(comms["step"], (min(steps), max(steps) + 1))
+    inside = comms.where(slice(first, last))
+    return inside if len(steps) == max(steps) - min(steps) + 1 else inside.where(np.isin(inside["step"], steps))
+
+
+def traffic_of(rank: int, comms: Slice) -> RankTraffic:
+    """Sum up a rank's rows (schema COMMS) with transfers filled; rows without a match are left out."""
+    comms = comms.only(_COLUMNS).where(comms["match"] >= 0)
+    is_message = comms.among("kind", P2P)
+    return RankTraffic(rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)))
+
+
+_COLUMNS = (
+    *("axis", "kind", "peer", "bytes", "group_size"),
+    *("start_ns", "asked_ns", "end_ns", "transfer_start_ns", "transfer_end_ns"),
+)
+
+
+def _messages(rows: Slice) -> Slice:
+    transfer = rows["transfer_end_ns"] - rows["transfer_start_ns"]
+    slack = np.where(rows["kind"] == "recv", np.maximum(rows["asked_ns"] - rows["transfer_start_ns"], 0), 0)
+    keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes"))
+    least = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(least, group, transfer)
+    return Slice(
+        {
+            **keys,
+            "count": np.bincount(group, minlength=len(first)),
+            "transfer": _sums(transfer, group, len(first)),
+            "wait": _sums(rows["end_ns"] - rows["start_ns"] - transfer, group, len(first)),
+            "slack": _sums(slack, group, len(first)),
+            "least": least,
+        }
+    )
+
+
+def _collectives(rows: Slice) -> Slice:
+    rows = rows.where(rows["group_size"] > 1)
+    wait = rows["end_ns"] - rows["start_ns"] - (rows["transfer_end_ns"] - rows["transfer_start_ns"])
+    keys, group, first = _grouped(rows, ("axis", "kind"), ())
+    is_last = rows["transfer_start_ns"] <= rows["start_ns"]
+    return Slice(
+        {
+            **keys,
+            "count": np.bincount(group, minlength=len(first)),
+            "num_last": np.bincount(group[is_last], minlength=len(first)),
+            "wait": _sums(wait, group, len(first)),
+        }
+    )
+
+
+def _grouped(
+    rows: Slice, texts: tuple[str, ...], numbers: tuple[str, ...]
+) -> tuple[Mapping[str, npt.NDArray[np.generic]], Int64, Int64]:
+    """(values of the columns in each group, the group of each row, the first row of each group)."""
+    codes = {name: rows.codes(name) for name in texts}
+    columns = np.stack([*(code for code, _ in codes.values()), *(rows[name] for name in numbers)])
+    groups, first, group = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    values: dict[str, npt.NDArray[np.generic]] = {
+        name: np.array(of_code, dtype=object)[groups[index]] if len(of_code) else np.empty(0, dtype=object)
+        for index, (name, (_, of_code)) in enumerate(codes.items())
+    }
+    values |= {name: groups[len(texts) + index] for index, name in enumerate(numbers)}
+    return values, group.reshape(-1), first
+
+
+def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:
+    sums = np.zeros(num_groups, dtype=np.int64)
+    np.add.at(sums, group, values)
+    return sums

@@ -1,0 +1,46 @@
+"""The tables of links between ranks, and of ranks that are late to collectives."""
+
+from __future__ import annotations
+
+from pptrace.analysis.result import Report
+from pptrace.report import units
+from pptrace.report.tables.table import ReportTable
+
+
+def links_table(report: Report) -> ReportTable:
+    """A row for each pair of ranks, way and axis, over all steps of the report; the one with most waiting first."""
+    rows = [
+        (
+            link.axis,
+            f"{link.source} → {link.target}",
+            {True: "same host", False: "two hosts", None: "–"}[link.is_same_host],
+            str(link.count),
+            units.num_bytes(link.bytes),
+            units.milliseconds(link.transfer_ns),
+            units.milliseconds(link.late_sender_ns),
+            units.milliseconds(link.late_receiver_ns),
+            units.bandwidth(link.algbw_gbps),
+            units.bandwidth(link.required_gbps),
+            "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
+            units.bandwidth(link.bandwidth_gbps),
+        )
+        for link in report.links
+    ]
+    columns = (
+        *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s"),
+        *("needed B/s", "latency µs", "fitted B/s"),
+    )
+    notes = (
+        "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: the shortest transfers",
+    )
+    return ReportTable("links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(10, 11, 9, 8))
+
+
+def late_ranks_table(report: Report) -> ReportTable:
+    """A row for each rank, axis and kind of collective: how often it was the last to enter, and how long it waited itself."""
+    rows = [
+        (late.axis, late.kind, str(late.rank), str(late.count), str(late.num_last), units.milliseconds(late.wait_ns))
+        for late in report.late_ranks
+    ]
+    columns = ("axis", "kind", "rank", "calls", "came last", "waited ms")
+    return ReportTable("late-ranks", "Who comes last to collectives, all steps", columns, tuple(rows), num_labels=3)

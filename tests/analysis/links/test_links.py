@@ -1,0 +1,134 @@
+"""Links between ranks: against sums counted by hand, and against the waits of the same report."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
+from pptrace.analysis.links.rank_traffic import traffic_of
+from pptrace.analysis.result import Link
+from pptrace.model.tables import COMMS, make_table
+from pptrace.schedule.registry import build
+from pptrace.slices import slice_of
+from pptrace.workflow.analyse import analyse
+from tests.support.synthetic import record
+
+
+def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
+    """Rows of matched communication on axis pp; a transfer lasts to the row's end unless it is given."""
+    columns: dict[str, list[object]] = {}
+    for name, dtype in COMMS.items():
+        usual: object = 0 if dtype == "int64" else ""
+        columns[name] = [row.get(name, {"axis": "pp", "group_size": 2}.get(name, usual)) for row in rows]
+    for edge, of in (("transfer_end_ns", "end_ns"), ("asked_ns", "start_ns")):
+        columns[edge] = [row.get(edge, row.get(of, 0)) for row in rows]
+    return make_table(COMMS, columns)
+
+
+def message(kind: str, peer: int, start: int, transfer: int, end: int, **more: object) -> dict[str, object]:
+    times = {"start_ns": start, "transfer_start_ns": transfer, "end_ns": end}
+    return {"kind": kind, "peer": peer, "bytes": 1000, **times, **more}
+
+
+def test_each_side_waits_for_the_other_and_the_link_knows_for_whom() -> None:
+    first = traffic_of(0, slice_of(comms_of(message("send", 1, 0, 0, 50), message("send", 1, 100, 130, 150))))
+    second = traffic_of(
+        1,
+        slice_of(
+            comms_of(
+                message("recv", 0, -40, 0, 50),
+                message("recv", 0, 130, 130, 150),
+                message("recv", 0, 200, 200, 250, match=-1),
+            )
+        ),
+    )
+    (link,) = links_of([first, second], {0: {"host": "a"}, 1: {"host": "b"}})
+    assert link == Link(
+        axis="pp",
+        source=0,
+        target=1,
+        is_same_host=False,
+        count=2,
+        bytes=2000,
+        transfer_ns=70,
+        late_sender_ns=40,
+        late_receiver_ns=30,
+        slack_ns=0,
+        required_gbps=None,
+        algbw_gbps=2000 / 70,
+        latency_ns=None,
+        bandwidth_gbps=None,
+    )
+
+
+def test_slack_is_from_when_both_were_ready_until_the_message_was_asked_for() -> None:
+    early = message("recv", 0, 0, 100, 400, asked_ns=350)
+    late = message("recv", 0, 0, 100, 400, asked_ns=50)
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(early, late)))], {})
+    assert link.slack_ns == 250
+    assert link.required_gbps == 2000 / 250
+    assert link.is_same_host is None
+
+
+def test_a_size_that_is_not_known_leaves_the_bandwidths_unknown() -> None:
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 10, bytes=-1))))], {})
+    assert (link.bytes, link.algbw_gbps, link.required_gbps, link.bandwidth_gbps) == (None, None, None, None)
+    assert link.transfer_ns == 10
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0)])
+def test_latency_and_bandwidth_of_exact_times_are_found(latency: int, bandwidth: float) -> None:
+    sizes = np.array([1_000_000, 4_000_000, 64_000_000])
+    times = np.rint(latency + sizes / bandwidth).astype(np.int64)
+    fitted, speed = fit_line(sizes, times, np.array([5, 1, 7]))
+    assert fitted == pytest.approx(latency, abs=2)
+    assert speed == pytest.approx(bandwidth, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"), [([1000], [10]), ([1000, 1999], [10, 20]), ([1000, 4000], [20, 10]), ([1000, 4000], [1, 100])]
+)
+def test_where_no_line_describes_the_transfers_none_is_fitted(sizes: list[int], times: list[int]) -> None:
+    assert fit_line(np.array(sizes), np.array(times), np.ones(len(sizes), dtype=np.int64)) == (None, None)
+
+
+def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
+    def calls(*starts: int) -> pd.DataFrame:
+        return comms_of(
+            *({"kind": "all_reduce", "start_ns": start, "transfer_start_ns": 100, "end_ns": 120} for start in starts)
+        )
+
+    early, last = traffic_of(4, slice_of(calls(40, 100, 70))), traffic_of(9, slice_of(calls(100, 20, 100)))
+    first, second = late_ranks_of([early, last])
+    assert (first.rank, first.count, first.num_last, first.wait_ns) == (9, 3, 2, 80)
+    assert (second.rank, second.count, second.num_last, second.wait_ns) == (4, 3, 1, 90)
+
+
+def test_links_wait_as_long_as_the_ranks_of_the_same_report() -> None:
+    report = analyse(record(build("1f1b", 4, 6), None, 150).traces()).report
+    waits: Counter[tuple[str, int]] = Counter()
+    moved: Counter[int] = Counter()
+    for step in report.steps:
+        for rank in step.ranks:
+            for comm in rank.comms:
+                assert comm.wait_ns is not None
+                waits[comm.kind, rank.rank] += comm.wait_ns
+                moved[rank.rank] += (comm.bytes or 0) if comm.kind == "recv" else 0
+    assert sum(waits.values()) > 0
+    for rank in range(4):
+        assert sum(link.late_sender_ns for link in report.links if link.target == rank) == waits["recv", rank]
+        assert sum(link.late_receiver_ns for link in report.links if link.source == rank) == waits["send", rank]
+        assert sum(link.bytes or 0 for link in report.links if link.target == rank) == moved[rank]
+    assert len(report.links) == 6
+
+
+def test_a_run_without_communication_has_no_links() -> None:
+    assert links_of([], {}) == ()
+    assert late_ranks_of([]) == ()
+    empty = traffic_of(0, slice_of(make_table(COMMS, {name: [] for name in COMMS})))
+    assert links_of([empty], {}) == ()
+    assert late_ranks_of([empty]) == ()
