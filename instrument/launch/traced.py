@@ -25,6 +25,7 @@ from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
 from instrument.launch.shortfall import THEIRS, describe_activity, in_window, no_step, script_recorded, steps_text
 from instrument.launch.started_processes import StartedProcesses
+from instrument.launch.step_memory import StepMemory, keep_maxrss
 from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
@@ -75,6 +76,7 @@ class TracedSession(Session):
         self._script_profilers: ScriptProfilers | None = None
         self._script_trace: ScriptTrace | None = None
         self._processes = StartedProcesses()
+        self._memory = StepMemory()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._logs = logs
@@ -92,6 +94,7 @@ class TracedSession(Session):
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
         self._writer.add_facts(versions=read_versions())
+        keep_maxrss(self._memory.process)
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
@@ -169,6 +172,7 @@ class TracedSession(Session):
         if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
             self._record_as_configured(profiler)
         self._passes = 0
+        self._memory.begin(self.num_steps)
         super().begin_step()
 
     def _record_as_configured(self, profiler: Profiler) -> None:
@@ -199,6 +203,7 @@ class TracedSession(Session):
 
     def end_step(self) -> None:
         super().end_step()
+        self._memory.end(keep=self._profiler is not None and self._profiler.recording)
         self._counter.write(self.num_steps, self._expected)
         if self.num_steps not in self._recorded and not self._window.whole_run:
             self.save()
@@ -259,9 +264,14 @@ class TracedSession(Session):
                 self._close_step_range()
                 self.save()
         kept = self._keep_script_trace()
+        self._note_memory(running=not clean)
         self._writer.update(
             steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall(), script_trace=kept
         )
+
+    def _note_memory(self, *, running: bool) -> None:
+        if (memory := self._memory.summary(running=running)) is not None:
+            self._writer.add_facts(memory=memory)
 
     def _keep_script_trace(self) -> str | None:
         """The trace of the script's own profiler, in place of one of pptrace's."""
@@ -274,6 +284,8 @@ class TracedSession(Session):
         """Stop recording and write the trace; nothing where none is being recorded. Usable from any thread."""
         profiler = self._profiler
         with self._hold(), self._saving:
+            if blocked:
+                self._note_memory(running=True)
             if profiler is None or not profiler.recording:
                 return
             try:
@@ -325,6 +337,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **watched,
         }
