@@ -204,7 +204,10 @@ class RankStep:
     """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
     ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
 
-    ``phases`` are {} where the schedules that fit disagree about them.
+    ``phases`` are {} where the schedules that fit disagree about them. ``peak_memory_kind`` says what bytes
+    ``peak_memory_bytes`` counts (:class:`pptrace.model.step_memory.MemoryKind`), ``start_memory_bytes`` is their level at the
+    step's start, ``peak_reserved_bytes`` what the device's allocator had got from the driver. ``peak_in_flight`` counts
+    microbatches of one chunk whose activations were held at once.
     """
 
     rank: int
@@ -224,6 +227,10 @@ class RankStep:
     bubble_low_ns: int | None = None
     bubble_high_ns: int | None = None
     ideal: RankIdeal | None = None
+    peak_memory_kind: str | None = None
+    start_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_in_flight: int | None = None
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")

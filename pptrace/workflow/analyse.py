@@ -30,6 +30,7 @@ from pptrace.errors import UsageError
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
@@ -206,7 +207,18 @@ def with_lanes(
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete)
+    return AlignedRun(
+        ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete, recorded_memory_of(run)
+    )
+
+
+def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:
+    """What the recorders of the ranks measured of their memory."""
+    return {
+        rank: recorded
+        for rank, facts in run.facts.items()
+        if (recorded := read_recorded_memory(facts.get("memory"))) is not None
+    }
 
 
 def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
