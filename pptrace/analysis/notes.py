@@ -320,7 +320,7 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     if any(step.bubble.waterfall_ns is not None for step in steps):
         yield "waterfall_ns.host (launching is not measured separately)"
-    if run.memory.empty:
+    if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):
         yield "comms[].bytes and bandwidths (the calls record no sizes)"

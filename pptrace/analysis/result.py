@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pptrace.analysis.memory.result import MemoryReport
 from pptrace.model.device import DeviceBreakdown
 
 
@@ -355,6 +356,7 @@ class Report:
     warnings: tuple[str, ...]
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
+    memory: MemoryReport | None = None
     hang: Mapping[str, Any] | None = None
     """Who is to blame for a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
 

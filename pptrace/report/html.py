@@ -148,8 +148,8 @@ def _report_table(table: ReportTable) -> str:
 
 
 def _of_whole_traces(report: Report) -> str:
-    """Tables of the whole trace of each rank: of its device, and where there are no steps of its communication."""
-    wanted = ("device", "comm-totals")
+    """Tables of the whole trace of each rank: of its memory and device, and where there are no steps of its communication."""
+    wanted = ("memory", "device", "comm-totals")
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
 

@@ -10,6 +10,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
+from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
@@ -138,8 +139,13 @@ def make_report(
         device=device,
         findings=find(steps, summary),
         warnings=warnings,
+        memory=report_memory(steps, run.mesh, run.schedule, _volume_of(run), run.facts),
     )
     return with_verdict(report)
+
+
+def _volume_of(run: RecognisedRun) -> StepVolume | None:
+    return volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
@@ -185,8 +191,7 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
     incomplete = lacking_ranks(run)
-    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
-    return with_lanes(run, ops, comms, clock, volume, incomplete), by_end_times.warnings
+    return with_lanes(run, ops, comms, clock, _volume_of(run), incomplete), by_end_times.warnings
 
 
 def with_lanes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pptrace.analysis.result import Report, StepReport
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
+from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
@@ -24,6 +25,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
     elif any(entry.comms for entry in report.device):
         tables.append(comm_totals_table(report, amount))
+    if report.memory is not None and has_memory(report.memory):
+        tables.append(memory_table(report.memory, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
     return tables
