@@ -36,6 +36,8 @@ class RunOptions:
     hooks: bool = True
     """Whether the runtimes that the script imports are watched."""
     hang_timeout_s: float | None = None
+    memory: bool = False
+    """Whether every allocation of the recorded steps is recorded."""
 
     @property
     def script_name(self) -> str:
