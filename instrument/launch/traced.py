@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -20,6 +21,7 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
+from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
@@ -244,6 +246,20 @@ class TracedSession(Session):
         """The script has raised; what is lost with another rank is a ``RuntimeError``."""
         if isinstance(error, RuntimeError) and self._adapters is not None and self._adapters.calls is not None:
             self._adapters.calls.fail()
+        if (out_of_memory := find_out_of_memory(error)) is not None:
+            self._write_snapshot(out_of_memory)
+
+    def _write_snapshot(self, error: BaseException) -> None:
+        """Keep what was alive when memory ran out; whatever goes wrong here hides nothing of the script's error."""
+        self._note_memory(running=True)
+        rank = self._process.rank
+        try:
+            path, line = write_snapshot(self._writer.run_dir, rank, error, self._memory.now())
+        except (OSError, MemoryError, RuntimeError) as err:
+            print(f"pptrace: out of memory, and no snapshot could be written: {err}", file=sys.stderr, flush=True)
+            return
+        self._writer.add_facts(out_of_memory=path.name)
+        print(f"pptrace: {line}", file=sys.stderr, flush=True)
 
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
