@@ -52,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         del sys.path[0]  # the current directory, which `-m` put there; the script's own comes instead
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
-        config = WorkerConfig(
-            run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory
-        )
+        config = WorkerConfig(run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory)
         worker = Rank(config, rank, local_rank, max(1, size), launched=False)
         code = worker.run(command)
     finally:

@@ -1,7 +1,7 @@
 """A snapshot of a rank's memory when it ran out: ``rank{R}.memory.json`` in the run directory, on GPUs a pickle beside it.
 
-The JSON file (schema ``pptrace.memory/1``) lists the largest live tensors and sums by what they are, by stage and by operator. The
-pickle is torch's own snapshot of the device's allocator, for https://pytorch.org/memory_viz.
+The JSON file (schema ``pptrace.memory/1``) lists the largest live tensors and sums by what they are, by stage and by operator.
+The pickle is torch's own snapshot of the device's allocator, for https://pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _dump_device(path: Path) -> Path | None:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     with suppress(Exception):  # in the middle of an error of the device nothing may hide it
-        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
         return path
     return None
 

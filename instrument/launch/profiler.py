@@ -103,7 +103,9 @@ class TraceProfiler:
         if self._only_thread not in (None, threading.get_ident()):
             self._recording = False
             which = "that records allocations" if self._with_memory else f"of torch {torch.__version__}"
-            raise RuntimeError(f"the profiler {which} can be stopped only by the thread that started it, which is blocked")
+            raise RuntimeError(
+                f"the profiler {which} can be stopped only by the thread that started it, which is blocked"
+            )
         if blocked:
             self._profile.profiler.use_device = None  # all that it still decides is whether stopping synchronises
         self._profile.add_metadata_json(METADATA_KEY, json.dumps(metadata))  # Kineto drops what comes after the stop

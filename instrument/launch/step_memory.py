@@ -2,10 +2,10 @@
 
     process    peak resident memory (``VmHWM`` of ``/proc/self/status``, reset through ``clear_refs``): the interpreter, libraries
                and the profiler's buffers are part of it, other processes of the rank are not
-    device     ``torch.cuda.memory_stats`` of the current device: most bytes that tensors took, and that were reserved from the driver
+    device     ``torch.cuda.memory_stats`` of the current device: most bytes that tensors took, and that its allocator reserved
 
-Both peaks are reset when a step begins. What the script itself reads of them stays as it would be without pptrace: peaks from before
-the resets are added to what its calls return (:class:`DevicePeaks`, :func:`keep_maxrss`).
+Both peaks are reset when a step begins. What the script itself reads of them stays as it would be without pptrace: peaks from
+before the resets are added to what its calls return (:class:`DevicePeaks`, :func:`keep_maxrss`).
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class StepMemory:
         return facts | ({"notes": notes} if notes else {})
 
     def summary(self, *, running: bool) -> dict[str, object] | None:
-        """The most of all steps, and the step that ended last, or that is ``running``, for ``run.json``; None before the first."""
+        """The most of all steps, and the step that ended last or is ``running``, for ``run.json``; None before the first."""
         last = (self.now() if running else None) or self._last
         if last is None:
             return None

@@ -1,12 +1,13 @@
 """The tensors that are alive in this process: what each is, and of which stage and operator.
 
-Python knows those that a program holds. Those that only autograd holds are found in its graph, from every tensor with a history and
-every edge that a pipeline runtime keeps for a backward.
+Python knows those that a program holds. Those that only autograd holds are found in its graph, from every tensor with a history
+and every edge that a pipeline runtime keeps for a backward.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,9 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-
-from instrument.optim.adamw import AdamW
-from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 
 _MOST_NODES = 200_000
 
@@ -110,23 +108,34 @@ def _is_tensor(value: object) -> bool:
     return issubclass(type(value), Tensor)  # not isinstance: it may run a property of a proxy
 
 
+def _loaded(module: str, name: str) -> type[Any]:
+    """A class of a module that the script has imported; one without instances where it has not."""
+    return getattr(sys.modules.get(module), name, _Absent)
+
+
+class _Absent:
+    """Stands for a class that is not there."""
+
+
 def _optimizer_states(objects: list[Any]) -> Iterator[Tensor]:
+    own = _loaded("instrument.optim.adamw", "AdamW")
     for value in objects:
         kind = type(value)
         if issubclass(kind, torch.optim.Optimizer):
             for state in value.state.values():
                 yield from (part for part in state.values() if _is_tensor(part)) if isinstance(state, dict) else ()
-        elif issubclass(kind, AdamW):
-            yield from (*value._first_moments, *value._second_moments)
+        elif issubclass(kind, own):
+            yield from value.moments
 
 
 def _pipeline_roots(objects: list[Any]) -> Iterator[_Root]:
     """The graphs that pipeline runtimes keep for their backwards, each with its stage and microbatch."""
+    own = _loaded("instrument.pipeline.microbatch_buffers", "MicrobatchBuffers")
+    of_torch = _loaded("torch.distributed.pipelining.stage", "_PipelineStageBase")
     for value in objects:
-        if issubclass(type(value), MicrobatchBuffers):
-            for cell, forward in list(value._forwards.items()):
-                yield _Root(forward.edge.node, cell.stage, cell.microbatch)
-        elif type(value).__name__ == "PipelineStage" and isinstance(getattr(value, "fwd_cache", None), dict):
+        if issubclass(type(value), own):
+            yield from (_Root(node, cell.stage, cell.microbatch) for cell, node in value.graphs())
+        elif issubclass(type(value), of_torch):
             for microbatch, (outputs, _) in list(value.fwd_cache.items()):
                 for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                     if _is_tensor(output) and output.grad_fn is not None:

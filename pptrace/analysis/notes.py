@@ -296,7 +296,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
             "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
             "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
         )
-        yield f"null in this report: {', '.join(_null_fields(run, steps))}"
+        yield f"null in this report: {', '.join(_null_fields(steps))}"
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -312,10 +312,10 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
         ideal = "ideal_ratio, ideal_share and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}waterfall_ns {'are' if ideal else 'is'} null where {what}"
-    yield f"null in this report: {', '.join(_null_fields(run, steps))}"
+    yield f"null in this report: {', '.join(_null_fields(steps))}"
 
 
-def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
+def _null_fields(steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     if any(step.bubble.waterfall_ns is not None for step in steps):

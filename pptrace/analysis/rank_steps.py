@@ -267,7 +267,6 @@ def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
     return breakdowns(data.work[windows.rank], *edges)
 
 
-
 def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:
     """The rank's memory in each step; None where nothing tells."""
     peaks = peaks_of_steps(rows, windows.rank, windows.steps, windows.start_ns, windows.end_ns, data)

@@ -212,9 +212,7 @@ def with_lanes(
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    return AlignedRun(
-        ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete, recorded_memory_of(run)
-    )
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete, recorded_memory_of(run))
 
 
 def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:

@@ -25,7 +25,9 @@ def peaks_of_steps(
     events = data.memory_events(rank)
     if recorded is None and events is None:
         return [None] * len(steps)
-    by_event = [None] * len(steps) if events is None else _by_events(events, *_ranges(rows, steps, start_ns, end_ns))
+    by_event: list[PeakMemory | None] = [None] * len(steps)
+    if events is not None:
+        by_event = _by_events(events, *_ranges(rows, steps, start_ns, end_ns))
     if recorded is None:
         return by_event
     return [
@@ -46,18 +48,21 @@ def _ranges(rows: RankRows, steps: Int64, start_ns: Int64, end_ns: Int64) -> tup
 
 
 def _by_events(events: Slice, start_ns: Int64, end_ns: Int64) -> list[PeakMemory | None]:
-    """The highest level in each range, both ends included; the level at its start is that of the last event before."""
+    """The highest level in each range, both ends included; None without an event in it.
+
+    A level holds until the next event, so that of the last event before a range counts.
+    """
     time, allocated, reserved = events["t_ns"], events["allocated_bytes"], events["reserved_bytes"]
     kind = kind_of_events(allocated, reserved)
-    first, last = np.searchsorted(time, start_ns), np.searchsorted(time, end_ns, side="right")
+    first = np.searchsorted(time, start_ns)
+    before, last = np.searchsorted(time, start_ns, side="right") - 1, np.searchsorted(time, end_ns, side="right")
     peaks: list[PeakMemory | None] = []
-    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-        begin_before = max(begin - 1, 0)
-        if begin_before == end:
+    for inside, begin, end in zip(first.tolist(), before.tolist(), last.tolist(), strict=True):
+        if inside == end:
             peaks.append(None)
             continue
-        start = int(allocated[begin - 1]) if begin else None
-        most = int(allocated[begin_before:end].max())
-        most_reserved = int(reserved[begin_before:end].max()) if kind is MemoryKind.DEVICE_ALLOCATED else None
-        peaks.append(PeakMemory(kind, most, start, most_reserved))
+        start = int(allocated[begin]) if begin >= 0 else None
+        levels = slice(max(begin, 0), end)
+        most_reserved = int(reserved[levels].max()) if kind is MemoryKind.DEVICE_ALLOCATED else None
+        peaks.append(PeakMemory(kind, int(allocated[levels].max()), start, most_reserved))
     return peaks

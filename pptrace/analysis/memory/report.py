@@ -114,7 +114,9 @@ def _reasons(
     """Why figures are null, a sentence each."""
     reasons = []
     if any(rank.peak_bytes is None for rank in ranks):
-        reasons.append("peak_bytes: no memory events, and nothing measured the memory of steps; record with pptrace run")
+        reasons.append(
+            "peak_bytes: no memory events, and nothing measured the memory of steps; record with pptrace run"
+        )
     if volume is None:
         reasons.append("predicted: the sizes and options of the model are not among the facts of these traces")
     elif prediction is not None and prediction.reason is not None:

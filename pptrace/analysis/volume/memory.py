@@ -68,7 +68,7 @@ class MemoryPrediction:
         if gradients is None or pp_rank is None:
             return None
         numbers = sum(parameter.numel for parameter in gradients.parameters())
-        has_stages = self.reason is None or self._volume.plan.splits_backward and not self.stores_scores
+        has_stages = not (self.sleeps or self.stores_scores)
         return PredictedParts(
             self._weights(gradients),
             numbers * gradients.facts.sum_bytes,
@@ -83,7 +83,9 @@ class MemoryPrediction:
         if facts.zero < 2:
             return sum(parameter.numel for parameter in gradients.parameters()) * facts.item_bytes
         shards = sum(parameter.padded_numel(gradients.replicas) for parameter in gradients.parameters())
-        return shards // gradients.replicas * facts.sum_bytes  # fully_shard's shards are those that the optimizer updates
+        return (
+            shards // gradients.replicas * facts.sum_bytes
+        )  # fully_shard's shards are those that the optimizer updates
 
     @staticmethod
     def _optimizer(gradients: GradientVolume) -> int:
