@@ -158,7 +158,7 @@ def _add_saved(census: Census, roots: list[_Root]) -> None:
 
 
 def _saved_by(node: Node) -> Iterator[object]:
-    """Tensors that a node has saved. Unpacked they are not: where hooks packed them (checkpoints) that would compute them again."""
+    """Tensors that a node has saved, not unpacked: where hooks packed them (checkpoints) that would compute them again."""
     for name in dir(node):
         if not name.startswith("_raw_saved_"):
             continue

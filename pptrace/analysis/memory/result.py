@@ -35,7 +35,7 @@ class PredictedMemory:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The step with a rank's highest peak, ``kind`` as in :class:`pptrace.model.step_memory.MemoryKind`; ``stages`` are the plan's."""
+    """The step with a rank's highest peak; ``kind`` as in :class:`pptrace.model.step_memory.MemoryKind`."""
 
     rank: int
     pp_rank: int | None
