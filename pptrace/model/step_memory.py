@@ -22,7 +22,9 @@ class MemoryKind(StrEnum):
     HOST_ALLOCATED = (
         "host_allocated"  # by tensors on the host since recording began: what was there before is not counted
     )
-    ALLOCATED = "allocated_since_start"  # the same where the trace does not say on which device
+    ALLOCATED = (
+        "allocated_since_start"  # since recording began: by tensors on either, or from the driver (Nsight Systems)
+    )
     PROCESS_RESIDENT = "process_resident"  # by the whole process on the host, interpreter and libraries too
 
 

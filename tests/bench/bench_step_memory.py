@@ -2,9 +2,9 @@
 
     python tests/bench/bench_step_memory.py [--steps 2000] [--resident 1024] [--limit 0.001] [--json FILE]
 
-Each step is begun and ended as the launcher does it, in a process with ``--resident`` MiB of touched memory, since the kernel might
-take longer for larger processes; where there is a GPU its allocator's statistics are read and reset as well. The median over the steps
-may be at most ``--limit`` of 100 ms.
+Each step is begun and ended as the launcher does it, in a process with ``--resident`` MiB of touched memory, since the kernel
+might take longer for larger processes; where there is a GPU its allocator's statistics are read and reset as well. The median
+over the steps may be at most ``--limit`` of 100 ms.
 """
 
 from __future__ import annotations

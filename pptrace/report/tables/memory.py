@@ -12,8 +12,8 @@ from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, Repor
 _KINDS = {
     MemoryKind.DEVICE_ALLOCATED: "tensors on the device",
     MemoryKind.DEVICE_RESERVED: "reserved from the device's driver",
-    MemoryKind.HOST_ALLOCATED: "tensors on the host, made since recording began",
-    MemoryKind.ALLOCATED: "tensors made since recording began",
+    MemoryKind.HOST_ALLOCATED: "tensors on the host, made since recording began (gradients and activations, not weights)",
+    MemoryKind.ALLOCATED: "allocated since recording began",
     MemoryKind.PROCESS_RESIDENT: "resident memory of the process, interpreter and libraries too",
 }
 _COLUMNS = (
