@@ -46,7 +46,7 @@ def test_allocations_and_releases_add_up_by_process(tmp_path: Path) -> None:
 
 def test_a_release_gives_back_what_its_address_got_and_nothing_else(tmp_path: Path) -> None:
     events: list[Event] = [
-        (5, FIRST, 1, 0xF, 500, DEVICE, RELEASES),  # of before the recording
+        (5, FIRST, 1, 0x1, 500, DEVICE, RELEASES),  # of before the recording
         (10, FIRST, 1, 0xA, 100, DEVICE, ALLOCATES),
         (20, FIRST, 1, 0xA, 0, DEVICE, RELEASES),
         (20, FIRST, 1, 0xA, 60, DEVICE, ALLOCATES),

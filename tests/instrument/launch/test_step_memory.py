@@ -139,6 +139,9 @@ def test_the_script_reads_its_own_peaks_of_a_device(allocator: Allocator) -> Non
     assert torch.cuda.max_memory_allocated() == 70
     allocator.take(5)
     assert device.level() == Level(10, 15, 30)
+    device.begin()
+    device.begin()
+    assert torch.cuda.max_memory_allocated() == 70
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 15
     allocator.take(-15)
