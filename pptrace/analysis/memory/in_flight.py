@@ -30,16 +30,17 @@ def peaks_in_flight(ops: Slice, window: Int64, num_steps: int) -> list[int | Non
         return [None] * num_steps
     change, freed_in_pair = _changes(ops, window)
     held = np.cumsum(change)
-    first = np.searchsorted(window, np.arange(num_steps))
-    last = np.searchsorted(window, np.arange(num_steps), side="right")
-    before = np.concatenate(([0], held))[first]
-    peaks: list[int | None] = []
     most = held + freed_in_pair  # the forward of a pair comes before its backward
-    for begin, end, base in zip(first.tolist(), last.tolist(), before.tolist(), strict=True):
-        if begin == end or held[end - 1] != base or int(held[begin:end].min()) < base:
-            peaks.append(None)
-            continue
-        peaks.append(int(most[begin:end].max()) - base)
+    first = np.flatnonzero(np.diff(window, prepend=-1))
+    last = np.append(first[1:], len(window)) - 1
+    base = held[first] - change[first]
+    is_whole = (held[last] == base) & (np.minimum.reduceat(held, first) >= base)
+    peaks: list[int | None] = [None] * num_steps
+    found = zip(
+        window[first].tolist(), (np.maximum.reduceat(most, first) - base).tolist(), is_whole.tolist(), strict=True
+    )
+    for step, peak, whole in found:
+        peaks[step] = peak if whole else None
     return peaks
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from instrument.launch.profiler import record_device_history
 from instrument.launch.step_memory import DevicePeaks, Level, ProcessPeak, StepMemory, keep_maxrss
 from pptrace.model.step_memory import MemoryKind, read_recorded_memory
 
@@ -208,6 +209,18 @@ def test_only_recorded_steps_are_kept() -> None:
     assert last is not None
     assert running is not None
     assert (last["step"], running["step"]) == (3, 4)
+
+
+def test_the_devices_history_is_kept_only_of_a_device_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    record_device_history(on=True)
+    assert not calls
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    record_device_history(on=True)
+    record_device_history(on=False)
+    assert calls == [{"max_entries": 100_000}, {"enabled": None}]
 
 
 @pytest.mark.gpu
