@@ -56,6 +56,10 @@ def check_options(options: RunOptions) -> None:
     _check_command(options.command)
     check_plan_files(options.command)
     _check_profiler(options.profiler)
+    if options.memory and options.profiler == "none":
+        raise UsageError(
+            "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
+        )
     _check_directory(options.run_dir, shared=options.nnodes > 1)
 
 
