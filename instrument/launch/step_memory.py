@@ -52,6 +52,7 @@ class ProcessPeak:
         self.before_resets = 0
         """Peak before the last reset, bytes."""
         self._start = 0
+        self._pid = os.getpid()
         self._status = self._clear = -1
         try:
             self._status = os.open(proc / "status", os.O_RDONLY | os.O_CLOEXEC)
@@ -60,9 +61,14 @@ class ProcessPeak:
         except (OSError, ValueError) as err:
             self.reason = f"the peak resident memory cannot be reset here ({err})"
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it can be measured, in this process: the files are those of the one that opened them, no forked child's."""
+        return self.reason is None and os.getpid() == self._pid
+
     def begin(self) -> None:
         """Reset the peak."""
-        if self.reason is not None:
+        if not self.is_measured:
             return
         self._start, peak = self._read()
         self.before_resets = max(self.before_resets, peak)
@@ -70,7 +76,7 @@ class ProcessPeak:
 
     def level(self) -> Level | None:
         """Since :meth:`begin`."""
-        if self.reason is not None:
+        if not self.is_measured:
             return None
         _, peak = self._read()
         return Level(self._start, peak)
@@ -94,7 +100,7 @@ def keep_maxrss(process: ProcessPeak) -> None:
 
     def getrusage(who: int, /) -> resource.struct_rusage:
         usage = original(who)
-        if who != resource.RUSAGE_SELF or usage.ru_maxrss * _KIB >= process.before_resets:
+        if who != resource.RUSAGE_SELF or not process.is_measured or usage.ru_maxrss * _KIB >= process.before_resets:
             return usage
         values = list(usage)
         values[2] = process.before_resets // _KIB  # ru_maxrss

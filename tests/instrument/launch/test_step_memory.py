@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,22 @@ def test_the_script_still_reads_the_peak_of_the_whole_process(getrusage: Any) ->
     assert getrusage(resource.RUSAGE_SELF).ru_maxrss < most - 250 * 1024
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss == most
     assert resource.getrusage(resource.RUSAGE_CHILDREN) == getrusage(resource.RUSAGE_CHILDREN)
+
+
+def test_a_forked_child_measures_and_resets_nothing(monkeypatch: pytest.MonkeyPatch, getrusage: Any) -> None:
+    process = ProcessPeak()
+    keep_maxrss(process)
+    touch(100 * MIB)
+    process.begin()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert process.level() is None
+    touch(100 * MIB)
+    process.begin()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss == getrusage(resource.RUSAGE_SELF).ru_maxrss
+    monkeypatch.undo()
+    level = process.level()
+    assert level is not None
+    assert level.peak - level.start > 80 * MIB
 
 
 def test_without_a_way_to_reset_the_peak_it_is_not_measured(tmp_path: Path, getrusage: Any) -> None:
