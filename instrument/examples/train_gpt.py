@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.attention import SDPBackend
 
 from instrument import session
 from instrument.data.text import Batch
@@ -176,14 +175,12 @@ def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh
     most = rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, num_unrecomputed)
     numbers = (most.bytes, most.layers_bytes, most.ends_bytes, most.paper_bytes)
     total, layers, ends, paper = (f"{number / use.in_flight / 2**20:,.3f}" for number in numbers)
-    kernel = fused_kernel(form, settings.wiring.device)
-    attention = form.attention + (
-        "" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
-    )
+    kernel = _kernel(settings, options)
+    attention = form.attention + ("" if kernel is None else f", {kernel} kernel")
     layer, paper_layer = (f"{number / max(most.num_layers, 1) / 2**20:,.3f}" for number in numbers[1::2])
     predicted = f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), "
     predicted += f"embedding and head {ends} ({attention})"
-    if kernel == SDPBackend.MATH:
+    if kernel == "math":
         predicted = f"predicted nothing, because the attention stores its scores ({attention})"
     words = [f"memory   rank {mesh.rank}", predicted]
     words.append(f"{PAPER}: layers {paper} ({paper_layer} a layer; 16 bit, dropout masks, scores stored)")
@@ -192,6 +189,12 @@ def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh
     if settings.wiring.zero >= Zero.GRADIENTS:
         words.append("both without gathered parameters and their gradients")
     return "   ".join(words)
+
+
+def _kernel(settings: Settings, options: argparse.Namespace) -> str | None:
+    """The kernel of the rank's fused attention, in lower case; None where the ring runs instead."""
+    kernel = fused_kernel(_form(settings, options), settings.wiring.device)
+    return None if kernel is None else kernel.name.removesuffix("_ATTENTION").lower()
 
 
 def _load(feed: BatchFeed, observer: session.Session, step: int) -> Batch:
@@ -258,6 +261,7 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "heads": options.heads,
         "kv_heads": settings.model.num_kv_heads,
         "dropout": options.dropout,
+        "attention_kernel": _kernel(settings, options),
         "sequence_parallel": options.sequence_parallel,
         "overlap": options.overlap,
         "ulysses": options.ulysses,

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         del sys.path[0]  # the current directory, which `-m` put there; the script's own comes instead
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
-        config = WorkerConfig(run_dir, control_dir, options.profiler, window, not options.no_hooks)
+        config = WorkerConfig(run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory)
         worker = Rank(config, rank, local_rank, max(1, size), launched=False)
         code = worker.run(command)
     finally:
@@ -138,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--profiler", choices=("torch", "none"), default="torch", help="what records")
     parser.add_argument("--no-hooks", action="store_true", help="watch nothing that the script imports")
+    parser.add_argument("--memory", action="store_true", help="record every allocation of tensors")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]")
     return parser

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,8 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
 
 def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
     run_dir = options.run_dir.absolute()
-    environ = WorkerConfig(run_dir, control_dir, options.profiler, options.window, options.hooks).to_environ()
+    config = WorkerConfig(run_dir, control_dir, options.profiler, options.window, options.hooks, options.memory)
+    environ = config.to_environ()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank
         environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.nproc))
     return environ
@@ -188,7 +189,22 @@ def describe_ranks(result: RunResult) -> list[str]:
             same.setdefault(story, []).append(record.rank)
         elif record.note:
             same.setdefault(f": {record.note}", []).append(record.rank)
-    return [f"{_ranks_text(ranks)}{story}" for story, ranks in same.items()]
+    return [*(f"{_ranks_text(ranks)}{story}" for story, ranks in same.items()), *_memory_held(result.ranks)]
+
+
+def _memory_held(records: Sequence[RankRecord]) -> list[str]:
+    """How much each rank held, where one ran out of memory; nothing elsewhere."""
+    if not any(record.facts.get("out_of_memory") for record in records):
+        return []
+    held = []
+    for record in records:
+        memory = record.facts.get("memory") or {}
+        on_device = memory.get("device_bytes")
+        num_bytes = on_device or memory.get("process_bytes")
+        if num_bytes is not None:
+            kind = "allocated" if on_device else "resident"
+            held.append(f"rank {record.rank} {num_bytes / 1e9:,.2f} GB {kind} (step {memory['step']})")
+    return [f"peak memory when it ran out: {', '.join(held)}"] if held else []
 
 
 def _brief(error: str) -> str:

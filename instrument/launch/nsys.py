@@ -54,6 +54,7 @@ def profile_command(nsys: str, options: RunOptions, control_dir: Path, *, has_cu
         "--sample=none",
         "--cpuctxsw=none",
         *(["--cuda-graph-trace=node"] if has_cuda else []),
+        *(["--cuda-memory-usage=true"] if has_cuda and options.memory else []),
         *window,
         "--export=sqlite",
         "--force-overwrite=true",

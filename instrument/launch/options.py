@@ -36,6 +36,8 @@ class RunOptions:
     hooks: bool = True
     """True if the runtimes that the script imports are watched."""
     hang_timeout_s: float | None = None
+    memory: bool = False
+    """Whether every allocation of the recorded steps is recorded."""
 
     @property
     def script_name(self) -> str:
@@ -54,6 +56,10 @@ def check_options(options: RunOptions) -> None:
     _check_command(options.command)
     check_plan_files(options.command)
     _check_profiler(options.profiler)
+    if options.memory and options.profiler == "none":
+        raise UsageError(
+            "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
+        )
     _check_directory(options.run_dir, shared=options.nnodes > 1)
 
 

@@ -16,6 +16,7 @@ from instrument.launch.script_profilers import by_pptrace
 from pptrace.marks import METADATA_KEY
 
 _TAIL_BYTES = 4096
+_HISTORY_ENTRIES = 100_000
 _BLOCK_BYTES = 1 << 20
 _COMPRESSION = 4  # a third of the time of gzip's default, for files a tenth larger
 
@@ -48,12 +49,15 @@ class TraceProfiler:
     """Records once and writes ``path`` (gzip JSON), whole or not at all.
 
     It watches all threads of the process: work happens in several, and such a trace can be stopped by any thread, also
-    while the main thread is blocked inside a receive. A torch that cannot do so (before 2.8) watches the thread that started
-    it and its backward passes, and is stopped by that thread alone.
+    while the main thread is blocked inside a receive. A torch that cannot do so (before 2.8), or records allocations, which
+    Kineto assigns to threads, watches the thread that started it and its backward passes, and is stopped by that thread alone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_memory: bool = False) -> None:
+        """``with_memory`` records every allocation and release of tensors."""
         self.path = path
+        self._with_memory = with_memory
+        self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not with_memory
         self._profile: Any = None
         self._recording = False
         self._only_thread: int | None = None
@@ -71,10 +75,10 @@ class TraceProfiler:
         if self._profile is not None:
             return
         with by_pptrace():
-            first = _new_profile()
+            first = _new_profile(self._with_memory)
             first.start()
             first.stop()
-            self._profile = _new_profile()
+            self._profile = _new_profile(self._with_memory)
             self._profile.prepare_trace()
 
     def release(self) -> None:
@@ -89,7 +93,9 @@ class TraceProfiler:
         self.prepare()
         with by_pptrace():
             self._profile.start_trace()
-        self._only_thread = None if _WATCHES_ALL_THREADS else threading.get_ident()
+        if self._with_memory:
+            record_device_history(on=True)
+        self._only_thread = None if self._watches_all_threads else threading.get_ident()
         self._recording = True
 
     def stop(self, metadata: dict[str, object], *, blocked: bool = False) -> None:
@@ -99,8 +105,9 @@ class TraceProfiler:
         """
         if self._only_thread not in (None, threading.get_ident()):
             self._recording = False
+            which = "that records allocations" if self._with_memory else f"of torch {torch.__version__}"
             raise RuntimeError(
-                f"the profiler of torch {torch.__version__} can be stopped only by the thread that started it, which is blocked"
+                f"the profiler {which} can be stopped only by the thread that started it, which is blocked"
             )
         if blocked:
             self._profile.profiler.use_device = None  # all that it still decides is whether stopping synchronises
@@ -108,6 +115,8 @@ class TraceProfiler:
         self._recording = False
         with by_pptrace():
             self._profile.stop_trace()
+        if self._with_memory:
+            record_device_history(on=False)
         raw = self.path.with_name(f".{self.path.name}.raw")
         packed = self.path.with_name(f".{self.path.name}.tmp")
         try:
@@ -128,6 +137,15 @@ class TraceProfiler:
         self._profile = None
 
 
+def record_device_history(*, on: bool) -> None:
+    """Let the device's allocator keep where its blocks were allocated, for a snapshot when memory runs out, or end that."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if on:
+            torch.cuda.memory._record_memory_history(max_entries=_HISTORY_ENTRIES)
+        else:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
 def _all_threads_config() -> Any:
     """The option to watch all threads; None where this torch has none."""
     try:
@@ -136,16 +154,20 @@ def _all_threads_config() -> Any:
         return None
 
 
-_WATCHES_ALL_THREADS = _all_threads_config() is not None
+_CAN_WATCH_ALL_THREADS = _all_threads_config() is not None
 
 
-def _new_profile() -> Any:
+def _new_profile(with_memory: bool) -> Any:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     # Shapes: gloo names the peer of a send or receive nowhere but among its inputs.
     return profile(
-        activities=activities, record_shapes=True, with_stack=False, experimental_config=_all_threads_config()
+        activities=activities,
+        record_shapes=True,
+        profile_memory=with_memory,
+        with_stack=False,
+        experimental_config=None if with_memory else _all_threads_config(),
     )
 
 

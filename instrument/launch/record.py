@@ -75,6 +75,7 @@ class RecordWriter:
     """Keeps a rank's record and writes it down at every change; usable from any thread."""
 
     def __init__(self, run_dir: Path, record: RankRecord) -> None:
+        self.run_dir = run_dir
         self._path = record_path(run_dir, record.rank)
         self._lock = threading.Lock()
         self._pid = os.getpid()

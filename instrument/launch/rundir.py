@@ -167,6 +167,8 @@ def _rank_entry(record: RankRecord) -> dict[str, Any]:
         "backend": record.facts.get("backend"),
         "device": record.facts.get("device"),
         "clock": record.facts.get("clock"),
+        "memory": record.facts.get("memory"),
+        "out_of_memory": record.facts.get("out_of_memory"),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -20,11 +21,13 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
+from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
 from instrument.launch.shortfall import THEIRS, describe_activity, in_window, no_step, script_recorded, steps_text
 from instrument.launch.started_processes import StartedProcesses
+from instrument.launch.step_memory import StepMemory, keep_maxrss
 from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
@@ -75,6 +78,7 @@ class TracedSession(Session):
         self._script_profilers: ScriptProfilers | None = None
         self._script_trace: ScriptTrace | None = None
         self._processes = StartedProcesses()
+        self._memory = StepMemory()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._logs = logs
@@ -94,6 +98,7 @@ class TracedSession(Session):
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
         self._writer.add_facts(versions=read_versions())
+        keep_maxrss(self._memory.process)
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
@@ -171,6 +176,7 @@ class TracedSession(Session):
         if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
             self._record_as_configured(profiler)
         self._passes = 0
+        self._memory.begin(self.num_steps)
         super().begin_step()
 
     def _record_as_configured(self, profiler: Profiler) -> None:
@@ -201,6 +207,7 @@ class TracedSession(Session):
 
     def end_step(self) -> None:
         super().end_step()
+        self._memory.end(keep=self._profiler is not None and self._profiler.recording)
         self._counter.write(self.num_steps, self._expected)
         if self.num_steps not in self._recorded and not self._window.whole_run:
             self.save()
@@ -241,6 +248,20 @@ class TracedSession(Session):
         """The script has raised; what is lost with another rank is a ``RuntimeError``."""
         if isinstance(error, RuntimeError) and self._adapters is not None and self._adapters.calls is not None:
             self._adapters.calls.fail()
+        if (out_of_memory := find_out_of_memory(error)) is not None:
+            self._write_snapshot(out_of_memory)
+
+    def _write_snapshot(self, error: BaseException) -> None:
+        """Keep what was alive when memory ran out; whatever goes wrong here hides nothing of the script's error."""
+        self._note_memory(running=True)
+        rank = self._process.rank
+        try:
+            path, line = write_snapshot(self._writer.run_dir, rank, error, self._memory.now())
+        except (OSError, MemoryError, RuntimeError) as err:
+            print(f"pptrace: out of memory, and no snapshot could be written: {err}", file=sys.stderr, flush=True)
+            return
+        self._writer.add_facts(out_of_memory=path.name)
+        print(f"pptrace: {line}", file=sys.stderr, flush=True)
 
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
@@ -261,9 +282,14 @@ class TracedSession(Session):
                 self._close_step_range()
                 self.save()
         kept = self._keep_script_trace()
+        self._note_memory(running=not clean)
         self._writer.update(
             steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall(), script_trace=kept
         )
+
+    def _note_memory(self, *, running: bool) -> None:
+        if (memory := self._memory.summary(running=running)) is not None:
+            self._writer.add_facts(memory=memory)
 
     def _keep_script_trace(self) -> str | None:
         """The trace of the script's own profiler, in place of one of pptrace's."""
@@ -276,6 +302,8 @@ class TracedSession(Session):
         """Stop recording and write the trace; nothing where none is being recorded. Usable from any thread."""
         profiler = self._profiler
         with self._hold(), self._saving:
+            if blocked:
+                self._note_memory(running=True)
             if profiler is None or not profiler.recording:
                 return
             try:
@@ -327,6 +355,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **watched,
         }

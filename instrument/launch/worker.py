@@ -45,6 +45,7 @@ class WorkerConfig:
     profiler: str
     window: StepWindow
     hooks: bool = True
+    memory: bool = False
 
     def to_environ(self) -> dict[str, str]:
         return {
@@ -53,6 +54,7 @@ class WorkerConfig:
             "PPTRACE_PROFILER": self.profiler,
             "PPTRACE_STEPS": str(self.window),
             "PPTRACE_HOOKS": "1" if self.hooks else "0",
+            "PPTRACE_MEMORY": "1" if self.memory else "0",
         }
 
     @staticmethod
@@ -63,6 +65,7 @@ class WorkerConfig:
             environ["PPTRACE_PROFILER"],
             parse_steps(environ["PPTRACE_STEPS"]),
             environ.get("PPTRACE_HOOKS", "1") != "0",
+            environ.get("PPTRACE_MEMORY", "0") != "0",
         )
 
 
@@ -172,7 +175,7 @@ class Rank:
         if config.profiler == "torch":
             from instrument.launch.profiler import TraceProfiler
 
-            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz")
+            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", with_memory=config.memory)
         if config.profiler == "nsys":
             from instrument.launch.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 

@@ -50,6 +50,11 @@ class AdamW:
         self._second_moments = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._last_lr: float | None = None
 
+    @property
+    def moments(self) -> list[Tensor]:
+        """The first and the second moments of all parameters."""
+        return [*self._first_moments, *self._second_moments]
+
     @torch.no_grad()
     def step(self) -> None:
         """Update the parameters from the gradients.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from instrument.backward_split.split import WeightWork
 from instrument.pipeline.p2p import Cell
@@ -55,6 +55,10 @@ class MicrobatchBuffers:
 
     def take_forward(self, cell: Cell) -> ForwardState:
         return _take(self._forwards, cell, "forward")
+
+    def graphs(self) -> list[tuple[Cell, Node]]:
+        """The graph of every forward whose backward has not run."""
+        return [(cell, forward.edge.node) for cell, forward in self._forwards.items()]
 
     def put_output(self, cell: Cell, output: Tensor) -> None:
         self._outputs[cell] = output.detach()

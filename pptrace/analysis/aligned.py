@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
+from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.slices import Slice, rows_where, slice_of, slices, slices_by_int
 from pptrace.timeline.lanes import Lane
@@ -61,7 +62,7 @@ class AlignedRun:
     """All measured data on one clock: tagged ops, comms with transfer starts, both of them by rank as well, and each rank's lane.
 
     ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
-    pipeline others have none.
+    pipeline others have none. ``recorded_memory`` is what recorders measured of the memory of each rank's steps.
     """
 
     ops: pd.DataFrame
@@ -73,6 +74,7 @@ class AlignedRun:
     clock: Clock
     volume: StepVolume | None = None
     lacking: frozenset[int] = frozenset()
+    recorded_memory: Mapping[int, RecordedMemory] = field(default_factory=dict)
 
     def is_comparable(self, window: StepWindow) -> bool:
         """Return whether the times of a window's ranks are comparable across ranks.
@@ -91,17 +93,9 @@ class AlignedRun:
         """Rows of a rank in a step."""
         return self.rows.of_rank(rank).of_step(step)
 
-    def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:
-        """Peak allocated memory of a rank in a time range, bytes, both ends included; None without memory events in it."""
-        events = self._memory.get((rank,))
-        if events is None:
-            return None
-        first, last = np.searchsorted(events["t_ns"], start_ns), np.searchsorted(events["t_ns"], end_ns, side="right")
-        allocated = events["allocated_bytes"][first:last]
-        return int(allocated.max()) if len(allocated) else None
-
-    def has_memory(self, rank: int) -> bool:
-        return (rank,) in self._memory
+    def memory_events(self, rank: int) -> Slice | None:
+        """The memory events of a rank in time order; None where it has none."""
+        return self._memory.get((rank,))
 
     @cached_property
     def _memory(self) -> Mapping[tuple[int], Slice]:

@@ -351,7 +351,7 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: St
         yield f"ranks[].host, synchronisations{' and waterfall_ns.host' if falls else ''} (no device events)"
     elif any(fall.host is None for fall in falls):
         yield "waterfall_ns.host (it is not known of every rank why its device was idle)"
-    if run.memory.empty:
+    if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):
         yield "comms[].bytes and bandwidths (the calls record no sizes)"

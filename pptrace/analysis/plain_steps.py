@@ -17,7 +17,7 @@ from pptrace.analysis.rank_steps import (
     durations_of_steps,
     host_of_steps,
     masked,
-    peak_memory_of_steps,
+    memory_of_steps,
 )
 from pptrace.analysis.result import Bubble, RankStep, StepReport
 from pptrace.timeline.windows import StepWindow
@@ -106,7 +106,7 @@ def _rank_steps(windows: RankWindows, data: AlignedRun) -> list[RankStep]:
         "spans": durations_of_steps(rows.spans.where(rows.spans["kind"] != "STEP"), windows),
         "device": device_of_steps(windows, data),
         **host_of_steps(windows, data),
-        "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
+        **memory_of_steps(rows, windows, data),
     }
     return [
         RankStep(rank=rank, stage=None, phases={}, ops=(), **dict(zip(columns, values, strict=True)))

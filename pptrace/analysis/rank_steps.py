@@ -13,6 +13,8 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.communication import summarise_steps
 from pptrace.analysis.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.memory.in_flight import peaks_in_flight
+from pptrace.analysis.memory.peaks import peaks_of_steps
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
 from pptrace.intervals import lengths_within, merge
@@ -120,11 +122,12 @@ def report_rank_steps(
         "spans": durations_of_steps(rows.spans, windows),
         "device": device_of_steps(windows, data),
         **host_of_steps(windows, data, held_up_op(ops)),
-        "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
+        "peak_in_flight": peaks_in_flight(ops, op_window, len(windows.steps)),
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
         ],
         "ideal": ideals,
+        **memory_of_steps(rows, windows, data),
         **_not_compute(times, comms, comm_window, windows, known, data),
     }
     pp_rank = mesh.pp_rank(rank)
@@ -290,14 +293,12 @@ def host_of_steps(
     return {"host": host_idle_of_windows(work, idle, starts, ends), "synchronisations": synchronisations}
 
 
-def peak_memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> list[int | None]:
-    """Peak allocated memory during the rank's STEP range of each step, bytes; None without memory events."""
-    peaks: list[int | None] = [None] * len(windows.steps)
-    if not data.has_memory(windows.rank):
-        return peaks
-    spans, window = windows.index_of(rows.spans.where(rows.spans["kind"] == "STEP"))
-    for index in set(window.tolist()):
-        first, last = np.searchsorted(window, (index, index + 1))
-        start, end = int(spans["start_ns"][first:last].min()), int(spans["end_ns"][first:last].max())
-        peaks[index] = data.peak_memory(windows.rank, start, end)
-    return peaks
+def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:
+    """The rank's memory in each step; None where nothing tells."""
+    peaks = peaks_of_steps(rows, windows.rank, windows.steps, windows.start_ns, windows.end_ns, data)
+    return {
+        "peak_memory_bytes": [None if peak is None else peak.peak for peak in peaks],
+        "peak_memory_kind": [None if peak is None else str(peak.kind) for peak in peaks],
+        "start_memory_bytes": [None if peak is None else peak.start for peak in peaks],
+        "peak_reserved_bytes": [None if peak is None else peak.reserved_peak for peak in peaks],
+    }

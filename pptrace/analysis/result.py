@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pptrace.analysis.memory.result import MemoryReport
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 
@@ -207,6 +208,10 @@ class RankStep:
 
     ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
     it needs were not recorded; ``synchronisations`` None where no launches were.
+    ``peak_memory_kind`` says what bytes
+    ``peak_memory_bytes`` counts (:class:`pptrace.model.step_memory.MemoryKind`), ``start_memory_bytes`` is their level at the
+    step's start, ``peak_reserved_bytes`` what the device's allocator had got from the driver. ``peak_in_flight`` counts
+    microbatches of one chunk whose activations were held at once.
     """
 
     rank: int
@@ -228,6 +233,10 @@ class RankStep:
     ideal: RankIdeal | None = None
     host: HostIdle | None = None
     synchronisations: tuple[SyncSummary, ...] | None = None
+    peak_memory_kind: str | None = None
+    start_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_in_flight: int | None = None
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
@@ -479,6 +488,7 @@ class Report:
     warnings: tuple[str, ...]
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
+    memory: MemoryReport | None = None
     hang: Mapping[str, Any] | None = None
     """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -249,8 +249,9 @@ _RANK_TIMES = (
     "bubble_low_ns",
     "bubble_high_ns",
 )
-_RANK_FIELDS = ("rank", "pp_rank", "stage", *_RANK_TIMES, "peak_memory_bytes")
-_RANK_COLUMNS: Schema = {"step": "Int64", **dict.fromkeys(_RANK_FIELDS, "Int64")}
+_MEMORY_FIELDS = ("peak_memory_bytes", "start_memory_bytes", "peak_reserved_bytes")
+_RANK_FIELDS = ("rank", "pp_rank", "stage", *_RANK_TIMES, *_MEMORY_FIELDS, "peak_in_flight")
+_RANK_COLUMNS: Schema = {"step": "Int64", **dict.fromkeys(_RANK_FIELDS, "Int64"), "peak_memory_kind": "string"}
 
 
 def _step_row(step: StepReport) -> dict[str, int | float | None]:
@@ -269,10 +270,10 @@ def _step_row(step: StepReport) -> dict[str, int | float | None]:
     }
 
 
-def _rank_row(step: StepReport, rank: RankStep) -> dict[str, int | float | None]:
-    return {"step": step.step, **{name: getattr(rank, name) for name in _RANK_FIELDS}}
+def _rank_row(step: StepReport, rank: RankStep) -> dict[str, Any]:
+    return {"step": step.step, **{name: getattr(rank, name) for name in (*_RANK_FIELDS, "peak_memory_kind")}}
 
 
-def _nullable(rows: list[dict[str, int | float | None]], columns: Schema) -> pd.DataFrame:
+def _nullable(rows: Sequence[Mapping[str, Any]], columns: Schema) -> pd.DataFrame:
     """Rows with None for what is unknown, as columns of pandas' nullable types."""
     return pd.DataFrame({name: [row[name] for row in rows] for name in columns}, dtype="object").astype(dict(columns))

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="End the run when ranks wait and none makes a call, ends a step or computes for so long, and say who is to blame.",
 )
+@click.option("--memory", is_flag=True, help="Record every allocation of tensors in these steps, which slows them.")
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -79,6 +80,7 @@ class CommandOptions:
     timeout: float | None
     no_hooks: bool
     hang_timeout: float | None
+    memory: bool
     no_analyze: bool
     module: bool
     script: str
@@ -108,6 +110,7 @@ class CommandOptions:
             timeout_s=self.timeout,
             hooks=not self.no_hooks,
             hang_timeout_s=self.hang_timeout,
+            memory=self.memory,
         )
         check_options(options)
         return options

@@ -16,6 +16,7 @@ from pptrace.report import units
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
+from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
 from pptrace.simulator import Simulation
@@ -29,7 +30,7 @@ def report_page(analysis: Analysis) -> str:
     parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
-    parts.append(_of_whole_traces(report))
+    parts += [_of_whole_traces(report), _memory(analysis)]
     parts.append(_warnings(report))
     return _page(f"pptrace · {_title(report)}", parts)
 
@@ -148,10 +149,16 @@ def _report_table(table: ReportTable) -> str:
 
 
 def _of_whole_traces(report: Report) -> str:
-    """Tables that are not of one step: stragglers, links, devices, and where there are no steps the ranks' communication."""
-    wanted = ("stragglers", "links", "late-ranks", "device", "device-host", "comm-totals")
+    """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
+    wanted = ("stragglers", "links", "late-ranks", "memory", "device", "device-host", "comm-totals")
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
+
+
+def _memory(analysis: Analysis) -> str:
+    """Memory over time, where the traces have memory events."""
+    figure = memory_over_time(analysis.data.memory)
+    return "" if figure is None else f"<h3>Memory over time</h3>{_figure(figure)}"
 
 
 def _findings(findings: Sequence[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""The aligned run as a Chrome trace, for ui.perfetto.dev: a process per rank, with its ops and its communication."""
+"""The aligned run as a Chrome trace, for ui.perfetto.dev: a process per rank, with its ops, its communication and its memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
         events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, _COMMS, origin) | {"args": args})
         if comm.match >= 0 and comm.kind in P2P:
             events.append(_flow(comm, origin))
+    events += [_memory(level, origin) for level in analysis.data.memory.itertuples()]
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _memory(level: Any, origin: int) -> dict[str, Any]:
+    sizes = {"allocated": level.allocated_bytes, "reserved": level.reserved_bytes}
+    known = {name: num_bytes for name, num_bytes in sizes.items() if num_bytes >= 0}
+    return {"ph": "C", "name": "memory", "pid": level.rank, "ts": (level.t_ns - origin) / 1e3, "args": known}
 
 
 def _names(rank: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
+from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
@@ -36,6 +37,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
@@ -149,8 +151,13 @@ def make_report(
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,
+        memory=report_memory(steps, run.mesh, run.schedule, _volume_of(run), run.facts),
     )
     return with_verdict(report)
+
+
+def _volume_of(run: RecognisedRun) -> StepVolume | None:
+    return volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
@@ -203,8 +210,7 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
     incomplete = lacking_ranks(run)
-    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
-    return with_lanes(run, ops, comms, clock, volume, incomplete), by_end_times.warnings
+    return with_lanes(run, ops, comms, clock, _volume_of(run), incomplete), by_end_times.warnings
 
 
 def with_lanes(
@@ -225,7 +231,16 @@ def with_lanes(
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete)
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete, recorded_memory_of(run))
+
+
+def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:
+    """What the recorders of the ranks measured of their memory."""
+    return {
+        rank: recorded
+        for rank, facts in run.facts.items()
+        if (recorded := read_recorded_memory(facts.get("memory"))) is not None
+    }
 
 
 def lacking_ranks(run: RecognisedRun) -> frozenset[int]:

@@ -210,7 +210,7 @@ def report_of_group(
         work={number: rank.work for number, rank in ranks.items()},
         mesh=run.mesh,
         schedule=run.schedule,
-        facts={number: {} for number in numbers},
+        facts={number: {"memory": rank.info.metadata.get("memory")} for number, rank in ranks.items()},
         warnings=(),
         host_work={number: rank.host_work for number, rank in ranks.items()},
     )

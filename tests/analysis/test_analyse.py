@@ -487,7 +487,14 @@ def test_the_device_time_of_a_step_is_that_of_its_window() -> None:
 def test_peak_memory_is_the_most_within_the_ranks_step() -> None:
     recording = RECORDINGS["two steps"]
     begin = recording.begin(1)
-    samples = [(START - 10_000, 999), (begin, 50), (begin + 5, 80), (begin + 9, 20), (begin + 10**9, 999)]
+    samples = [
+        (START - 10_000, 999),
+        (START - 9_000, 30),
+        (begin, 50),
+        (begin + 5, 80),
+        (begin + 9, 20),
+        (begin + 10**9, 999),
+    ]
     memory = make_table(
         MEMORY,
         {

@@ -343,10 +343,10 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
 
 def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     without_sizes = CommSummary("pp", "send", 1, None, 9, 0, 0, 9, 0.0, None, None)
-    memory = make_table(MEMORY, {"rank": [0], "t_ns": [1], "allocated_bytes": [2], "reserved_bytes": [3]})
+    with_memory = replace(STEP, ranks=tuple(replace(rank, peak_memory_bytes=1) for rank in STEP.ranks))
     for run, step, starts in (
         (run_of(), STEP, ["waterfall_ns.host", "peak_memory_bytes", "stragglers"]),
-        (replace(run_of(), memory=memory), STEP, ["waterfall_ns.host", "stragglers"]),
+        (run_of(), with_memory, ["waterfall_ns.host", "stragglers"]),
         (run_of(), step_of(rank_step(0), fall=None), ["peak_memory_bytes", "stragglers"]),
         (
             run_of(),

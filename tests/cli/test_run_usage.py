@@ -57,6 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["--profiler", "nsys", "train.py"],
             "--profiler nsys: there is no 'nsys' on PATH: install NVIDIA Nsight Systems",
         ),
+        (["--memory", "--profiler", "none", "train.py"], "--memory: allocations are recorded by a profiler"),
         (["--nnodes", "0", "train.py"], "--nnodes 0: expected the number of nodes, at least 1"),
         (["--nnodes", "2", "train.py"], "--nnodes: several nodes need --node-rank K and -o DIR"),
         (["--node-rank", "1", "train.py"], "--node-rank 1: expected 0 to 0 with --nnodes 1"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.memory.result import PredictedMemory, StageActivations
 from pptrace.analysis.result import Report, ScheduleCandidate
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
@@ -44,6 +45,10 @@ SECTIONS = {
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
     "device": "`device[]`",
     "device.comms": "`device[]`",
+    **{
+        f"memory.{path}": "`memory`"
+        for path in ("ranks", "ranks.in_flight", "ranks.predicted", "ranks.predicted.stages")
+    },
     "hang.edges": "`hang`",
 }
 FREE = {
@@ -128,11 +133,20 @@ def without_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture(scope="module")
 def reports(sample: Report, lone_rank: Report, overlapped: Report, without_pipeline: Report) -> list[dict[str, Any]]:
     candidate = ScheduleCandidate("1f1b", 4, 8, 4, 1, {"1": 1})
-    several = replace(lone_rank, schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG)
+    several = replace(
+        _with_prediction(lone_rank), schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG
+    )
     return [
         json.loads(dump(report_object(report, with_ops=True)))
         for report in (sample, several, overlapped, without_pipeline)
     ]
+
+
+def _with_prediction(report: Report) -> Report:
+    assert report.memory is not None
+    predicted = PredictedMemory(1, 2, 3, None, None, (StageActivations(0, 4),))
+    ranks = tuple(replace(rank, predicted=predicted) for rank in report.memory.ranks)
+    return replace(report, memory=replace(report.memory, ranks=ranks))
 
 
 def test_every_object_of_the_report_has_a_section(reports: list[dict[str, Any]]) -> None:

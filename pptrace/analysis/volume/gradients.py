@@ -63,7 +63,7 @@ class GradientVolume:
     def volumes(self) -> Iterator[Volume]:
         yield from self._partial_sums()
         if self.tied_apart:
-            embedding = next(parameter for parameter in self._parameters() if parameter.is_embedding)
+            embedding = next(parameter for parameter in self.parameters() if parameter.is_embedding)
             yield collective(Axis.EMBEDDING, Collective.ALL_REDUCE, 2, self._held(embedding) * self.facts.sum_bytes)
         if self.facts.zero >= 2:
             for unit in self.units:
@@ -71,10 +71,10 @@ class GradientVolume:
                 if self.facts.zero == 2:  # kept from the first forward of a step to the last backward
                     yield unit.gathered()
             return
-        for is_late, length in self._buckets():
+        for is_late, length in self.buckets():
             yield from self._mean(length, is_late)
 
-    def _parameters(self) -> list[Parameter]:
+    def parameters(self) -> list[Parameter]:
         """List each parameter once: a tied embedding with both ends on this rank stands where its first end does."""
         found = [parameter for unit in self.units for parameter in unit]
         if not self.facts.tied:
@@ -86,7 +86,7 @@ class GradientVolume:
         """One all-reduce over tp of what each rank has a part of (Megatron-LM ``finalize_model_grads``)."""
         numbers = sum(
             self._held(parameter) if parameter.summed == parameter.numel else parameter.summed
-            for parameter in self._parameters()
+            for parameter in self.parameters()
         )
         count = 1 if numbers else 0
         yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.sum_bytes, count)
@@ -109,9 +109,9 @@ class GradientVolume:
         yield collective(self.axis, Collective.REDUCE_SCATTER, self.replicas, num_bytes)
         yield collective(self.axis, Collective.ALL_GATHER, self.replicas, length * self.facts.item_bytes)
 
-    def _buckets(self) -> Iterator[tuple[bool, int]]:
+    def buckets(self) -> Iterator[tuple[bool, int]]:
         """(True if it waits for the step to end, numbers) of each bucket: in reverse order those that leave during backward."""
-        parameters = self._parameters()
+        parameters = self.parameters()
         late = [parameter for parameter in parameters if self._is_late(parameter)]
         early = [parameter for parameter in reversed(parameters) if not self._is_late(parameter)]
         for is_late, members in ((False, early), (True, late)):

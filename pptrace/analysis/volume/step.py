@@ -62,6 +62,11 @@ class StepVolume:
             self._every_step[rank] = self._always(rank, pp_rank)
         return total((self._every_step[rank], *self._clipping(pp_rank, step)))
 
+    def gradients_of(self, rank: int) -> GradientVolume | None:
+        """The parameters of a global rank and the sums of their gradients; None where it is in no pipeline of the mesh."""
+        pp_rank = self.mesh.pp_rank(rank)
+        return None if pp_rank is None else self._gradient_parts(rank, pp_rank)
+
     def _always(self, rank: int, pp_rank: int) -> Volume:
         """Communication that is the same in every step."""
         gradients = self._gradient_parts(rank, pp_rank)
@@ -120,7 +125,7 @@ class StepVolume:
         yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if reads else 0)
 
     def _actions(self, pp_rank: int) -> Iterator[Volume]:
-        recomputed = self._fully_recomputed(pp_rank)
+        recomputed = self.fully_recomputed(pp_rank)
         for action in iter_halves(self.plan.ranks[pp_rank]):
             if action.kind is Kind.F:
                 yield self._forward(action)
@@ -161,7 +166,7 @@ class StepVolume:
             return self._layer.forward
         return attention_again_volume(self._attention) if self.facts.recompute == "selective" else {}
 
-    def _fully_recomputed(self, pp_rank: int) -> frozenset[tuple[int, int | None]]:
+    def fully_recomputed(self, pp_rank: int) -> frozenset[tuple[int, int | None]]:
         """(stage, microbatch) of the forwards that keep their input alone beyond ``recompute_microbatches_beyond``.
 
         Every window-th, the window being the most forwards in flight (:mod:`instrument.pipeline.outstanding`).

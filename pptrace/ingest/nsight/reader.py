@@ -23,11 +23,12 @@ from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.nsight.event_names import GRAPH_NAME, Names
 from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPHS, NVTX, Block, read_blocks, select_rows
+from pptrace.ingest.nsight.memory_usage import memory_of, read_memory
 from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
-from pptrace.model.tables import MEMORY, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace, empty_table
+from pptrace.model.tables import ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -110,6 +111,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
                 "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
             )
+        memory = read_memory(db, base)
         shared_warnings = [*warnings, *db.damage, *base_warnings]
     names_in_order = list(names)
     traces = []
@@ -130,7 +132,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 rank=rank_by_pid.get(pid) if rank is None else rank,
                 producer=producer,
                 events=ordered.without_comm_args,
-                memory=empty_table(MEMORY),
+                memory=memory_of(memory, pid),
                 metadata=metadata,
                 warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),
             )

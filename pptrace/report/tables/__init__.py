@@ -13,6 +13,7 @@ from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.links import late_ranks_table, links_table
+from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.stragglers import stragglers_table
@@ -34,6 +35,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     if amount is Amount.WHOLE:
         tables += [links_table(report)] if report.links else []
         tables += [late_ranks_table(report)] if report.late_ranks else []
+    if report.memory is not None and has_memory(report.memory):
+        tables.append(memory_table(report.memory, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
     if any(entry.host is not None for entry in report.device):

@@ -17,6 +17,7 @@ from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter, read_record, record_path, write_json
 from instrument.launch.rundir import RunDirectory, RunEnd, Status, collect_records
 from instrument.launch.window import StepWindow
+from instrument.launch.worker import WorkerConfig
 
 RECORD = RankRecord(rank=3, local_rank=1, host="here", pid=os.getpid())
 
@@ -165,3 +166,9 @@ def test_ranks_of_one_node_meet_without_the_hosts_name(tmp_path: Path) -> None:
     assert (alone.local_addr, alone.rdzv_endpoint) == ("localhost", "localhost:0")
     several = RunOptions(("train.py",), tmp_path, nnodes=2, rdzv_endpoint="node0:29500")
     assert _launch_config(several, RankPipes(Terminal())).local_addr is None
+
+
+def test_ranks_get_all_that_the_launcher_was_asked_for(tmp_path: Path) -> None:
+    for hooks, memory in ((True, False), (False, True)):
+        config = WorkerConfig(tmp_path / "run", tmp_path, "torch", StepWindow(1, 4), hooks, memory)
+        assert WorkerConfig.from_environ(config.to_environ()) == config

@@ -36,7 +36,9 @@ from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, 
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
+from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.schedule.registry import build
+from tests.analysis import gpt_runs
 from tests.support.pool import Pool
 
 MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
@@ -120,6 +122,29 @@ def check(saved: Saved, form: RankForm, recompute: Recompute) -> None:
     assert saved.embedding == storages(embedding_tensors(form)), case
     assert saved.head == storages(head_tensors(form)), case
     assert saved.attentions == {FLASH}, case
+    sizes = sizes_of(form)
+    assert sizes.layer(recompute.value) == bytes_of(saved.layer), case
+    assert (sizes.embedding(), sizes.head()) == (bytes_of(saved.embedding), bytes_of(saved.head)), case
+
+
+def sizes_of(form: RankForm) -> ActivationSizes:
+    """The same share as the analysis of a trace predicts it, from facts."""
+    config = form.config
+    facts = gpt_runs.facts(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.num_kv_heads,
+        sequence=config.sequence,
+        microbatch_size=form.microbatch_size,
+        dtype=str(config.dtype).removeprefix("torch."),
+        sequence_parallel=form.sequence,
+        ulysses=form.context.ulysses,
+    )
+    return ActivationSizes(facts, form.tp, form.context.size, has_dropout=bool(config.dropout), on_device=False)
+
+
+def bytes_of(kept: Storages) -> int:
+    return sum(num_bytes * count for (num_bytes, _), count in kept.items())
 
 
 @pytest.mark.parametrize("splits", [False, True])

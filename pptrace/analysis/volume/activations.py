@@ -1,0 +1,90 @@
+"""Bytes that a microbatch of the GPT runtime keeps between its forward and its backward, predicted from the run's facts.
+
+Korthikanti et al. (arXiv 2205.05198, section 4) count s·b·h·(34 + 5·a·s/h) bytes for a layer with 16-bit values that stores its
+scores; this runtime's attention is fused and stores a log-sum-exp for each row instead, so the tensors are counted one by one,
+as ``instrument/models/activations.py`` lists them. Tests hold both against what autograd saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pptrace.analysis.volume.gpt_facts import GptFacts
+
+_INDEX_BYTES = 8
+_MASK_BYTES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSizes:
+    """A rank's share of a microbatch. ``has_dropout``: masks are kept. ``on_device``: norms keep statistics of 32 bits."""
+
+    facts: GptFacts
+    tp: int
+    cp: int
+    has_dropout: bool
+    on_device: bool
+
+    @property
+    def held(self) -> int:
+        """Tokens that attention and MLP see: b·s / cp."""
+        return self.facts.microbatch_size * self.facts.sequence // self.cp
+
+    @property
+    def between(self) -> int:
+        """Tokens of activations between the layers: with SP a shard of :attr:`held`."""
+        return self.held // self.tp if self.facts.sequence_parallel else self.held
+
+    def layer(self, recompute: str) -> int:
+        """Bytes of one layer; ``recompute`` is none, selective (the attention) or full (all but the input)."""
+        facts = self.facts
+        one = self.between * facts.hidden * facts.item_bytes
+        if recompute == "full":
+            return one
+        wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
+        # input, attention residual; two norms; output of the first linear layer and of its GELU; two masks
+        return 2 * one + 2 * self._norm() + self._attention(recompute) + 2 * wide + 2 * self._mask()
+
+    def embedding(self) -> int:
+        """Bytes that the embedding keeps, without the batch's tokens."""
+        return self.held // self.facts.microbatch_size * _INDEX_BYTES + self._local_indices() + self._mask()
+
+    def head(self) -> int:
+        """Bytes that the final norm, the projection and the cross-entropy keep, without the batch's targets."""
+        facts = self.facts
+        softmax = self.held * facts.vocabulary // self.tp * facts.sum_bytes
+        total_weight = facts.sum_bytes if self.tp == 1 else 0
+        one = self.between * facts.hidden * facts.item_bytes
+        return one + self._norm() + softmax + self._local_indices() + total_weight
+
+    def stage(self, num_layers: int, is_first: bool, is_last: bool, recompute: str) -> int:
+        """Bytes of one microbatch of a stage of the model."""
+        ends = (self.embedding() if is_first else 0) + (self.head() if is_last else 0)
+        return num_layers * self.layer(recompute) + ends
+
+    def _norm(self) -> int:
+        """Mean and reciprocal deviation of each token, and the output, which the linear layer after it reads."""
+        facts = self.facts
+        statistic = max(4, facts.item_bytes) if self.on_device else facts.item_bytes
+        return self.between * (2 * statistic + facts.hidden * facts.item_bytes)
+
+    def _attention(self, recompute: str) -> int:
+        """q, k and v, the output and the log-sum-exp; with Ulysses the output also as it was exchanged."""
+        facts = self.facts
+        query = facts.heads // self.tp
+        kv = facts.kv_heads // self.tp if facts.kv_heads % self.tp == 0 else 1
+        is_exchanged = facts.ulysses > 1 and recompute != "selective"
+        if is_exchanged and kv % facts.ulysses:
+            kv = facts.ulysses
+        token = facts.head_dim * facts.item_bytes
+        kept = self.held * (2 * query + 2 * kv) * token
+        if recompute == "selective":
+            return kept
+        return kept + self.held * query * (facts.sum_bytes + (token if is_exchanged else 0))
+
+    def _mask(self) -> int:
+        return self.between * self.facts.hidden * _MASK_BYTES if self.has_dropout else 0
+
+    def _local_indices(self) -> int:
+        """Indices into this rank's part of the vocabulary, and which tokens are outside of it."""
+        return self.held * (_INDEX_BYTES + _MASK_BYTES) if self.tp > 1 else 0

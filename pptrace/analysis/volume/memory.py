@@ -1,0 +1,122 @@
+"""What every rank of a GPT run holds, predicted from the run's facts: parameters, gradients, optimizer state, activations.
+
+Temporaries inside of ops, messages in transit, parameters that ``fully_shard`` has gathered and what an allocator rounds up are
+not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`pptrace.analysis.volume.activations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pptrace.analysis.volume.activations import ActivationSizes
+from pptrace.analysis.volume.gradients import GradientVolume
+from pptrace.analysis.volume.step import StepVolume
+from pptrace.schedule.actions import Action, Kind, iter_halves
+
+_MOMENTS = 2
+"""Of AdamW, each as large as the parameters that the optimizer updates."""
+_SCORES_STORED = "math"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedParts:
+    """Bytes of one rank. ``weights`` and ``optimizer`` are there between steps, ``gradients`` is the most of a step.
+
+    ``activations`` is the most along the plan, None where the plan splits backwards: what a W needs is not predicted.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int | None
+    activations_of_stage: Mapping[int, int]
+    """Bytes of one microbatch by stage of the plan."""
+
+
+class MemoryPrediction:
+    """Predicts the memory of a run's ranks.
+
+    Args:
+        volume: of the run.
+        model: its ``model`` facts, for what a volume does not need.
+        on_device: it ran on a GPU.
+    """
+
+    def __init__(self, volume: StepVolume, model: Mapping[str, object], *, on_device: bool) -> None:
+        self._volume = volume
+        self._on_device = on_device
+        mesh = volume.mesh
+        self._sizes = ActivationSizes(volume.facts, mesh.tp or 1, mesh.cp or 1, bool(model.get("dropout")), on_device)
+        self.stores_scores = model.get("attention_kernel") == _SCORES_STORED
+        self.sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))
+
+    @property
+    def reason(self) -> str | None:
+        """Why activations are not predicted; None where they are."""
+        if self.sleeps:
+            return "stages that sleep keep no activations of a model"
+        if self.stores_scores:
+            return "the attention ran without a fused kernel, and what it stores is not known"
+        if self._volume.plan.splits_backward:
+            return "the plan defers weight gradients, and what they need is not predicted"
+        return None
+
+    def of_rank(self, rank: int) -> PredictedParts | None:
+        """None where the rank is in no pipeline of the mesh."""
+        gradients, pp_rank = self._volume.gradients_of(rank), self._volume.mesh.pp_rank(rank)
+        if gradients is None or pp_rank is None:
+            return None
+        numbers = sum(parameter.numel for parameter in gradients.parameters())
+        has_stages = not (self.sleeps or self.stores_scores)
+        return PredictedParts(
+            self._weights(gradients),
+            numbers * gradients.facts.sum_bytes,
+            self._optimizer(gradients),
+            self._activations(pp_rank) if self.reason is None else None,
+            {stage: self._of_stage(stage) for stage in self._volume.plan.stages_of(pp_rank)} if has_stages else {},
+        )
+
+    @staticmethod
+    def _weights(gradients: GradientVolume) -> int:
+        facts = gradients.facts
+        if facts.zero < 2:
+            return sum(parameter.numel for parameter in gradients.parameters()) * facts.item_bytes
+        shards = sum(parameter.padded_numel(gradients.replicas) for parameter in gradients.parameters())
+        return (
+            shards // gradients.replicas * facts.sum_bytes
+        )  # fully_shard's shards are those that the optimizer updates
+
+    @staticmethod
+    def _optimizer(gradients: GradientVolume) -> int:
+        """Two moments, and copies of the parameters where these have fewer bits or belong to several replicas' optimizers."""
+        facts = gradients.facts
+        if facts.zero == 1:
+            lengths = sum(length // gradients.replicas for _, length in gradients.buckets())
+            return (_MOMENTS + 1) * lengths * facts.sum_bytes
+        if facts.zero >= 2:
+            local = sum(p.local_numel(gradients.replica_rank, gradients.replicas) for p in gradients.parameters())
+            return _MOMENTS * local * facts.sum_bytes
+        has_copies = facts.item_bytes < facts.sum_bytes
+        return (_MOMENTS + has_copies) * sum(p.numel for p in gradients.parameters()) * facts.sum_bytes
+
+    def _of_stage(self, stage: int, recompute: str | None = None) -> int:
+        facts, plan = self._volume.facts, self._volume.plan
+        index = plan.model_stage(stage)
+        is_first, is_last = index == 0, index == len(facts.layers_per_stage) - 1
+        return self._sizes.stage(facts.layers_per_stage[index], is_first, is_last, recompute or facts.recompute)
+
+    def _activations(self, pp_rank: int) -> int:
+        """The most along the plan, of forwards whose backward has not run."""
+        recomputed = self._volume.fully_recomputed(pp_rank)
+        held = most = 0
+        for half in iter_halves(self._volume.plan.ranks[pp_rank]):
+            if half.kind not in (Kind.F, Kind.B, Kind.I):
+                continue
+            held += self._of_action(half, recomputed) * (1 if half.kind is Kind.F else -1)
+            most = max(most, held)
+        return most
+
+    def _of_action(self, action: Action, recomputed: frozenset[tuple[int, int | None]]) -> int:
+        is_recomputed = (action.stage, action.microbatch) in recomputed
+        return self._of_stage(action.stage, "full" if is_recomputed else None)

@@ -1,0 +1,119 @@
+"""Memory of a rank's steps: what its recorder measured, and which memory a number is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+
+UNKNOWN = -1
+
+
+class MemoryKind(StrEnum):
+    """What bytes are counted."""
+
+    DEVICE_ALLOCATED = "device_allocated"  # by tensors on the accelerator, as the framework's allocator counts
+    DEVICE_RESERVED = "device_reserved"  # by the process on the accelerator: what its allocator got from the driver
+    HOST_ALLOCATED = (
+        "host_allocated"  # by tensors on the host since recording began: what was there before is not counted
+    )
+    ALLOCATED = (
+        "allocated_since_start"  # since recording began: by tensors on either, or from the driver (Nsight Systems)
+    )
+    PROCESS_RESIDENT = "process_resident"  # by the whole process on the host, interpreter and libraries too
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The most memory in a time range and what there was at its start, bytes; None where unknown."""
+
+    kind: MemoryKind
+    peak: int
+    start: int | None = None
+    reserved_peak: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Of one kind of memory, per step, bytes; -1 where unknown."""
+
+    peak: Int64
+    start: Int64
+    reserved_peak: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMemory:
+    """What ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.step_memory`)."""
+
+    index_of: Mapping[int, int]
+    """Step → index into the columns."""
+    process: Levels | None
+    device: Levels | None
+
+    def device_of(self, step: int) -> PeakMemory | None:
+        return self._of(self.device, MemoryKind.DEVICE_ALLOCATED, step)
+
+    def process_of(self, step: int) -> PeakMemory | None:
+        return self._of(self.process, MemoryKind.PROCESS_RESIDENT, step)
+
+    def _of(self, levels: Levels | None, kind: MemoryKind, step: int) -> PeakMemory | None:
+        index = self.index_of.get(step)
+        if levels is None or index is None or levels.peak[index] < 0:
+            return None
+        start, reserved = int(levels.start[index]), int(levels.reserved_peak[index])
+        return PeakMemory(
+            kind, int(levels.peak[index]), start if start >= 0 else None, reserved if reserved >= 0 else None
+        )
+
+
+def read_recorded_memory(facts: object) -> RecordedMemory | None:
+    """The ``memory`` object of a trace's facts; None where there is none, or it is damaged."""
+    if not isinstance(facts, Mapping):
+        return None
+    steps = facts.get("steps")
+    if not isinstance(steps, Sequence) or not all(_is_count(step) for step in steps) or not steps:
+        return None
+    process, device = (_read_levels(facts.get(name), len(steps)) for name in ("process", "device"))
+    if device is not None and device.peak.max(initial=0) <= 0:  # there is a device, and the script does not use it
+        device = None
+    return RecordedMemory({step: index for index, step in enumerate(steps)}, process, device)
+
+
+def _read_levels(facts: object, num_steps: int) -> Levels | None:
+    if not isinstance(facts, Mapping):
+        return None
+    columns = [
+        _read_column(facts.get(name), num_steps) for name in ("peak_bytes", "start_bytes", "reserved_peak_bytes")
+    ]
+    peak, start, reserved = columns
+    none = np.full(num_steps, UNKNOWN, dtype=np.int64)
+    if peak is None:
+        return None
+    return Levels(peak, none if start is None else start, none if reserved is None else reserved)
+
+
+def _read_column(values: object, num_steps: int) -> Int64 | None:
+    if not isinstance(values, list) or len(values) != num_steps:
+        return None
+    if not all(value is None or _is_count(value) for value in values):
+        return None
+    return np.array([UNKNOWN if value is None else value for value in values], dtype=np.int64)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def kind_of_events(allocated: Int64, reserved: Int64) -> MemoryKind:
+    """Which memory the events of a rank are of: accelerators have caches, of which the allocator tells the size."""
+    if (reserved < 0).any():
+        return MemoryKind.ALLOCATED
+    if not reserved.any():
+        return MemoryKind.HOST_ALLOCATED
+    return MemoryKind.DEVICE_RESERVED if np.array_equal(allocated, reserved) else MemoryKind.DEVICE_ALLOCATED

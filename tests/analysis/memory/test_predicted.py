@@ -1,0 +1,106 @@
+"""Predicted memory in closed forms, against the runtime's own lists, and against what real ranks hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instrument.models.activations import RankForm, rank_activations
+from instrument.models.gpt import GptConfig, Recompute
+from instrument.optim.main_parameters import Zero
+from instrument.pipeline.partition import partition
+from pptrace.analysis.volume.gpt_facts import GptFacts
+from pptrace.analysis.volume.memory import MemoryPrediction, PredictedParts
+from pptrace.analysis.volume.step import StepVolume
+from pptrace.model.mesh import MeshInfo
+from pptrace.schedule.registry import build
+from tests.analysis.gpt_runs import facts, mesh
+from tests.analysis.memory.held import Held, Sharded, hold
+from tests.support.pool import Pool
+
+HIDDEN, SEQUENCE, VOCABULARY = 32, 16, 256
+LAYER = 12 * HIDDEN**2 + 13 * HIDDEN
+"""Parameters of a layer with biases: qkv, attention output, two linear layers of the MLP, two norms."""
+ENDS = 2 * VOCABULARY * HIDDEN + SEQUENCE * HIDDEN + 2 * HIDDEN
+
+
+def parts(
+    facts: GptFacts,
+    mesh: MeshInfo,
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    rank: int = 0,
+    chunks: int = 1,
+    **model: object,
+) -> PredictedParts:
+    volume = StepVolume(facts, mesh, build(schedule, mesh.pp or 1, microbatches, chunks))
+    predicted = MemoryPrediction(volume, model, on_device=False).of_rank(rank)
+    assert predicted is not None
+    return predicted
+
+
+def test_parameters_gradients_and_moments_are_those_of_the_closed_form() -> None:
+    numbers = 4 * LAYER + ENDS
+    whole = parts(facts(), mesh())
+    assert (whole.weights, whole.gradients, whole.optimizer) == (4 * numbers, 4 * numbers, 8 * numbers)
+    mixed = parts(facts(dtype="bfloat16"), mesh())
+    assert (mixed.weights, mixed.gradients, mixed.optimizer) == (2 * numbers, 4 * numbers, 12 * numbers)
+    tied = parts(facts(tied=True), mesh())
+    assert whole.weights - tied.weights == 4 * VOCABULARY * HIDDEN
+
+
+def test_zero_shards_the_optimizer_over_the_replicas() -> None:
+    """ZeRO, arXiv 1910.02054, figure 1: K = 12 with main parameters, divided by the replicas."""
+    numbers = 4 * LAYER + ENDS
+    replicas = mesh(dp=2)
+    sharded = parts(facts(dtype="bfloat16", zero=1), replicas)
+    assert (sharded.weights, sharded.optimizer) == (2 * numbers, 12 * numbers // 2)
+    fully = parts(facts(dtype="bfloat16", zero=3), replicas)
+    assert (fully.weights, fully.optimizer) == (4 * numbers // 2, 8 * numbers // 2)
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b"])
+def test_activations_along_a_plan_are_those_that_the_runtime_predicts(schedule: str, recompute: Recompute) -> None:
+    chunks = 2 if schedule == "interleaved-1f1b" else 1
+    plan = build(schedule, 2, 4, chunks)
+    layers = partition(6, 2 * chunks)
+    config = GptConfig(6, HIDDEN, 4, SEQUENCE, dtype=torch.float32, recompute=recompute, dropout=0.1)
+    given = facts(layers_per_stage=tuple(map(len, layers)), recompute=recompute.value)
+    for keep in (None, 0, 1, 2) if recompute is Recompute.NONE else (None,):
+        run = replace(given, recompute_microbatches_beyond=keep)
+        for pp_rank in range(2):
+            predicted = parts(run, mesh(pp=2), schedule, rank=pp_rank, chunks=chunks, dropout=0.1)
+            expected = rank_activations(RankForm(config, 2), plan, layers, pp_rank, keep)
+            assert predicted.activations == expected.bytes
+
+
+def test_what_is_not_known_is_not_predicted() -> None:
+    two = mesh(pp=2)
+    halves = facts(layers_per_stage=(2, 2))
+    assert parts(halves, two).activations is not None
+    split = parts(halves, two, "zb-h1")
+    assert split.activations is None
+    assert split.activations_of_stage
+    assert parts(halves, two, attention_kernel="math").activations is None
+    assert parts(halves, two, sleep_forward_ms=5.0).activations is None
+    assert parts(halves, two, sleep_forward_ms=0.0, attention_kernel="flash").activations is not None
+    outside = StepVolume(halves, two, build("1f1b", 2, 4))
+    assert MemoryPrediction(outside, {}, on_device=False).of_rank(9) is None
+
+
+CASES = [
+    Sharded(zero, dtype)
+    for zero in (Zero.NONE, Zero.OPTIMIZER, Zero.GRADIENTS, Zero.PARAMETERS)
+    for dtype in ("float32", "bfloat16")
+]
+
+
+def test_two_replicas_hold_the_parameters_and_moments_that_are_predicted(pool: Pool) -> None:
+    replicas = mesh(dp=2)
+    for rank, held in enumerate(pool.run(hold, CASES, world=2, timeout_s=120)):
+        for case, measured in zip(CASES, held, strict=True):
+            predicted = parts(facts(layers_per_stage=(2,), zero=int(case.zero), dtype=case.dtype), replicas, rank=rank)
+            assert measured == Held(predicted.weights, predicted.optimizer), (case, rank)
