@@ -11,13 +11,15 @@ import pytest
 from pptrace.analysis.host_idle import held_up_op, synchronisations_of_windows
 from pptrace.analysis.result import Report, Severity, StepReport
 from pptrace.marks import Axis, OpMark, P2PMark, Transfer
-from pptrace.model.device_idle import HostIdle, Synchronisations
+from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
 from pptrace.report.figures import timeline
 from pptrace.report.tables import Amount, tables_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
+from pptrace.slices import Slice
+from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
@@ -180,7 +182,8 @@ def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> No
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
     assert all(step.bubble.waterfall_ns is not None and step.bubble.waterfall_ns.host is None for step in report.steps)
     assert any(
-        "ranks[].host, synchronisations and waterfall_ns.host (no device events)" in line for line in report.warnings
+        "ranks[].host, synchronisations and waterfall_ns.host (the traces hold no device work)" in line
+        for line in report.warnings
     )
 
 
@@ -266,3 +269,39 @@ def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
     assert named["drained_ns"] == 2 * M * P * GAP
     assert named["longest_op"] == "0F0"
     assert "of it follows calls that wait for the device: cudaStreamSynchronize in aten::item (64 in all" in host.detail
+
+
+def test_what_the_host_waits_for_in_its_own_communication_is_blocking() -> None:
+    idle = IdleTime(
+        launch_starved=intervals((10, 20), (30, 50)), blocking=intervals((20, 22)), dependency=intervals((60, 70))
+    )
+    waits = host_waits(comms_of(("host", 12, 12, 35), ("device", 36, 36, 45), ("host", 47, 49, 49)))
+    assert waits.tolist() == [[12, 35]]
+    told = with_host_waits(idle, waits)
+    assert told.launch_starved.tolist() == [[10, 12], [35, 50]]
+    assert told.blocking.tolist() == [[12, 22], [30, 35]]
+    assert told.dependency.tolist() == [[60, 70]]
+
+
+def intervals(*rows: tuple[int, int]) -> Int64:
+    return np.array(rows, dtype=np.int64)
+
+
+def comms_of(*rows: tuple[str, int, int, int]) -> Slice:
+    """Communication by clock, start, end of the posting and end; what only posts waits for nothing."""
+    clock, start, posted, end = zip(*rows, strict=True)
+    columns = {"start_ns": start, "asked_ns": start, "posted_ns": posted, "end_ns": end}
+    return Slice(
+        {name: np.array(values) for name, values in columns.items()} | {"clock": np.array(clock, dtype=object)}
+    )
+
+
+def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
+    run = replace(record(build("1f1b", 2, M), steps=3), events=starved_events)
+    for shift in (0, 10**9 + 7):
+        report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
+        for rank in (rank for step in report.steps for rank in step.ranks):
+            assert rank.host is not None
+            assert sum(asdict(rank.host).values()) == rank.device.idle_ns
+            if rank.rank == 0:
+                assert rank.host.launch_starved_ns == 2 * M * GAP
