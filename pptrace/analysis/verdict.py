@@ -16,7 +16,7 @@ _NAMES = {
     "straggler": "a rank slower than its replicas",
     "jitter": "ops that vary",
     "communication": "exposed communication",
-    "host": "devices waiting to be launched",
+    "host": "devices waiting for launches",
     "unexplained": "unexplained",
 }
 

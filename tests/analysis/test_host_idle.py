@@ -14,6 +14,7 @@ from pptrace.marks import Axis, OpMark, P2PMark, Transfer
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
 from pptrace.report.figures import timeline
+from pptrace.report.html import report_page
 from pptrace.report.tables import Amount, tables_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import peer_of
@@ -117,7 +118,7 @@ def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     assert step.critical_path is not None
     host = [cause for cause in step.causes if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
-    assert {tuple(cause.where) for cause in host} == {("rank",)}
+    assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
     assert sum(step.critical_path.parts.values()) == step.span_ns
     assert sum(step.critical_path.by_stage.values()) == step.span_ns
@@ -127,6 +128,7 @@ def test_the_first_finding_and_the_verdict_are_about_launching(starved: Analysis
     report = starved.report
     first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
     assert first.evidence["cause"] == "host"
+    assert first.evidence["where"] == {}  # all ranks alike
     assert first.gain_ns == (M + P - 1) * 2 * GAP
     assert first.evidence["launch_starved_ns"] == sum(
         rank.host.launch_starved_ns for rank in only_step(starved).ranks if rank.host is not None
@@ -305,3 +307,27 @@ def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
             assert sum(asdict(rank.host).values()) == rank.device.idle_ns
             if rank.rank == 0:
                 assert rank.host.launch_starved_ns == 2 * M * GAP
+
+
+def test_the_rank_whose_host_is_late_is_named() -> None:
+    """The others run ahead: only the ops of rank 2 have a gap before what had not been launched."""
+
+    def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+        return (starved_events if rank == 2 else device_events)(run, rank, pipeline, step, at)
+
+    report = analysed(replace(record(build("1f1b", P, M), steps=3), events=events)).report
+    (host,) = [finding for finding in report.findings if finding.evidence.get("cause") == "host"]
+    assert host.evidence["where"] == {"rank": 2}
+    assert "rank 2" in host.title
+    for step in report.steps:
+        assert step.causes is not None
+        assert step.bubble.waterfall_ns is not None
+        assert {cause.where["rank"] for cause in step.causes if cause.cause == "host" and cause.ns} == {2}
+        assert step.ranks[2].host is not None
+        assert step.ranks[2].host.launch_starved_ns >= 2 * M * GAP
+
+
+def test_a_page_of_the_run_has_the_table_and_the_gaps(starved: Analysis) -> None:
+    page = report_page(starved)
+    assert "Device idle time" in page
+    assert "Idle in an op: not launched" in page

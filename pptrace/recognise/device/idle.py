@@ -133,7 +133,6 @@ def _gaps(events: Events, rows: Rows, calls: Rows, start: Int64, end: Int64) -> 
         latest = np.minimum(
             _latest_by_stream(events.stream[rows], launched, chosen), _latest_by_number(events, rows, calls, chosen)
         )
-        latest[chosen == 0] = _NEVER  # what the device did before its first recorded work is not known
         earliest[uncertain] = np.where(latest <= begins[uncertain], latest, _NEVER)
     behind_wait = np.zeros(len(first), dtype=np.bool_)
     late = np.flatnonzero((earliest > begins) & (earliest != _NEVER) & (earliest < start[first]))
