@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.analysis.host_idle import held_up_op, synchronisations_of_windows
 from pptrace.analysis.result import Report, Severity, StepReport
-from pptrace.marks import Axis, OpMark, P2PMark, Transfer
+from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
 from pptrace.report.figures import timeline
@@ -29,6 +29,7 @@ from tests.support.synthetic import (
     LEAD,
     MAIN_THREAD,
     NCCL_STREAM,
+    START,
     Event,
     PaperRun,
     Recording,
@@ -331,3 +332,23 @@ def test_a_page_of_the_run_has_the_table_and_the_gaps(starved: Analysis) -> None
     page = report_page(starved)
     assert "Device idle time" in page
     assert "Idle in an op: not launched" in page
+
+
+def test_steps_without_a_pipeline_tell_of_their_hosts_as_well() -> None:
+    """In each step of 1,000 ns ten kernels of 60 ns, each launched 40 ns after the one before it has ended."""
+    events, number = [], 0
+    for step in range(6):
+        at = START + 1000 * step
+        events.append(marked(SpanMark(SpanKind.STEP, step), at, at + 1000))
+        for begin in range(at, at + 1000, 100):
+            number += 1
+            call = Event(Category.RUNTIME, "cudaLaunchKernel", begin + 30, begin + 40, thread=1, correlation=number)
+            events += [call, Event(Category.KERNEL, "gemm", begin + 40, begin + 100, 0, 7, correlation=number)]
+    report = analyse([make_trace(events)]).report
+    assert [step.ranks[0].host for step in report.steps] == [HostIdle(400, 0, 0)] * 6
+    assert report.device[0].host == HostIdle(59 * 40, 0, 0)
+    (host,) = report.findings
+    assert (host.gain_ns, host.gain_low_ns, host.gain_high_ns) == (400, 400, 400)
+    assert host.evidence["share"] == 0.4
+    assert report.verdict.startswith("The devices wait for the host to launch. The typical step takes")
+    assert "60% compute, 40% devices waiting for launches; the most to win back" in report.verdict
