@@ -66,21 +66,21 @@ def _summaries(
     longest_op: Callable[[int], str | None],
     on_clock: Callable[[int], int],
 ) -> tuple[SyncSummary, ...]:
-    duration = syncs.end_ns - syncs.start_ns
+    duration = syncs.end_ns[rows] - syncs.start_ns[rows]
     drained = np.minimum(syncs.drained_end_ns[rows], end_ns) - np.maximum(syncs.drained_start_ns[rows], start_ns)
     summaries = []
     for number in np.unique(syncs.name[rows]).tolist():
         same = syncs.name[rows] == number
-        chosen, (call, operator) = rows[same], syncs.names[number]
-        longest = chosen[duration[chosen].argmax()]
+        call, operator = syncs.names[number]
+        longest = rows[same][duration[same].argmax()]
         summaries.append(
             SyncSummary(
                 call=call,
                 operator=operator,
-                count=len(chosen),
-                total_ns=int(duration[chosen].sum()),
+                count=int(same.sum()),
+                total_ns=int(duration[same].sum()),
                 drained_ns=int(np.maximum(drained[same], 0).sum()),
-                longest_ns=int(duration[longest]),
+                longest_ns=int(duration[same].max()),
                 longest_start_ns=on_clock(int(syncs.start_ns[longest])),
                 longest_op=longest_op(on_clock(int(syncs.end_ns[longest]))),
             )

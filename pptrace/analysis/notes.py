@@ -348,7 +348,7 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: St
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
     if not any(len(work) for work in run.work.values()):
-        yield f"ranks[].host, synchronisations{' and waterfall_ns.host' if falls else ''} (no device events)"
+        yield f"ranks[].host, synchronisations{' and waterfall_ns.host' if falls else ''} (the traces hold no device work)"
     elif any(fall.host is None for fall in falls):
         yield "waterfall_ns.host (it is not known of every rank why its device was idle)"
     if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):

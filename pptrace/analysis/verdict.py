@@ -16,7 +16,7 @@ _NAMES = {
     "straggler": "a rank slower than its replicas",
     "jitter": "ops that vary",
     "communication": "exposed communication",
-    "host": "devices waiting to be launched",
+    "host": "devices waiting for launches",
     "unexplained": "unexplained",
 }
 
@@ -41,6 +41,11 @@ def _verdict(report: Report) -> str:
         return (
             f"{_ruling_part(step, parts)}{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
         )
+    return _without_causes(step, length, _largest(report.findings, step, len(steps)))
+
+
+def _without_causes(step: StepReport, length: str, largest: str) -> str:
+    """The sentence about a step of which only the parts of its ranks' windows are known."""
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -52,18 +57,18 @@ def _verdict(report: Report) -> str:
         return (
             f"{length}: {compute / window:.0%} compute; the rest is waiting and exposed communication, not told apart."
         )
-    waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
-    starved = (
-        None if step.has_pipeline else _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks])
-    )
-    launching = min(starved or 0, bubble)
-    shares = {
-        "compute": compute / window,
-        "exposed communication": exposed / window,
-        waiting: (bubble - launching) / window,
+    shares = {"compute": compute / window, "exposed communication": exposed / window}
+    if step.has_pipeline:
+        return f"{length}: {_shares_text(shares | {'bubble': bubble / window})}{largest}."
+    starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
+    launching = min(starved, bubble)
+    shares |= {
+        "waiting for other ranks, input and Python": (bubble - launching) / window,
         _NAMES["host"]: launching / window,
     }
-    return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
+    rules = launching >= max(_RULES * window, exposed, bubble - launching)
+    first = "The devices wait for the host to launch. " if rules else ""
+    return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 
 def _ruling_part(step: StepReport, parts: Mapping[str, int]) -> str:

@@ -133,10 +133,10 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
             for item in fields(hint)
         }
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf" or value.ndim != 1:
+        if value.dtype.kind not in "biuf" or value.ndim not in (1, 2):
             raise TypeError(f"{name}: an array of {value.dtype} with {value.ndim} dimensions")
-        arrays[name] = value
-        return None
+        arrays[name] = value.reshape(-1)
+        return None if value.ndim == 1 else value.shape[1]
     if isinstance(value, pd.DataFrame):
         return [[str(column), _packed_column(value[column], f"{name}.{column}", arrays, path)] for column in value]
     if isinstance(value, str):
@@ -172,7 +172,8 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
             item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays)
             for item in fields(hint)
         }
-        if len({len(value) for value in values.values() if isinstance(value, np.ndarray)}) > 1:
+        columns = [value for value in values.values() if isinstance(value, np.ndarray) and value.ndim == 1]
+        if len({len(column) for column in columns}) > 1:
             raise ValueError(f"{name}: arrays of different lengths")
         return hint(**values)  # type: ignore[operator]
     if isinstance(hint, types.UnionType):
@@ -182,11 +183,11 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
         return _unpacked(hint, node, name, arrays)
     origin = typing.get_origin(hint) or hint
     if origin is np.ndarray:
-        return arrays[name]
+        return arrays[name] if node is None else arrays[name].reshape(-1, node)
     if origin is pd.DataFrame:
         return _unpacked_table(node, name, arrays)
     if origin is tuple:
-        return tuple(node)
+        return tuple(tuple(item) if isinstance(item, list) else item for item in node)
     if isinstance(origin, type) and issubclass(origin, StrEnum):
         return origin(node)
     return node

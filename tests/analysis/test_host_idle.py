@@ -10,14 +10,17 @@ import pytest
 
 from pptrace.analysis.host_idle import held_up_op, synchronisations_of_windows
 from pptrace.analysis.result import Report, Severity, StepReport
-from pptrace.marks import Axis, OpMark, P2PMark, Transfer
-from pptrace.model.device_idle import HostIdle, Synchronisations
+from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
+from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
 from pptrace.report.figures import timeline
+from pptrace.report.html import report_page
 from pptrace.report.tables import Amount, tables_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
+from pptrace.slices import Slice
+from pptrace.timeline.lanes import host_waits
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import (
     AUTOGRAD_THREAD,
@@ -26,6 +29,7 @@ from tests.support.synthetic import (
     LEAD,
     MAIN_THREAD,
     NCCL_STREAM,
+    START,
     Event,
     PaperRun,
     Recording,
@@ -115,7 +119,7 @@ def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
     assert step.critical_path is not None
     host = [cause for cause in step.causes if cause.cause == "host"]
     assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
-    assert {tuple(cause.where) for cause in host} == {("rank",)}
+    assert {str(dict(cause.where)): cause.ns for cause in host} == {f"{{'rank': {rank}}}": 220 for rank in range(P)}
     assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
     assert sum(step.critical_path.parts.values()) == step.span_ns
     assert sum(step.critical_path.by_stage.values()) == step.span_ns
@@ -125,6 +129,7 @@ def test_the_first_finding_and_the_verdict_are_about_launching(starved: Analysis
     report = starved.report
     first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
     assert first.evidence["cause"] == "host"
+    assert first.evidence["where"] == {}  # all ranks alike
     assert first.gain_ns == (M + P - 1) * 2 * GAP
     assert first.evidence["launch_starved_ns"] == sum(
         rank.host.launch_starved_ns for rank in only_step(starved).ranks if rank.host is not None
@@ -180,7 +185,8 @@ def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> No
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
     assert all(step.bubble.waterfall_ns is not None and step.bubble.waterfall_ns.host is None for step in report.steps)
     assert any(
-        "ranks[].host, synchronisations and waterfall_ns.host (no device events)" in line for line in report.warnings
+        "ranks[].host, synchronisations and waterfall_ns.host (the traces hold no device work)" in line
+        for line in report.warnings
     )
 
 
@@ -266,3 +272,83 @@ def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
     assert named["drained_ns"] == 2 * M * P * GAP
     assert named["longest_op"] == "0F0"
     assert "of it follows calls that wait for the device: cudaStreamSynchronize in aten::item (64 in all" in host.detail
+
+
+def test_what_the_host_waits_for_in_its_own_communication_is_blocking() -> None:
+    idle = IdleTime(
+        launch_starved=intervals((10, 20), (30, 50)), blocking=intervals((20, 22)), dependency=intervals((60, 70))
+    )
+    waits = host_waits(comms_of(("host", 12, 12, 35), ("device", 36, 36, 45), ("host", 47, 49, 49)))
+    assert waits.tolist() == [[12, 35]]
+    told = with_host_waits(idle, waits)
+    assert told.launch_starved.tolist() == [[10, 12], [35, 50]]
+    assert told.blocking.tolist() == [[12, 22], [30, 35]]
+    assert told.dependency.tolist() == [[60, 70]]
+
+
+def intervals(*rows: tuple[int, int]) -> Int64:
+    return np.array(rows, dtype=np.int64)
+
+
+def comms_of(*rows: tuple[str, int, int, int]) -> Slice:
+    """Communication by clock, start, end of the posting and end; what only posts waits for nothing."""
+    clock, start, posted, end = zip(*rows, strict=True)
+    columns = {"start_ns": start, "asked_ns": start, "posted_ns": posted, "end_ns": end}
+    return Slice(
+        {name: np.array(values) for name, values in columns.items()} | {"clock": np.array(clock, dtype=object)}
+    )
+
+
+def test_host_times_of_a_drifting_clock_still_partition_the_idle_time() -> None:
+    run = replace(record(build("1f1b", 2, M), steps=3), events=starved_events)
+    for shift in (0, 10**9 + 7):
+        report = analyse(run.traces(shifts_ns={1: shift}, one_host=False)).report
+        for rank in (rank for step in report.steps for rank in step.ranks):
+            assert rank.host is not None
+            assert sum(asdict(rank.host).values()) == rank.device.idle_ns
+            if rank.rank == 0:
+                assert rank.host.launch_starved_ns == 2 * M * GAP
+
+
+def test_the_rank_whose_host_is_late_is_named() -> None:
+    """The others run ahead: only the ops of rank 2 have a gap before what had not been launched."""
+
+    def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+        return (starved_events if rank == 2 else device_events)(run, rank, pipeline, step, at)
+
+    report = analysed(replace(record(build("1f1b", P, M), steps=3), events=events)).report
+    (host,) = [finding for finding in report.findings if finding.evidence.get("cause") == "host"]
+    assert host.evidence["where"] == {"rank": 2}
+    assert "rank 2" in host.title
+    for step in report.steps:
+        assert step.causes is not None
+        assert step.bubble.waterfall_ns is not None
+        assert {cause.where["rank"] for cause in step.causes if cause.cause == "host" and cause.ns} == {2}
+        assert step.ranks[2].host is not None
+        assert step.ranks[2].host.launch_starved_ns >= 2 * M * GAP
+
+
+def test_a_page_of_the_run_has_the_table_and_the_gaps(starved: Analysis) -> None:
+    page = report_page(starved)
+    assert "Device idle time" in page
+    assert "Idle in an op: not launched" in page
+
+
+def test_steps_without_a_pipeline_tell_of_their_hosts_as_well() -> None:
+    """In each step of 1,000 ns ten kernels of 60 ns, each launched 40 ns after the one before it has ended."""
+    events, number = [], 0
+    for step in range(6):
+        at = START + 1000 * step
+        events.append(marked(SpanMark(SpanKind.STEP, step), at, at + 1000))
+        for begin in range(at, at + 1000, 100):
+            number += 1
+            call = Event(Category.RUNTIME, "cudaLaunchKernel", begin + 30, begin + 40, thread=1, correlation=number)
+            events += [call, Event(Category.KERNEL, "gemm", begin + 40, begin + 100, 0, 7, correlation=number)]
+    report = analyse([make_trace(events)]).report
+    assert [step.ranks[0].host for step in report.steps] == [HostIdle(400, 0, 0)] * 6
+    assert report.device[0].host == HostIdle(59 * 40, 0, 0)
+    (host,) = report.findings
+    assert (host.gain_ns, host.gain_low_ns, host.gain_high_ns) == (400, 400, 400)
+    assert host.evidence["share"] == 0.4
+    assert report.verdict.startswith("The devices wait for the host to launch. The typical step takes")
+    assert "60% compute, 40% devices waiting for launches; the most to win back" in report.verdict

@@ -14,13 +14,16 @@ import pytest
 
 from pptrace.analysis.memory.result import PredictedMemory, StageActivations
 from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.model.tables import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
+from pptrace.workflow.analyse import analyse
 from pptrace.workflow.find_hang import HangResult
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, SAMPLES
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 _OF_PATHS = {
@@ -43,6 +46,10 @@ SECTIONS = {
     "steps.ranks.device": "`device`",
     **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage")},
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
+    "steps.ranks.host": "`host`",
+    "steps.ranks.synchronisations": "`synchronisations[]`",
+    "device.host": "`host`",
+    "device.synchronisations": "`synchronisations[]`",
     "device": "`device[]`",
     "device.comms": "`device[]`",
     **{
@@ -131,14 +138,31 @@ def without_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture(scope="module")
-def reports(sample: Report, lone_rank: Report, overlapped: Report, without_pipeline: Report) -> list[dict[str, Any]]:
+def on_devices() -> Report:
+    """The report of a run on devices, with a synchronisation in the pipeline and one after it."""
+    recording = record(registry.build("1f1b", 2, 4), device=True)
+    traces = []
+    for rank in (0, 1):
+        calls = [
+            Event(Category.RUNTIME, "cudaStreamSynchronize", START + at, START + at + 20, thread=MAIN_THREAD)
+            for at in (300, recording.run.end - 2 * 40)
+        ]
+        metadata = recording.job.metadata(rank)
+        traces.append(make_trace([*recording.events_of(rank), *calls], rank, metadata))
+    return analyse(traces).report
+
+
+@pytest.fixture(scope="module")
+def reports(
+    sample: Report, lone_rank: Report, overlapped: Report, without_pipeline: Report, on_devices: Report
+) -> list[dict[str, Any]]:
     candidate = ScheduleCandidate("1f1b", 4, 8, 4, 1, {"1": 1})
     several = replace(
         _with_prediction(lone_rank), schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))
-        for report in (sample, several, overlapped, without_pipeline)
+        for report in (sample, several, overlapped, without_pipeline, on_devices)
     ]
 
 

@@ -195,9 +195,10 @@ def _causes(
         np.where(on_path > 0, np.maximum(costs.of_stage - costs.of_kind, 0), 0), table.stage, table.num_stages
     )
     slower, varying = np.maximum(costs.of_rank - costs.of_stage, 0), np.abs(costs.own - costs.of_rank)
-    of_slower, of_varying, of_host = (
-        group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying, costs.host)
+    of_slower, of_varying = (
+        group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying)
     )
+    of_host = group_sums(costs.host, table.rank, table.pp)  # of all ops: hosts that are slow alike are no rank's fault
     steps = []
     for index, window in enumerate(chosen.tolist()):
         ranks = times.windows[window].ranks

@@ -42,7 +42,7 @@ _SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize|Memc
 _COPIES_AT_ONCE = re.compile(r"Memcpy(?!\w*(?:Async|Batch))")
 _PAGEABLE = re.compile(r"Pageable")
 _WAITS_ON_STREAM = re.compile(r"Stream(?:Wait(?:Event|Value)|BatchMemOp)")
-_LAUNCHES = re.compile(r"Launch")
+_LAUNCHES = re.compile(r"Launch(?!Host)")
 _OPERATOR = re.compile(r"^\w+::")
 """Operators such as ``aten::item``, not ranges of steps, which old versions of Kineto list with them."""
 _NEVER = np.iinfo(np.int64).max
@@ -133,7 +133,6 @@ def _gaps(events: Events, rows: Rows, calls: Rows, start: Int64, end: Int64) -> 
         latest = np.minimum(
             _latest_by_stream(events.stream[rows], launched, chosen), _latest_by_number(events, rows, calls, chosen)
         )
-        latest[chosen == 0] = _NEVER  # what the device did before its first recorded work is not known
         earliest[uncertain] = np.where(latest <= begins[uncertain], latest, _NEVER)
     behind_wait = np.zeros(len(first), dtype=np.bool_)
     late = np.flatnonzero((earliest > begins) & (earliest != _NEVER) & (earliest < start[first]))
@@ -241,16 +240,16 @@ class _SyncCalls:
 
     @classmethod
     def of(cls, events: Events, rows: Rows, calls: Rows) -> _SyncCalls:
-        found = _runtime_rows(events, _SYNCHRONISES)
+        sync_rows = _runtime_rows(events, _SYNCHRONISES)
         pageable = (events.category[rows] == Category.MEMCPY) & _named(events, _PAGEABLE)[events.name_id[rows]]
-        found = _distinct(events, np.union1d(found, calls[pageable & (calls >= 0)]).astype(np.intp))
+        sync_rows = _distinct(events, np.union1d(sync_rows, calls[pageable & (calls >= 0)]).astype(np.intp))
         launchers = np.unique(events.thread[calls[calls >= 0]])
-        name, names = _call_names(events, found)
+        name, names = _call_names(events, sync_rows)
         return cls(
-            events.start_ns[found],
-            events.ends_of(found),
-            _synchronised_streams(events, found),
-            np.isin(events.thread[found], launchers),
+            events.start_ns[sync_rows],
+            events.ends_of(sync_rows),
+            _synchronised_streams(events, sync_rows),
+            np.isin(events.thread[sync_rows], launchers),
             name,
             names,
         )

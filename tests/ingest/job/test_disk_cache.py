@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
 from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
+from pptrace.model.device_idle import IdleTime, Synchronisations
 from pptrace.model.tables import Category
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.report.to_json import report_object
@@ -28,7 +29,7 @@ from pptrace.workflow import rank_store
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, pack, recognise_trace, unpack
 from tests.ingest import nsight_files
-from tests.support.synthetic import START, Event
+from tests.support.synthetic import START, Event, make_trace
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 Op = Callable[..., dict[str, Any]]
@@ -106,6 +107,22 @@ def test_what_was_found_comes_back_column_by_column() -> None:
     for name in ("start_ns", "end_ns", "stream", "launch_ns", "is_compute", "is_communication"):
         assert np.array_equal(getattr(again.work, name), getattr(rank.work, name))
         assert getattr(again.work, name).dtype == getattr(rank.work, name).dtype
+
+
+def test_why_a_device_was_idle_comes_back() -> None:
+    call = Event(Category.RUNTIME, "cudaStreamSynchronize", 4, 25, thread=1)
+    launches = [Event(Category.RUNTIME, "cudaLaunchKernel", at, at + 2, thread=1, correlation=at + 1) for at in (0, 30)]
+    kernels = [Event(Category.KERNEL, "gemm", at, at + 10, 0, 7, correlation=of) for at, of in ((10, 1), (40, 31))]
+    rank = recognise_trace(make_trace([*launches, call, *kernels]))
+    (again,) = unpack(pack([rank], "x"), "x")
+    for item in fields(IdleTime):
+        before, after = getattr(rank.work.idle, item.name), getattr(again.work.idle, item.name)
+        if isinstance(before, Synchronisations):
+            assert [getattr(after, name).tolist() for name in ("start_ns", "drained_end_ns")] == [[4], [40]]
+            assert after.names == before.names == (("cudaStreamSynchronize", ""),)
+        else:
+            assert np.array_equal(before, after)
+    assert len(rank.work.idle.launch_starved)
 
 
 def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:

@@ -200,6 +200,8 @@ def test_after_the_last_work_the_host_launches_nothing_as_long_as_it_was_recorde
     machine.events.append(Event(Category.CPU_OP, "aten::empty", 30, 70, thread=1))
     assert parts(machine, 20, 70) == (50, 0, 0, 0)
     assert parts(machine, 20, 90) == (50, 0, 0, 20)
+    machine.call("cudaLaunchHostFunc", 60, 62, correlation=998)
+    assert parts(machine, 20, 70) == (50, 0, 0, 0)
     machine.call("cudaLaunchKernel", 60, 62, correlation=999)  # of a kernel that is missing
     assert parts(machine, 20, 70) == (0, 0, 0, 50)
 
