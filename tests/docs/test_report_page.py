@@ -42,6 +42,7 @@ SECTIONS = {
     "steps.ranks.device": "`device`",
     **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage")},
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
+    **{f"stragglers.{entries}": "`stragglers`" for entries in ("workers", "stages", "op_kinds")},
     "device": "`device[]`",
     "device.comms": "`device[]`",
     "hang.edges": "`hang`",
