@@ -146,6 +146,6 @@ def _tables(step: StepReport) -> list[Node]:
 
 
 def _of_whole_traces(report: Report) -> list[Node]:
-    """Tables of whole traces: devices, and where there are no steps communication."""
+    """Tables that are not of one step: stragglers, devices, and where there are no steps communication."""
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
-    return [report_table(table) for table in tables if table.key in ("device", "comm-totals")]
+    return [report_table(table) for table in tables if table.key in ("stragglers", "device", "comm-totals")]
