@@ -146,6 +146,10 @@ def _tables(step: StepReport) -> list[Node]:
 
 
 def _of_whole_traces(report: Report) -> list[Node]:
-    """Tables of whole traces: devices, and where there are no steps communication."""
+    """Tables that are not of one step: stragglers, devices, and where there are no steps communication."""
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
-    return [report_table(table) for table in tables if table.key in ("memory", "device", "device-host", "comm-totals")]
+    return [
+        report_table(table)
+        for table in tables
+        if table.key in ("stragglers", "memory", "device", "device-host", "comm-totals")
+    ]

@@ -22,6 +22,7 @@ from pptrace.analysis.result import (
     Waterfall,
 )
 from pptrace.analysis.steps import marked_steps
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.volume.transformer import Calls
 from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
@@ -294,6 +295,48 @@ def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_ge
     assert imbalance.title == "Imbalance: 4.5% of the step goes to stages of unequal cost"
     assert imbalance.evidence["where"] == {}
     assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (0, 45, 90)
+
+
+def reason_with(gain: int, causes: tuple[str, ...], name: str = "long sequences") -> Reason:
+    return Reason(name, causes, {}, "Reason: {share:.1%} of the step", "look", np.full(4, gain), {"figure": 1})
+
+
+def test_what_a_reason_explains_is_taken_off_its_causes_one_after_the_other() -> None:
+    causes = (
+        Cause("jitter", {"rank": 1}, 60),
+        Cause("straggler", {"rank": 3}, 200),
+        Cause("imbalance", {"stage": 1}, 90),
+    )
+    steps = [step_with(None, causes=causes)] * 4
+    straggler, reason, imbalance = find(steps, SCHEDULE, [reason_with(100, ("jitter", "straggler"))])
+    assert (straggler.gain_ns, reason.gain_ns, imbalance.gain_ns) == (160, 100, 90)
+    assert straggler.evidence["where"] == {"rank": 3}
+    assert reason.title == "Reason: 10.0% of the step"
+    assert reason.evidence == {
+        "cause": "jitter",
+        "where": {},
+        "share": 0.1,
+        "reason": "long sequences",
+        "figure": 1,
+    }
+
+
+def test_slower_ranks_none_of_which_stands_out_are_not_named_besides_a_reason_for_it() -> None:
+    causes = tuple(Cause("straggler", {"rank": rank}, 70) for rank in range(3))
+    (reason,) = find([step_with(None, causes=causes)] * 4, SCHEDULE, [reason_with(100, ("jitter", "straggler"))])
+    assert reason.evidence["reason"] == "long sequences"
+
+
+def test_a_reason_that_explains_little_takes_nothing_and_is_no_finding() -> None:
+    steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 60),))] * 4
+    (jitter,) = find(steps, SCHEDULE, [reason_with(19, ("jitter",))])
+    assert jitter.gain_ns == 60
+
+
+def test_there_are_ten_findings_at_most_the_largest_gains() -> None:
+    steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 25),))] * 4
+    findings = find(steps, SCHEDULE, [reason_with(100 + index, ("host",), f"reason {index}") for index in range(12)])
+    assert [finding.gain_ns for finding in findings] == list(range(111, 101, -1))
 
 
 def test_a_gain_over_many_steps_has_the_interval_of_its_mean_and_what_may_be_noise_is_no_finding() -> None:

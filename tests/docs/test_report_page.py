@@ -50,6 +50,7 @@ SECTIONS = {
     "steps.ranks.synchronisations": "`synchronisations[]`",
     "device.host": "`host`",
     "device.synchronisations": "`synchronisations[]`",
+    **{f"stragglers.{entries}": "`stragglers`" for entries in ("workers", "stages", "op_kinds")},
     "device": "`device[]`",
     "device.comms": "`device[]`",
     **{

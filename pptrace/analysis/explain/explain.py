@@ -14,9 +14,10 @@ from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
-from pptrace.analysis.stragglers.costs import MeasuredCosts, costs_of_steps
+from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.analysis.stragglers.outside import in_order, nothing_outside, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -71,32 +70,6 @@ class MeasuredCosts:
         """The windows in parts, so that what is made of each takes little memory."""
         most = max(1, _CELLS // max(1, len(self.table)))
         return (slice(begin, begin + most) for begin in range(0, len(self.step), most))
-
-
-def costs_of_steps(
-    times: StepTimes, ready: Int64, outside: Slice, step: Int64, sizes: Sequence[int]
-) -> list[MeasuredCosts | None]:
-    """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
-
-    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's
-    step; all windows are whole.
-    """
-    durations = _compact(times.durations)
-    transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
-    delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
-    number = np.array([window.step for window in times.windows], dtype=np.int64)
-    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    every = MeasuredCosts(times.table, number, ranks, durations, transfers, delays, outside)
-    of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
-    return [
-        every.of_windows(windows) if len(windows) == size else None
-        for windows, size in zip(of_steps, sizes, strict=True)
-    ]
-
-
-def _compact(times: Int64) -> Int64:
-    """The same numbers in as few bytes as they need: the costs of all steps are kept."""
-    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
 
 
 def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:

@@ -41,19 +41,20 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     middle = start + (end - start) // 2
     rounding = np.maximum((last - first)[window] >> _ROUNDING_BITS, 1_000)
     is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
-    together = np.maximum(collectives["transfer_start_ns"], collectives["start_ns"])
+    together = np.concatenate((works["start_ns"], collectives["transfer_start_ns"]))
+    begun = np.maximum(start, np.where(is_after, last[window], start))
     columns = {
         "window": window,
         "place": np.full(len(window), place, dtype=np.int64),
         "side": np.where(is_before, BEFORE, AFTER),
         "name": np.concatenate((_texts(works, "kind"), _names(collectives))),
         "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
-        "start": start,
-        "end": end,
-        "work": np.concatenate((works["end_ns"] - works["start_ns"], np.maximum(collectives["end_ns"] - together, 0))),
+        "start": begun,
+        "end": np.maximum(end, begun),
+        "work": np.maximum(end - np.maximum(together, begun), 0),
     }
     chosen = np.flatnonzero(is_before | is_after)
-    chosen = chosen[np.lexsort((start[chosen], window[chosen]))]
+    chosen = chosen[np.lexsort((begun[chosen], window[chosen]))]
     return Slice({name: column[chosen] for name, column in columns.items()})
 
 
@@ -165,7 +166,7 @@ def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | 
 
 
 _OF_ALL = "(all ranks)"
-_SAME_END = 0.2
+_SAME_END = 1 / 3
 """Of the spread of starts: with a smaller spread of ends, the ranks wait for one another."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -103,7 +104,8 @@ class Replays:
 
         So does what a rank does before and after them, if all of its rows do.
         """
-        workers = np.logical_and.reduceat(rows, self.costs.table.rank_ptr[:-1], axis=-1)
+        places = pairwise(self.costs.table.rank_ptr.tolist())
+        workers = np.stack([rows[..., begin:end].all(axis=-1) for begin, end in places], axis=-1)
         ends = self._ends(rows, rows[..., self.costs.reader])
         return self._sum(ends, self._items(np.broadcast_to(workers, ends.shape)))
 
@@ -150,7 +152,7 @@ class Replays:
         ]
         of_steps = ends.reshape(self.num_steps, -1)
         begun = before.ends(np.zeros_like(of_steps), work[0]).reshape(self.num_steps, -1, table.pp)
-        is_first = np.diff(table.dep_ptr)[table.rank_ptr[:-1]] == 0
-        first = begun[:, :, is_first].max(axis=-1, keepdims=True)  # those whose first op waits for no message
+        needs_nothing = (table.position == 0) & (np.diff(table.dep_ptr) == 0)
+        first = begun[:, :, table.rank[needs_nothing]].max(axis=-1, keepdims=True)
         ready = (ends.reshape(begun.shape) + first).reshape(of_steps.shape)
         return int(after.ends(ready, work[1]).max(axis=1).sum())

@@ -1,0 +1,115 @@
+"""What ranks do before and after their ops: chains of it, with collectives and ranges in which all ranks wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import Stragglers
+from pptrace.analysis.stragglers.outside import AFTER, chains_of
+from pptrace.model.tables import Int64
+from pptrace.slices import Slice
+from pptrace.workflow.load import load
+
+Item = tuple[int, int, int, str, int, int, int]
+"""(window, place, side, name, match, start, end); a collective begins when its last member is there."""
+
+
+def rows_of(*items: Item) -> Slice:
+    table = pd.DataFrame(items, columns=["window", "place", "side", "name", "match", "start", "end"])
+    begun = table.groupby(["window", "match"])["start"].transform("max").where(table["match"] >= 0, table["start"])
+    columns = {name: table[name].to_numpy(dtype=np.int64) for name in table if name != "name"}
+    return Slice({**columns, "name": table["name"].to_numpy(dtype=np.str_), "work": (table["end"] - begun).to_numpy()})
+
+
+ONE_STEP = np.array([7])
+
+
+def ends(rows: Slice, ready: list[int], step: Int64 = ONE_STEP) -> list[list[int]]:
+    chains = chains_of(rows, step, len(ready), AFTER)
+    assert chains is not None
+    of_steps: list[list[int]] = chains.ends(np.tile(ready, (len(chains.work), 1)), chains.work).tolist()
+    return of_steps
+
+
+def test_a_rank_does_one_thing_after_the_other() -> None:
+    rows = rows_of(
+        (0, 0, AFTER, "OPTIMIZER", -1, 10, 13), (0, 0, AFTER, "GC", -1, 15, 20), (0, 1, AFTER, "GC", -1, 9, 10)
+    )
+    assert ends(rows, [4, 100]) == [[4 + 3 + 5, 101]]
+
+
+def test_a_collective_goes_on_when_its_last_member_is_there() -> None:
+    sums = [(0, place, AFTER, "dp all_reduce", 5, start, 30 + place) for place, start in ((0, 10), (1, 20))]
+    rows = rows_of(*sums, (0, 0, AFTER, "OPTIMIZER", -1, 30, 34), (0, 2, AFTER, "OPTIMIZER", -1, 1, 3))
+    assert ends(rows, [10, 20, 1]) == [[34, 31, 3]]
+    assert ends(rows, [50, 20, 1]) == [[50 + 10 + 4, 50 + 11, 3]]
+
+
+def test_a_range_that_all_ranks_end_together_is_one_in_which_they_wait() -> None:
+    rows = rows_of((0, 0, AFTER, "OPTIMIZER", -1, 10, 105), (0, 1, AFTER, "OPTIMIZER", -1, 100, 104))
+    chains = chains_of(rows, ONE_STEP, 2, AFTER)
+    assert chains is not None
+    assert chains.name.tolist() == ["OPTIMIZER (all ranks)"] * 2
+    assert chains.work.tolist() == [[5, 4]]
+    assert ends(rows, [10, 20]) == [[25, 24]]
+    apart = rows_of((0, 0, AFTER, "OPTIMIZER", -1, 10, 15), (0, 1, AFTER, "OPTIMIZER", -1, 100, 104))
+    assert ends(apart, [10, 20]) == [[15, 24]]
+
+
+def two_steps(second: list[Item]) -> Slice:
+    return rows_of((0, 0, AFTER, "GC", -1, 10, 13), (0, 0, AFTER, "OPTIMIZER", -1, 13, 20), *second)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        [(1, 0, AFTER, "GC", -1, 10, 13)],
+        [(1, 0, AFTER, "OPTIMIZER", -1, 10, 13), (1, 0, AFTER, "GC", -1, 14, 20)],
+        [(1, 0, AFTER, "GC", -1, 10, 14), (1, 0, AFTER, "OPTIMIZER", -1, 11, 20)],
+    ],
+    ids=["less in one step", "another order", "two things at once"],
+)
+def test_steps_that_differ_and_things_at_once_have_no_chains(second: list[Item]) -> None:
+    assert chains_of(two_steps(second), np.array([7, 8]), 1, AFTER) is None
+
+
+def test_each_step_has_its_own_times() -> None:
+    rows = two_steps([(1, 0, AFTER, "GC", -1, 5, 6), (1, 0, AFTER, "OPTIMIZER", -1, 6, 8)])
+    assert ends(rows, [100], np.array([7, 8])) == [[110], [103]]
+
+
+def stragglers_with(folder: Path, optimizer: tuple[int, int]) -> Stragglers:
+    """Two replicas of one F and B a step, 100 each, and then an all-reduce of 50 and an optimizer of each its own length."""
+    ops, comms = [], []
+    for step, replica in np.ndindex(4, 2):
+        begin = step * 10_000
+        common = {"rank": replica, "pp_rank": 0, "dp_rank": replica, "step": step}
+        begun = {"F": 0, "B": 100, "OPTIMIZER": 250}
+        lengths = {"F": 100, "B": 100, "OPTIMIZER": optimizer[replica]}
+        for kind, start in begun.items():
+            place = {"stage": 0, "microbatch": 0} if kind != "OPTIMIZER" else {"stage": -1, "microbatch": -1}
+            times = {"start_ns": begin + start, "end_ns": begin + start + lengths[kind]}
+            ops.append({**common, **place, "kind": kind, **times})
+        times = {"start_ns": begin + 200, "end_ns": begin + 250}
+        comms.append({"rank": replica, "step": step, "kind": "all_reduce", "axis": "dp", "group_size": 2, **times})
+    pd.DataFrame(ops).to_csv(folder / "ops.csv", index=False)
+    pd.DataFrame(comms).to_csv(folder / "comms.csv", index=False)
+    stragglers = load([folder]).report.stragglers
+    assert stragglers is not None
+    return stragglers
+
+
+def test_a_slow_optimizer_on_one_rank_slows_the_step_down(tmp_path: Path) -> None:
+    stragglers = stragglers_with(tmp_path, (150, 450))
+    assert stragglers.covers == "step"
+    ideal = 100 + 100 + 50 + 300
+    assert stragglers.slowdown == pytest.approx((100 + 100 + 50 + 450) / ideal)
+    assert stragglers.m_w == pytest.approx(1)
+    kinds = {entry.kind: entry.slowdown for entry in stragglers.op_kinds}
+    assert kinds == {"F": 1, "B": 1, "OPTIMIZER": pytest.approx(stragglers.slowdown), "dp all_reduce": 1}
+    workers = {entry.rank: entry.slowdown for entry in stragglers.workers}
+    assert workers == {0: 1, 1: pytest.approx(stragglers.slowdown)}

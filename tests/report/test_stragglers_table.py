@@ -1,0 +1,49 @@
+"""The table of stragglers: what is slow, the slowest first, and the shares in words."""
+
+from __future__ import annotations
+
+from pptrace.analysis.result import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
+from pptrace.report.tables import Amount
+from pptrace.report.tables.stragglers import stragglers_table
+
+
+def stragglers_of(num_slow: int, m_w: float | None = 0.25) -> Stragglers:
+    return Stragglers(
+        1.25,
+        m_w,
+        None if m_w is None else -0.5,
+        tuple(WorkerSlowdown(rank, 1.1 + rank / 100 if rank < num_slow else 1.0) for rank in range(12)),
+        (StageSlowdown(0, 1.2), StageSlowdown(1, 0.9)),
+        (KindSlowdown("F", 1.02), KindSlowdown("B", 1.03)),
+        7,
+        "step",
+    )
+
+
+def test_what_is_slow_is_listed_by_what_it_is_the_slowest_first() -> None:
+    table = stragglers_table(stragglers_of(2), Amount.BRIEF)
+    assert table.rows == (
+        ("stage", "0", "1.200"),
+        ("worker", "rank 1", "1.110"),
+        ("worker", "rank 0", "1.100"),
+        ("kind", "B", "1.030"),
+    )
+    (note,) = table.notes
+    assert note.startswith("7 steps replayed take 1.250 times as long as with every op")
+    assert note.endswith(
+        "; 25.0% of that goes with the slowest 3 % of workers; -50.0% of that goes with the last stage"
+    )
+
+
+def test_a_brief_table_has_the_slowest_few_workers_and_counts_the_others() -> None:
+    table = stragglers_table(stragglers_of(10), Amount.BRIEF)
+    workers = [row[1] for row in table.rows if row[0] == "worker"]
+    assert workers == ["rank 9", "rank 8", "rank 7", "rank 6"]
+    assert any("6 more" in note for note in table.notes)
+    whole = stragglers_table(stragglers_of(10), Amount.WHOLE)
+    assert sum(row[0] == "worker" for row in whole.rows) == 10
+
+
+def test_shares_that_are_not_known_are_not_mentioned() -> None:
+    (note,) = stragglers_table(stragglers_of(0, m_w=None), Amount.WHOLE).notes
+    assert "goes with" not in note
