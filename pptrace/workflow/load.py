@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,56 +47,52 @@ def load(
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
-    inputs = open_inputs(paths)
+    request = _Request(tuple(paths), open_inputs(paths), schedule, step)
     if engine is not None and report_only:
-        return _load_on_workers(paths, inputs, engine, schedule, step, on_progress, cache)
+        return _load_on_workers(request, engine, on_progress, cache)
     read_files = None if engine is None else engine.read_files
-    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
+    result = read_each(request.inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
     taken, read_warnings = [result.traces], result.warnings
     del result  # so that the analysis has them alone and lets go of them
-    return _analyse_read(paths, inputs, taken, read_warnings, schedule, step)
+    return _analyse_read(request, taken, read_warnings)
 
 
-def _load_on_workers(
-    paths: Sequence[Path],
-    inputs: OpenedInputs,
-    engine: DaskEngine,
-    schedule: str | None,
-    step: int | None,
-    on_progress: OnProgress | None,
-    cache: bool,
-) -> Analysis:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The paths and options of a user, with the files that were found at the paths."""
+
+    paths: tuple[Path, ...]
+    inputs: OpenedInputs
+    schedule: str | None
+    step: int | None
+
+
+def _load_on_workers(request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool) -> Analysis:
     """Load with what is recognised left on the workers; fetched where it has to be in one process."""
     read: Any = recognise_trace  # what it returns stays there; what comes here is lean
     store: Any = RankStore() if cache else None
+    inputs = request.inputs
     result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
     ranks: list[RemoteRank] = list(result.traces)
     headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
     del result
-    if not inputs.dumps and _hang(paths, inputs) is None:
+    if not inputs.dumps and _hang(request) is None:
         with suppress(NotSplitError):
             warnings = (*read_warnings, *_run_warnings(run))
-            return analyse_on_workers(ranks, engine, schedule, step, _num_ranks(run), warnings)
-    return _analyse_read(paths, inputs, [engine.whole_ranks(headers)], read_warnings, schedule, step)
+            return analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
+    return _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
 
 
-def _analyse_read(
-    paths: Sequence[Path],
-    inputs: OpenedInputs,
-    taken: list[tuple[RecognisedRank, ...]],
-    read_warnings: Sequence[str],
-    schedule: str | None,
-    step: int | None,
-) -> Analysis:
+def _analyse_read(request: _Request, taken: list[tuple[RecognisedRank, ...]], read_warnings: Sequence[str]) -> Analysis:
     """Analyse the ranks in ``taken``, which are taken out of it."""
-    run = inputs.run or {}
-    dumps, unreadable = read_dumps(inputs.dumps)
+    run = request.inputs.run or {}
+    dumps, unreadable = read_dumps(request.inputs.dumps)
     ranks, dump_warnings = with_dumps(taken.pop(), dumps)
     warnings = (*read_warnings, *unreadable, *dump_warnings, *_run_warnings(run))
-    hang = _hang(paths, inputs)
+    hang = _hang(request)
     alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
     del ranks
-    analysis = analyse_ranks(alone.pop(), schedule, step, num_ranks=_num_ranks(run), warnings=warnings)
+    analysis = analyse_ranks(alone.pop(), request.schedule, request.step, num_ranks=_num_ranks(run), warnings=warnings)
     return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
 
 
@@ -105,14 +101,15 @@ def _num_ranks(run: Mapping[str, Any]) -> int | None:
     return world_size if isinstance(world_size, int) else None
 
 
-def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:
+def _hang(request: _Request) -> Mapping[str, Any] | None:
     """The hang verdict, from the flight-recorder dumps among the inputs, else the one in run.json."""
+    inputs = request.inputs
     files = [file.path for file in inputs.files if file.format is InputFormat.OPLOG]
     dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
     if not dumps:
         return hang_of_run(inputs.run or {})
     folders = {path.parent for path in dumps}
-    is_all = all(Path(path).is_dir() for path in paths)
+    is_all = all(Path(path).is_dir() for path in request.paths)
     all_dumps = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
     return as_json(diagnose_dumps(read_dumped_ranks(all_dumps, is_all)))
 

@@ -12,10 +12,8 @@ from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
-from pptrace.recognise.schedule.measured_steps import cells
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
-from pptrace.slices import slice_of
 
 
 class Detail(StrEnum):
@@ -193,13 +191,20 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
     return TracedRank(
         rank,
         detail,
-        tuple(cells(slice_of(ops))),
+        tuple(_cells(ops)),
         kinds,
         tuple(sorted(stages)),
         forwards if detail is Detail.KINDS else microbatches,
         messages,
         tuple(ops.loc[ops["kind"] == "B", "microbatch"].tolist()) if is_paired else None,
     )
+
+
+def _cells(ops: pd.DataFrame) -> Iterator[str]:
+    """Ops as their labels write them."""
+    columns = (ops[name].tolist() for name in ("stage", "chunk", "kind", "microbatch", "pair"))
+    for stage, chunk, kind, microbatch, pair in zip(*columns, strict=True):
+        yield pair or f"{stage_text(stage, chunk)}{kind}{microbatch}"
 
 
 def _stages_in(pair: str) -> Iterator[int]:

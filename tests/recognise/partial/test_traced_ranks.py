@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError
-from pptrace.model.tables import COMMS, Trace, empty_table
+from pptrace.model.tables import COMMS, UNKNOWN, Trace, empty_table
 from pptrace.recognise.partial.traced_ranks import Detail
 from pptrace.report.to_json import report_object
 from pptrace.schedule.actions import Action, Kind
@@ -50,16 +50,22 @@ class Case:
         if self.detail is Detail.KINDS:
             actions = list(in_order(actions))
         if self.detail is not Detail.STAGES:
-            ops["pair"] = [str(action) if action.parts else "" for action in actions]
-            ops["stage"] = [action.stage for action in actions]
+            ops["pair"] = [self.text(action) if action.parts else "" for action in actions]
+            ops["stage"] = UNKNOWN
             ops["microbatch"] = [action.microbatch for action in actions]
-            ops["chunk"] = -1
+            ops["chunk"] = [UNKNOWN if self.detail is Detail.KINDS else action.chunk for action in actions]
         return replace(make_trace([], self.rank), ops=ops, comms=empty_table(COMMS), framework="a table")
 
     def labelled(self, action: Action) -> Action:
-        """The action with its chunk in the place of its stage, or nothing."""
+        """The action with the chunk that its label names, 0 for none."""
         parts = tuple(map(self.labelled, action.parts))
-        return replace(action, stage=-1 if self.detail is Detail.KINDS else -1 - action.chunk, parts=parts)
+        return replace(action, chunk=0 if self.detail is Detail.KINDS else action.chunk, parts=parts)
+
+    def text(self, action: Action) -> str:
+        """The action as text, with its chunk in the place of its stage."""
+        if action.parts:
+            return f"({';'.join(map(self.text, action.parts))}){action.kind}"
+        return f"?{action.chunk}{action.kind}{action.microbatch}"
 
     def analyse(self) -> Analysis:
         return analyse([self.trace()], num_ranks=self.stride * self.plan.pp if self.knows_world else None)
@@ -223,3 +229,9 @@ def test_where_all_ranks_have_a_trace_the_bounds_are_the_bubble_and_each_rank_ha
         assert rank.ideal.ratio == pytest.approx(3 / 8)
         behind = 3 - rank.rank  # ranks after this one: their fill and drain lie within its own window
         assert rank.ideal.own_ratio == pytest.approx(behind / 8)
+
+
+def test_chunks_name_the_schedule_of_a_rank_though_no_label_names_a_stage() -> None:
+    report = Case(build("interleaved-1f1b", 2, 8, 2), 1, Detail.CHUNKS, 2, knows_world=False).analyse().report
+    assert (report.schedule.name, report.schedule.source) == ("interleaved-1f1b", "recognised")
+    assert (report.mesh.pp, report.mesh.vpp) == (2, 2)
