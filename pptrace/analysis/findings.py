@@ -57,8 +57,8 @@ _MOST_FINDINGS = 10
 def find(
     steps: Sequence[StepReport],
     schedule: ScheduleSummary,
-    series: StepSeries | None = None,
     reasons: Sequence[Reason] = (),
+    series: StepSeries | None = None,
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
