@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support.extent import ALL
+
 if TYPE_CHECKING:
     from tests.support.pool import Pool
 
@@ -41,7 +43,9 @@ _LONG = (
 
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
 # what it changed; everywhere else they are new ones each time.
-settings.register_profile("unhurried", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "unhurried", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=100 if ALL else 30
+)
 settings.load_profile("unhurried")
 
 # Tests start pptrace and ranks a hundred times. Where Python is set to keep no bytecode, each start would compile all anew, and
@@ -71,7 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Processes that exchange small messages all the time wake each other; from another core that takes twice as long.
 
     A worker with one core also has torch compute with one thread: several would wait for each other while others compute.
+
+    No process interrupts another when it wakes (SCHED_BATCH). Otherwise the thread in which gloo receives interrupts the one that
+    sends, which holds a lock, and tries to get that lock again and again until its share of time is over: most of the system time
+    of a small message.
     """
+    if hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
