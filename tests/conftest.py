@@ -22,23 +22,20 @@ if str(ROOT) not in sys.path:  # so that tests and the processes of the pool imp
     sys.path.insert(0, str(ROOT))
 
 _LONG = (
-    *("models/test_mixes.py", "dashboards/test_browser.py", "pipeline/test_kinds.py", "cli/test_hang_runs.py"),
-    *("cli/test_scripts.py", "cli/test_nsys.py", "optim/test_validation.py", "pipeline/test_exact.py"),
-    *(
-        "cli/test_run.py",
-        "pipeline/test_memory.py",
-        "models/test_marked_mixes.py",
-        "frameworks/test_torch_pipelining.py",
-    ),
-    *("cli/test_sleeping.py", "adapters/test_real_frameworks.py", "analysis/test_analyse.py", "models/test_dropout.py"),
-    *(
-        "api/test_outside.py",
-        "ingest/kineto/test_decode_pool.py",
-        "roundtrip/test_roundtrip.py",
-        "ingest/op_tables/test_reader.py",
-    ),
-    *("cli/test_real_nsys.py", "support/test_pool.py", "schedule/test_builders.py", "context/test_context.py"),
-    *("cli/test_output.py", "ingest/test_fuzz.py", "pipeline/test_sleeping_schedules.py", "clock/test_clock.py"),
+    *("models/test_mixes.py", "dashboards/test_browser.py", "frameworks/test_torch_pipelining.py"),
+    *("optim/test_validation.py", "pipeline/test_kinds.py", "cli/test_scripts.py"),
+    *("cli/test_run.py", "models/test_marked_mixes.py", "adapters/test_real_frameworks.py"),
+    *("workflow/test_dask.py", "cli/test_hang_runs.py", "cli/test_nsys.py"),
+    *("pipeline/test_memory.py", "pipeline/test_exact.py", "roundtrip/test_roundtrip.py"),
+    *("ingest/op_tables/test_reader.py", "analysis/test_analyse.py", "ingest/kineto/test_decode_pool.py"),
+    *("docs/test_site.py", "schedule/test_builders.py", "cli/test_real_nsys.py"),
+    *("cli/test_sleeping.py", "api/test_outside.py", "adapters/test_torch_pipelining.py"),
+    *("cli/test_output.py", "workflow/test_analyse_on_workers.py", "unlabelled/test_match_chain.py"),
+    *("ingest/test_fuzz.py", "gpu/test_gpu_run.py", "support/test_pool.py"),
+    *("context/test_context.py", "pipeline/test_outstanding.py", "pipeline/test_sleeping_schedules.py"),
+    *("models/test_train_gpt.py", "cli/test_volume.py", "docs/test_recipes_followed.py"),
+    *("recognise/test_run.py", "clock/test_clock.py", "kineto/test_salvage.py"),
+    *("models/test_dropout.py",),
 )
 """Files that take long, and those that wait for others: begun first, so that none of them runs alone at the end."""
 
