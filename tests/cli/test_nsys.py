@@ -106,7 +106,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_under_nsys_is_one_file_with_all_ranks_and_is_analysed(fake: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = ("-n", "2", "-o", run_dir, "--profiler", "nsys", "--steps", "1:3")
-    ended = pptrace("run", *options, "train.py", "4", "0", cwd=tmp_path)
+    ended = pptrace("run", *options, "train.py", "4", "0", cwd=tmp_path, forked=True)
     assert ended.code == 0, ended.err
     assert "[rank 1] did 3" in ended.out
     assert "2 ranks (pp 2) · 1f1b, 4 microbatches" in ended.out
@@ -203,12 +203,12 @@ def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path:
 
 def test_an_nsys_that_fails_at_its_start_is_started_again(fake: Path, tmp_path: Path) -> None:
     program, failed = tmp_path / "bin" / "nsys", tmp_path / "failed"
-    works = program.rename(tmp_path / "works")
-    program.write_text(
-        f'#!/bin/sh\nif [ ! -e {failed} ]; then : > {failed}; echo sem_open >&2; exit 1; fi\nexec {works} "$@"\n'
-    )
-    program.chmod(0o755)
-    ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)
+    shebang, *works = program.read_text().splitlines(keepends=True)
+    fails_once = f"import pathlib, sys\nfailed = pathlib.Path({str(failed)!r})\nif not failed.exists():\n"
+    fails_once += "    failed.touch()\n    sys.exit('sem_open')\n"
+    program.write_text("".join([shebang, fails_once, *works]))
+    options = ("-o", tmp_path / "run", "--profiler", "nsys")
+    ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path, forked=True)
     assert (ended.code, ended.out.count("did 0")) == (0, 1), ended.err
     assert "ended with code 1 before it started the script; trying again" in ended.err
     assert (tmp_path / "run" / "node0.sqlite").is_file()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.extent import ALL
 from tests.support.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
 
 P4 = SAMPLES / "1f1b_p4"
@@ -13,7 +14,8 @@ SHAPE = "1f1b --pp 2 --microbatches 4"
 
 
 @pytest.mark.parametrize(
-    "command", [f"analyze {P4}", f"analyze {P4} --json -", "schedule list", f"simulate {SHAPE} --json -", "--help", ""]
+    "command",
+    [f"analyze {P4}", f"simulate {SHAPE} --json -", "--help"] + [f"analyze {P4} --json -", "schedule list", ""] * ALL,
 )
 def test_a_stdout_that_is_closed_or_full_is_told_in_one_line(command: str) -> None:
     assert "stdout: cannot be written (it is closed)" in one_line(pptrace_in_shell(f"pptrace {command} >&-"), 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.extent import ALL
 from tests.support.forked import start_python
 from tests.support.programs import ROOT, Ended
 
@@ -319,7 +320,7 @@ def test_a_pipeline_by_hand_with_marks_is_reported_and_its_losses_are_bit_identi
 def test_ranks_that_torchrun_starts_write_one_run(tmp_path: Path) -> None:
     script = written(tmp_path, HAND_MADE)
     command = (*TORCHRUN, "-m", "instrument.launch", "--steps", "1:3")
-    ended = run(command, script, anew=True, PPTRACE_RUN_DIR=str(tmp_path / "run"))
+    ended = run(command, script, anew=ALL, PPTRACE_RUN_DIR=str(tmp_path / "run"))
     assert ended.code == 0, ended.err
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     again = run(command, script, PPTRACE_RUN_DIR=str(tmp_path / "run"))

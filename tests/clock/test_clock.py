@@ -18,6 +18,7 @@ from pptrace.model.tables import COMMS, HOST_NAME, OPS, Trace, make_table
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.support.extent import ALL
 from tests.support.synthetic import START, record
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -43,7 +44,7 @@ def shifted(comms: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
 offsets_ns = st.one_of(st.integers(-5_000, 5_000), st.integers(-300_000_000_000, 300_000_000_000))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 if ALL else 15)
 @given(
     st.sampled_from([("1f1b", 2, 3, 1), ("gpipe", 4, 4, 1), ("1f1b", 5, 7, 1), ("interleaved-1f1b", 3, 3, 2)]),
     st.lists(offsets_ns, min_size=5, max_size=5),
@@ -65,7 +66,7 @@ def test_offsets_from_microseconds_to_minutes_are_found_within_the_stated_uncert
     assert clock.uncertainty_ns <= latency * recording.job.plan.pp, "messages both ways bound each hop by their latency"
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if ALL else 30)
 @given(st.integers(2, 6), st.data())
 def test_any_true_messages_and_collectives_bound_the_offsets(num_ranks: int, data: st.DataObject) -> None:
     """Random traffic in true time, every rank on a clock of its own: the truth always lies within the uncertainty."""

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -121,9 +122,9 @@ class Visit:
         return [url for url in self.requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))]
 
 
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
-    """Open an address at 1400×900. What the page asks for, and what it complains about, is judged when the test ends."""
+@contextmanager
+def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
+    """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged."""
     visits: list[Visit] = []
 
     def open_page(url: str) -> Visit:
@@ -147,3 +148,25 @@ def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
         assert opened.complaints == []
         assert opened.foreign_requests() == []
         assert len(opened.requests) > 3
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
+    """Open an address; its page is judged when the test ends."""
+    with visiting(browser) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def page_of_p4(browser: Any, run_p4: Path, serve: Callable[[Sequence[Path]], str]) -> Iterator[Any]:
+    """The timeline of a small run, opened once: most of what a test costs is the first drawing of its page."""
+    with visiting(browser) as open_page:
+        yield open_page(serve([run_p4]) + "timeline").page
+
+
+@pytest.fixture
+def timeline_p4(page_of_p4: Any, run_p4: Path, serve: Callable[[Sequence[Path]], str]) -> Any:
+    """The page for tests that leave it as it was, or are its last."""
+    serve([run_p4])
+    page_of_p4.wait_for_selector("#timeline .barlayer .trace.bars")
+    return page_of_p4

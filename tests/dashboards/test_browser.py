@@ -77,13 +77,9 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     )
     for part, name in zip(widths, ("compute_ns", "exposed_comm_ns", "bubble_ns"), strict=True):
         assert part == pytest.approx([getattr(rank, name) / 1e6 for rank in step.ranks])
-
-
-def test_the_pictures_of_the_overview_are_tall_enough_to_read(run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    page = visit(serve([run_p4])).page
     for name in ("rank-bars", "waterfall"):
         page.wait_for_selector(f"#{name} .barlayer .bars")
-        assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250
+        assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250, "tall enough to read"
 
 
 def test_choosing_a_step_changes_the_numbers(run_p4: Path, serve: Serve, visit: Visiting) -> None:
@@ -103,73 +99,67 @@ def test_choosing_a_step_changes_the_numbers(run_p4: Path, serve: Serve, visit: 
     )
 
 
-def test_the_timeline_has_a_row_for_each_rank_and_a_number_in_each_wide_bar(
-    run_p4: Path, serve: Serve, visit: Visiting
-) -> None:
-    page = visit(serve([run_p4]) + "timeline").page
-    page.wait_for_selector("#timeline .barlayer .trace.bars")
-    rows = page.locator("#timeline .ytick").all_text_contents()
+def test_the_timeline_has_a_row_for_each_rank_and_a_number_in_each_wide_bar(timeline_p4: Any) -> None:
+    rows = timeline_p4.locator("#timeline .ytick").all_text_contents()
     assert [row.split() for row in rows] == [["rank", f"{rank}", "stage", f"{rank}"] for rank in range(4)]
-    numbers = page.locator("#timeline .bartext").all_text_contents()
+    numbers = timeline_p4.locator("#timeline .bartext").all_text_contents()
     assert sorted(set(numbers), key=int) == [str(number) for number in range(8)]
     assert len(numbers) == 2 * 8 * 4
-    legend = page.locator("#timeline .legendtext").all_text_contents()
+    legend = timeline_p4.locator("#timeline .legendtext").all_text_contents()
     assert {"Forward", "Backward", "Transfer", "Waiting", "warmup", "steady", "cooldown"} <= set(legend)
 
 
-def test_hovering_an_op_and_a_bubble_tells_their_details(run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    page = visit(serve([run_p4]) + "timeline").page
-    page.wait_for_selector("#timeline .barlayer .trace.bars")
-    page.mouse.move(*place_of_bar(page, "Forward", 2))
-    page.wait_for_selector("#timeline .hoverlayer .hovertext")
-    text = page.text_content("#timeline .hoverlayer .hovertext")
+def test_hovering_an_op_and_a_bubble_tells_their_details(timeline_p4: Any) -> None:
+    timeline_p4.mouse.move(*place_of_bar(timeline_p4, "Forward", 2))
+    timeline_p4.wait_for_selector("#timeline .hoverlayer .hovertext")
+    text = timeline_p4.text_content("#timeline .hoverlayer .hovertext")
     for part in ("Forward", "microbatch 2", "rank 0", "stage 0", "warmup", "step 2", "from 8.000 ms", "4.000 ms long"):
         assert part in text
-    page.mouse.move(*place_of_bar(page, "Bubble", 0))
-    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('Bubble')")
-    page.mouse.move(*place_of_bar(page, "Waiting", 0))
-    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('Receive from rank')")
+    timeline_p4.mouse.move(*place_of_bar(timeline_p4, "Bubble", 0))
+    timeline_p4.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('Bubble')")
+    timeline_p4.mouse.move(*place_of_bar(timeline_p4, "Waiting", 0))
+    timeline_p4.wait_for_function(
+        "document.querySelector('#timeline .hoverlayer').textContent.includes('Receive from rank')"
+    )
 
 
-def test_dragging_zooms_and_a_double_click_goes_back(run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    page = visit(serve([run_p4]) + "timeline").page
-    page.wait_for_selector("#timeline .barlayer .trace.bars")
-    before = x_range(page)
-    plot = page.locator("#timeline .nsewdrag").first.bounding_box()
-    page.mouse.move(plot["x"] + plot["width"] * 0.25, plot["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + 60, steps=5)
-    page.mouse.up()
+def test_dragging_zooms_and_a_double_click_goes_back(timeline_p4: Any) -> None:
+    before = x_range(timeline_p4)
+    plot = timeline_p4.locator("#timeline .nsewdrag").first.bounding_box()
+    timeline_p4.mouse.move(plot["x"] + plot["width"] * 0.25, plot["y"] + 40)
+    timeline_p4.mouse.down()
+    timeline_p4.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + 60, steps=5)
+    timeline_p4.mouse.up()
     width = before[1] - before[0]
-    page.wait_for_function(
+    timeline_p4.wait_for_function(
         """width => {
             const range = document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range;
             return range[1] - range[0] < 0.3 * width;
         }""",
         arg=width,
     )
-    zoomed = x_range(page)
+    zoomed = x_range(timeline_p4)
     assert zoomed[0] == pytest.approx(before[0] + 0.25 * width, rel=0.05)
-    page.mouse.wheel(0, -300)
-    page.wait_for_function(
+    timeline_p4.mouse.wheel(0, -300)
+    timeline_p4.wait_for_function(
         "low => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[0] > low", arg=zoomed[0]
     )
-    page.mouse.dblclick(plot["x"] + plot["width"] * 0.5, plot["y"] + 60)
-    page.wait_for_function(
+    timeline_p4.mouse.dblclick(plot["x"] + plot["width"] * 0.5, plot["y"] + 60)
+    timeline_p4.wait_for_function(
         "high => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > 0.99 * high", arg=before[1]
     )
-    assert x_range(page) == pytest.approx(before)
+    assert x_range(timeline_p4) == pytest.approx(before)
 
 
-def test_the_plan_can_be_seen_in_place_of_the_measurement(run_p4: Path, serve: Serve, visit: Visiting) -> None:
-    page = visit(serve([run_p4]) + "timeline").page
-    page.wait_for_selector("#timeline .barlayer .trace.bars")
-    before = x_range(page)
-    page.get_by_text("Planned", exact=True).click()
-    page.wait_for_function("document.querySelector('#timeline-note').textContent.startsWith('The plan alone takes')")
-    page.mouse.move(*place_of_bar(page, "Backward", 0))
-    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('simulated')")
-    assert x_range(page) == pytest.approx(before)
+def test_the_plan_can_be_seen_in_place_of_the_measurement(timeline_p4: Any) -> None:
+    before = x_range(timeline_p4)
+    timeline_p4.get_by_text("Planned", exact=True).click()
+    timeline_p4.wait_for_function(
+        "document.querySelector('#timeline-note').textContent.startsWith('The plan alone takes')"
+    )
+    timeline_p4.mouse.move(*place_of_bar(timeline_p4, "Backward", 0))
+    timeline_p4.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('simulated')")
+    assert x_range(timeline_p4) == pytest.approx(before)
 
 
 def test_an_interleaved_run_shows_its_chunks(run_p8v2: Path, serve: Serve, visit: Visiting) -> None:

@@ -19,6 +19,7 @@ from pptrace.ingest.kineto.decode_pool import DecodePool, WorkerError
 from pptrace.ingest.kineto.decode_worker import NUM_SLOTS, SLOT_BYTES
 from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.tables import Trace
+from tests.support.extent import ALL
 
 Write = Callable[..., Path]
 CORES = 3
@@ -104,8 +105,12 @@ def read_shared(path: Path) -> Trace:
         assert all(process.poll() is not None for pool in made for process in pool.processes)
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-@pytest.mark.parametrize("layout", [{}, {"indent": 2}], ids=["compact", "indented"])
+COMPACT: dict[str, Any] = {}
+INDENTED: dict[str, Any] = {"indent": 2}
+LAYOUTS = [("trace.json", INDENTED), ("trace.json.gz", COMPACT)]
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS + [("trace.json", COMPACT), ("trace.json.gz", INDENTED)] * ALL)
 def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any]) -> None:
     path = write(events(6000), name, after={"pptrace": {"rank": 3}}, **layout)
     shared = read_shared(path)

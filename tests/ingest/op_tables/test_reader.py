@@ -29,6 +29,7 @@ from pptrace.schedule import registry
 from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Columns = dict[str, list[Any]]
@@ -80,8 +81,19 @@ def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp
     assert [rank.compute_ns for rank in step.ranks] == [rank.compute_ns for rank in simulation.ranks]
 
 
-@pytest.mark.parametrize("left_out", [["stage", "step"], ["chunk"], ["microbatch"]])
-@pytest.mark.parametrize(("name", "v"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zbv", 2)])
+LEFT_OUT = [["stage", "step"], ["chunk"], ["microbatch"]]
+PLACED = [("1f1b", 1), ("interleaved-1f1b", 2), ("zbv", 2)]
+FEW_LEFT_OUT = [
+    (LEFT_OUT[0], *PLACED[2]),
+    (LEFT_OUT[1], *PLACED[1]),
+    (LEFT_OUT[2], *PLACED[0]),
+    (LEFT_OUT[2], *PLACED[1]),
+]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "name", "v"), [(out, *each) for out in LEFT_OUT for each in PLACED] if ALL else FEW_LEFT_OUT
+)
 def test_what_the_table_leaves_out_follows_from_the_rest(
     tmp_path: Path, left_out: list[str], name: str, v: int
 ) -> None:
@@ -315,9 +327,12 @@ def replicated(along_dp: int, along_pp: int, axis: str, size: str) -> pd.DataFra
     return pd.concat(parts)
 
 
-@pytest.mark.parametrize("size", ["2", ""])
-@pytest.mark.parametrize(("axis", "mesh"), [("dp", (1, 1, 2)), ("tp", (2, 1, 1))])
-@pytest.mark.parametrize(("along_dp", "along_pp"), [(1, 2), (2, 1)])
+DP, TP = ("dp", (1, 1, 2)), ("tp", (2, 1, 1))
+EVERY_TWO = [("2", *DP, 1, 2), ("2", *TP, 2, 1), ("", *DP, 2, 1), ("", *TP, 1, 2)]
+OTHERS = [("2", *DP, 2, 1), ("2", *TP, 1, 2), ("", *DP, 1, 2), ("", *TP, 2, 1)]
+
+
+@pytest.mark.parametrize(("size", "axis", "mesh", "along_dp", "along_pp"), EVERY_TWO + OTHERS * ALL)
 def test_replicas_that_one_axis_names_are_its_groups(
     tmp_path: Path, size: str, axis: str, mesh: tuple[int, int, int], along_dp: int, along_pp: int
 ) -> None:

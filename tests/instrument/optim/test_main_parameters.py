@@ -19,6 +19,7 @@ from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from tests.instrument.models.cases.mixes import (
     SEQUENCE,
+    STEPS,
     Mix,
     mesh_of,
     reference,
@@ -106,7 +107,7 @@ class _Held:
 def _train(mix: Mix) -> _Held:
     mesh = mesh_of(mix)
     runtime = runtime_of(mix, mesh, Recorder())
-    losses = run_steps(mix, mesh, runtime, 3)
+    losses = run_steps(mix, mesh, runtime, STEPS)
     main = runtime.gradients.main
     assert main is not None
     model = list(runtime.program.parameters())

@@ -15,6 +15,7 @@ from pptrace.simulator.simulation import peak_inflight
 from tests.instrument.pipeline.buffers import is_empty
 from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
+from tests.support.extent import ALL
 from tests.support.pool import Pool
 
 MESSAGES = 4  # on their way in or out of a rank at most, beside what its stages keep: a quarter of one microbatch
@@ -39,8 +40,9 @@ def test_every_schedule_holds_what_it_plans(pool: Pool, schedule: str) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b"])
 def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
     chunks = SCHEDULES[schedule].default_chunks
-    none, full = (Case(schedule, 4, 8, chunks=chunks, recompute=how) for how in (Recompute.NONE, Recompute.FULL))
-    some = [Case(schedule, 4, 8, chunks=chunks, keep=keep) for keep in (2, 1, 0)]
+    m = 8 if ALL or chunks == 1 else 4
+    none, full = (Case(schedule, 4, m, chunks=chunks, recompute=how) for how in (Recompute.NONE, Recompute.FULL))
+    some = [Case(schedule, 4, m, chunks=chunks, keep=keep) for keep in (2, 1, 0)]
     for rank, row in enumerate(pool.run(measure_cases, [none, *some, full])):
         for case, measured in zip((none, *some, full), row, strict=True):
             check(measured, case, rank)

@@ -38,7 +38,7 @@ from tests.instrument.models.cases.call_watch import CallWatch
 
 MICROBATCH_SIZE, SEQUENCE = 1, 16
 HIDDEN, HEADS = 16, 4
-STEPS, LEARNING_RATE = 3, 1e-2
+STEPS, LEARNING_RATE = 2, 1e-2  # AdamW's first update forgets the gradient's size; its second depends on both gradients
 CPU = torch.device("cpu")
 SIZES = [(pp, tp, cp, dp) for pp, tp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2)) if pp * tp * cp * dp <= 8]
 """(pp, tp, cp, dp) of every mix within eight processes."""

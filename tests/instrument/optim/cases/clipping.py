@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -142,6 +143,7 @@ def reference(training: Training) -> Reference:
     return Reference(parameters, tuple(losses), tuple(squares))
 
 
+@cache
 def names_of(case: Case) -> list[set[str]]:
     """By pipeline rank, the parameters that are on no rank before it: those it counts."""
     plan, seen, names = case.plan, set[str](), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -141,12 +142,18 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
 
 def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of the same model and batch in one process, without any pipeline."""
-    model = GptStage(replace(case.config, recompute=Recompute.NONE), range(case.config.layers))
-    if case.tied:
+    return _reference(replace(case.config, recompute=Recompute.NONE), case.microbatches, case.dp)
+
+
+@lru_cache
+def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, dict[str, Tensor]]:
+    model = GptStage(config, range(config.layers))
+    if config.tied:
         assert model.embedding is not None
         assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
-    batches = [case.batch(dp_rank) for dp_rank in range(case.dp)]
+    data = TextData(microbatches, MICROBATCH_SIZE, SEQUENCE)
+    batches = [data.batch(0, dp_rank) for dp_rank in range(dp)]
     tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
     targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
     loss = cross_entropy(model(tokens), targets)
