@@ -11,7 +11,6 @@ process, imports included, and for each op what its events and tables add to the
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import re
 import subprocess
@@ -24,17 +23,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.ingest import open_inputs, read_each
-from pptrace.marks import OpMark, P2PMark, SpanMark, parse_mark
 from pptrace.model.tables import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import analyse_ranks
 from pptrace.workflow.rank_store import recognise_trace
-from tests.dashboards.synthetic import write_run
+from tests.bench.kineto_runs import STYLES, write_kineto_run
 
 PP, CHUNKS = 8, 2
 LIMIT_US, LIMIT_FROM_OPS = 10.0, 45_000
 MOST_GROWTH = 1.5
-STYLES = ("marks", "labels")
 
 
 def main() -> int:
@@ -52,10 +49,7 @@ def main() -> int:
         for number in options.ops or [10_000, 50_000, 200_000]:
             with tempfile.TemporaryDirectory() as folder:
                 num_steps = max(round(number / (PP * CHUNKS * 2 * options.microbatches)), 1)
-                write_run(Path(folder), "interleaved-1f1b", PP, options.microbatches, num_steps, CHUNKS)
-                if style == "labels":
-                    for path in Path(folder).glob("rank*.json.gz"):
-                        relabel(path)
+                write_kineto_run(Path(folder), style, PP, options.microbatches, num_steps, CHUNKS)
                 command = [sys.executable, __file__, "--of", folder]
                 result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             each = result["analysis_s"] / result["ops"]
@@ -114,32 +108,6 @@ def peak_bytes() -> int:
     """Of this process; what ``getrusage`` says of a child begins with its parent's."""
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kilobytes) * 1024
-
-
-def relabel(path: Path) -> None:
-    """Give a trace of marks the names that torch.distributed.pipelining writes, and the profiler's ranges of steps."""
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    facts = trace.pop("pptrace")
-    trace["distributedInfo"] = {"rank": facts["rank"], "world_size": facts["world_size"]}
-    kept, spans = [], dict[int, tuple[float, float]]()
-    for event in trace["traceEvents"]:
-        mark = parse_mark(event["name"])
-        match mark:
-            case OpMark(action):
-                event["name"] = f"PP:{action}"
-            case P2PMark((transfer,)):
-                event["name"] = f"PP:{transfer.action}"
-            case SpanMark():
-                event["name"] = "Optimizer.step#AdamW.step"
-            case _:
-                continue
-        kept.append(event)
-        start, end = spans.get(mark.step, (event["ts"], event["ts"]))
-        spans[mark.step] = min(start, event["ts"]), max(end, event["ts"] + event["dur"])
-    for step, (start, end) in spans.items():
-        times = {"ts": start - 5, "dur": end - start + 10}
-        kept.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1, **times})
-    path.write_bytes(gzip.compress(json.dumps(trace | {"traceEvents": kept}).encode(), 1))
 
 
 if __name__ == "__main__":
