@@ -16,21 +16,21 @@ from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
 from pptrace.model.wording import listed
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import (
-    GROUP_COLUMNS,
     UNKNOWN,
     CallKey,
     Chain,
     Group,
+    call_keys,
     chains_of,
     edges_of,
     exchanges,
-    key_of,
     multiply_up,
     one_way_rings,
     ranks_of,
     sizes_of,
 )
-from pptrace.recognise.groups.usage import Use, axis_of_use, merge_usage
+from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage
+from pptrace.slices import rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +123,11 @@ def _used(
     for rank, table in calls.items():
         if table.empty:
             continue
-        for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
-            key = key_of(rank, columns)
+        number, keys = call_keys(rank, table)
+        for index, key in enumerate(keys):
             group = _complete(_group_of(key), configured.get(rank, {}), world)
             of_call[key] = group
+            part = rows_where(table[list(USE_COLUMNS)], number == index)
             uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
     for by_name in configured.values():
         for group in by_name.values():

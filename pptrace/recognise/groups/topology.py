@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +11,9 @@ import pandas as pd
 
 from pptrace.axes import MESH_ORDER, SHARING, Axis
 from pptrace.marks import P2P
+from pptrace.model.tables import Int64
 from pptrace.recognise.groups.descriptions import axis_of_description
+from pptrace.slices import distinct_of, rows_where
 
 UNKNOWN = "unknown"
 _MODEL_AXES: tuple[str, ...] = tuple(axis for axis in MESH_ORDER if axis is not Axis.DP)
@@ -55,6 +57,15 @@ def ranks_of(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
         return ()
     return tuple(value)
+
+
+def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
+    """(by call the number of its key, the keys) of a rank's calls; keys as they come first."""
+    columns = [calls[name].to_numpy() for name in GROUP_COLUMNS]
+    number, first = distinct_of(columns)
+    return number, [
+        key_of(rank, columns) for columns in zip(*(column[first].tolist() for column in columns), strict=True)
+    ]
 
 
 _REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")
@@ -206,15 +217,26 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
         group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)
     }
     one_way = set()
-    for rank, table in calls.items():
-        if table.empty:
-            continue
+    for rank, table in calls.items() if possible else ():
         messages = table[table["kind"].isin(P2P)]
-        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+        for key, part in _by_key(rank, messages[[*GROUP_COLUMNS, "kind", "start_ns", "stream", "clock"]]):
+            if (group := of_call[key]) not in possible:
+                continue
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
             if (part["clock"] != "device").any() or not both.all():
-                one_way.add(of_call[key_of(rank, columns)])
+                one_way.add(group)
     return frozenset(possible - one_way)
+
+
+def _by_key(rank: int, calls: pd.DataFrame) -> Iterator[tuple[CallKey, pd.DataFrame]]:
+    """The calls of each key; keys as they come first."""
+    if len(calls):
+        number, keys = call_keys(rank, calls)
+        for index, key in enumerate(keys):
+            yield key, rows_where(calls, number == index)
+
+
+_ENDS = ["kind", "peer", "local_peer"]
 
 
 def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
@@ -227,13 +249,13 @@ def edges_of(
     """The messages whose peer is known, by the group of their calls."""
     edges: dict[Group, set[tuple[int, int]]] = {}
     for rank, table in calls.items():
-        if table.empty:
-            continue
         messages = table[table["kind"].isin(P2P)]
-        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
-            group = of_call[key_of(rank, columns)]
+        for key, part in _by_key(rank, messages[[*GROUP_COLUMNS, *_ENDS]]):
+            group = of_call[key]
             named = group if group.id or group.ranks else unnamed[rank]
-            for kind, global_rank, group_rank in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
+            ends = [part[name].to_numpy() for name in _ENDS]
+            _, first = distinct_of(ends)
+            for kind, global_rank, group_rank in zip(*(column[first].tolist() for column in ends), strict=True):
                 peer = global_peer(global_rank, group_rank, named)
                 if peer >= 0:
                     edges.setdefault(group, set()).add((rank, peer) if kind == "send" else (peer, rank))

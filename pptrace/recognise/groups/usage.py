@@ -11,6 +11,10 @@ import pandas as pd
 from pptrace.recognise.groups.topology import Group
 
 
+USE_COLUMNS = ("kind", "hint", "backward", "bytes")
+"""The columns of calls that tell how their group is used."""
+
+
 @dataclass(slots=True)
 class Use:
     """How a group, or a family of equal groups, was used.
