@@ -10,7 +10,6 @@ import pandas as pd
 
 from pptrace.recognise.groups.topology import Group
 
-
 USE_COLUMNS = ("kind", "hint", "backward", "bytes")
 """The columns of calls that tell how their group is used."""
 
