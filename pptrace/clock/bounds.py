@@ -27,8 +27,8 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
 class Traffic:
     """Matched communication as columns: the index of each row's rank and its times, and what relates ranks.
 
-    ``sends`` and ``receives`` are the rows of the two ends of each message; ``collectives`` those of collectives in which everyone
-    waits for everyone, ``call`` the number of the collective of each.
+    ``sends`` and ``receives`` are the rows of the two ends of each message; ``collectives`` those of collectives in which
+    everyone waits for everyone.
     """
 
     num_ranks: int

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import Events, Int64
+from pptrace.model.tables import Int64
 from pptrace.recognise.device.communication_names import KINDS
 from pptrace.slices import Slice
 
@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, tuple[str, int]] = {
     "kernel_start_ns": ("int64", 0),  # when the first of them begins, and the last ends
     "kernel_end_ns": ("int64", 0),
 }
-"""The columns of calls: their types, and the values where nothing is known. A slice of them is meant by *calls* in this folder."""
+"""The columns of calls, their types, and the values where nothing is known: *calls* in this folder are slices of them."""
 
 
 def make_calls(num_calls: int, columns: Mapping[str, npt.NDArray[Any]]) -> Slice:
@@ -62,17 +62,13 @@ def with_columns(calls: Slice, columns: Mapping[str, npt.NDArray[Any]]) -> Slice
 
 
 class CommArgs:
-    """The communication arguments of a rank's events (schema ``COMM_ARGS``), looked up by event; the last row of an event counts."""
+    """The communication arguments of a rank's events (schema ``COMM_ARGS``) by event; the last row of an event counts."""
 
     def __init__(self, table: pd.DataFrame) -> None:
         self._columns = {str(name): table[name].to_numpy() for name in table.columns}
         event = self._columns["event"]
         self._order = np.argsort(event, kind="stable")
         self._events = event[self._order]
-
-    @classmethod
-    def of(cls, events: Events) -> CommArgs:
-        return cls(events.comm_args)
 
     def rows_of(self, events: npt.NDArray[np.integer[Any]]) -> Int64:
         """The row of each of these events, −1 where it has none."""

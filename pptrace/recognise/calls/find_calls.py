@@ -65,7 +65,6 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "worker": calls["worker"],
         "stream": np.where(on_device, stream, -1),
         "clock": np.array(["host", "device"], dtype=object)[on_device.astype(np.int64)],
-        "end_ns": np.where(on_device, calls["kernel_end_ns"], 0),
     }
     host = _host_times(calls, events)
     device = dict.fromkeys(("start_ns", "posted_ns", "asked_ns"), calls["kernel_start_ns"])
@@ -84,4 +83,4 @@ def _host_times(calls: Slice, events: Events) -> dict[str, Int64]:
     waits = np.flatnonzero(is_ahead & (calls["kernel"] < 0))
     asked[waits] = busy_until(events, calls["thread"][waits], until[waits], end[waits])
     ends = np.where(is_unknown, until, np.where(is_ahead, end, np.maximum(start, end)))
-    return {"start_ns": np.where(is_unknown, start, start), "posted_ns": posted, "asked_ns": asked, "end_ns": ends}
+    return {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": ends}

@@ -229,7 +229,7 @@ def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slic
             constants.setdefault(name, []).append(np.tile(values, len(firsts)))
     start, until, record, at = (np.concatenate(fields[name]) for name in ("start", "until", "record", "at"))
     constant = {name: np.concatenate(values) for name, values in constants.items()}
-    joined = {name: tuple(map(np.concatenate, zip(*some, strict=True))) for name, some in pairs.items()}
+    joined = {name: _concatenated(some) for name, some in pairs.items()}
     columns: dict[str, npt.NDArray[np.generic]] = {
         **{name: constant[name] for name in ("kind", "of_library", "on_worker", "is_enqueued", "in_parts")},
         "is_functional": constant["is_functional"],
@@ -244,6 +244,11 @@ def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slic
     }
     order = np.argsort(_known_at(ranges, at, constant["is_operator"] > 0, np.concatenate(fields["opens"])))
     return make_calls(num_calls, columns).where(order)
+
+
+def _concatenated(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
+    first, second = zip(*pairs, strict=True)
+    return np.concatenate(first), np.concatenate(second)
 
 
 def _known_at(ranges: _Ranges, at: Int64, is_operator: npt.NDArray[np.bool_], opens: Int64) -> Int64:

@@ -6,7 +6,6 @@ next carries them all. What a kernel does whose call was not recorded, its own a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from pptrace.model.tables import Category, Events, Int64
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, join_calls, make_calls, with_columns
-from pptrace.recognise.device.communication_names import KINDS, hint_of_kernel, kind_of, kind_of_kernel
+from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.device.work import communication_rows, launch_calls
 from pptrace.slices import Slice
 
@@ -186,12 +185,6 @@ class _Pairs:
     kernel: Int64
     call: Int64
 
-    def by_call(self) -> Iterator[tuple[str, Int64]]:
-        """The kernels in the order of their calls, and where those of each call begin."""
-        order = np.argsort(self.call, kind="stable")
-        yield "kernel", self.kernel[order]
-        yield "first", np.flatnonzero(np.diff(self.call[order], prepend=-1))
-
 
 def _with_times(calls: Slice, pairs: _Pairs, args: CommArgs) -> Slice:
     """The calls with what their kernels tell: times, the axis of a library, arguments where the call has none."""
@@ -212,9 +205,9 @@ def _with_times(calls: Slice, pairs: _Pairs, args: CommArgs) -> Slice:
 
 
 def _with_all_to_alls(calls: Slice, pairs: _Pairs) -> Slice:
-    """The calls with a further one of unknown kind for each kernel of a stream on which each carries so many sends and receives of
-    the library that they may be an all-to-all, and these of no kind: as their kernel is where nothing else was recorded. A
-    pipeline's batches begin and end with fewer on the same stream.
+    """The calls, with one of unknown kind for all that a kernel carries, as where nothing but the kernel was recorded, on streams
+    of which each kernel carries so many sends and receives of the library that they may be an all-to-all; these lose their kind.
+    A pipeline's batches begin and end with fewer on the same stream.
     """
     kernels, num_kernels = pairs.kernels, len(pairs.kernels.row)
     of_library = calls["of_library"][pairs.call]
@@ -251,6 +244,3 @@ def _with_all_to_alls(calls: Slice, pairs: _Pairs) -> Slice:
     left = calls["kind"].copy()
     left[call] = 0
     return join_calls([with_columns(calls, {"kind": left}), make_calls(len(merged), columns)])
-
-
-assert KINDS[0] == ""

@@ -48,10 +48,10 @@ class RangeName:
 class Nesting:
     """The calls that some nested events are, as indices of these events.
 
-    ``start`` and ``until`` are the events of which each call has its beginning and the return of its host call, ``record`` the one
-    with its arguments (−1: none), ``at`` the one by which it is known. ``sources`` are pairs of calls and events, in the order in
-    which they count: of ends, peers and sizes. ``constants`` are what nesting and names tell alone (columns of ``COLUMNS``, and
-    ``is_operator``: known by its operator alone). ``operators`` are the outermost operators.
+    ``start`` and ``until`` are the events of which each call has its beginning and the return of its host call, ``record`` the
+    one with its arguments (−1: none), ``at`` the one by which it is known. ``sources`` are pairs of calls and events, in the
+    order in which they count: of ends, peers and sizes. ``constants`` are what nesting and names tell alone (columns of
+    ``COLUMNS``, and ``is_operator``: known by its operator alone). ``operators`` are the outermost operators.
     """
 
     num_calls: int

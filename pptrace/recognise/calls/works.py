@@ -107,9 +107,9 @@ def _in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
     before = np.where(is_first, 0, np.append(0, waiting[:-1]))
     is_taking = is_work & (before > 0)
     taking, places = np.flatnonzero(is_taking), np.flatnonzero(~is_work)
-    taken_before = np.cumsum(is_taking) - is_taking
-    first_taken = taken_before[np.flatnonzero(is_first)][number]
-    first_posted = (np.cumsum(~is_work) - ~is_work)[np.flatnonzero(is_first)][number]
+    taken_before: Int64 = np.cumsum(is_taking) - is_taking
+    first_taken: Int64 = taken_before[np.flatnonzero(is_first)][number]
+    first_posted: Int64 = (np.cumsum(~is_work) - ~is_work)[np.flatnonzero(is_first)][number]
     place = places[first_posted[taking] + taken_before[taking] - first_taken[taking]]
     is_unsure = (before[taking] > 1) | (taken_before[taking] > taken_before[place])
     return both[taking], both[place], np.ones(len(taking), dtype=np.bool_), is_unsure

@@ -20,7 +20,7 @@ from pptrace.recognise.groups.topology import (
     CallKey,
     Chain,
     Group,
-    call_keys,
+    KeyedCalls,
     chains_of,
     edges_of,
     exchanges,
@@ -30,7 +30,6 @@ from pptrace.recognise.groups.topology import (
     sizes_of,
 )
 from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage
-from pptrace.slices import rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,11 @@ def find_groups(
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
-    of_call, uses = _used(calls, configured, world, steps)
+    keyed = {rank: KeyedCalls.of(rank, table) for rank, table in calls.items() if len(table)}
+    of_call, uses = _used(keyed, configured, world, steps)
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
-    edges = edges_of(calls, of_call, unnamed)
-    rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+    edges = edges_of(keyed, of_call, unnamed)
+    rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
         return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
@@ -112,7 +112,7 @@ def _described(
 
 
 def _used(
-    calls: Mapping[int, pd.DataFrame],
+    calls: Mapping[int, KeyedCalls],
     configured: Mapping[int, Mapping[str, Group]],
     world: int | None,
     steps: Mapping[int, int],
@@ -121,13 +121,9 @@ def _used(
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
-        if table.empty:
-            continue
-        number, keys = call_keys(rank, table)
-        for index, key in enumerate(keys):
+        for key, part in table.by_key(USE_COLUMNS):
             group = _complete(_group_of(key), configured.get(rank, {}), world)
             of_call[key] = group
-            part = rows_where(table[list(USE_COLUMNS)], number == index)
             uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
     for by_name in configured.values():
         for group in by_name.values():

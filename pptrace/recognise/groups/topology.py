@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, SHARING, Axis
@@ -57,6 +58,28 @@ def ranks_of(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
         return ()
     return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCalls:
+    """A rank's calls with the number of the key of each, and the keys by their numbers: as they come first."""
+
+    calls: pd.DataFrame
+    number: Int64
+    keys: Sequence[CallKey]
+
+    @classmethod
+    def of(cls, rank: int, calls: pd.DataFrame) -> KeyedCalls:
+        return cls(calls, *call_keys(rank, calls))
+
+    def by_key(self, columns: Sequence[str], only: Collection[str] = ()) -> Iterator[tuple[CallKey, pd.DataFrame]]:
+        """Some columns of the calls of each key, of some kinds alone if ``only`` names any."""
+        chosen = self.calls["kind"].isin(only).to_numpy() if only else np.ones(len(self.calls), dtype=np.bool_)
+        table, number = rows_where(self.calls[list(columns)], chosen), self.number[chosen]
+        present = np.bincount(number, minlength=len(self.keys))
+        for index, key in enumerate(self.keys):
+            if present[index]:
+                yield key, rows_where(table, number == index)
 
 
 def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
@@ -207,7 +230,7 @@ def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
     return one_way and all(after[after[rank]] != rank for rank in after)
 
 
-def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
+def exchanges(calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
     """Groups whose ranks send only while they receive, both in one kernel: two ranks, or several that never send back.
 
     A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
@@ -217,23 +240,14 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
         group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)
     }
     one_way = set()
-    for rank, table in calls.items() if possible else ():
-        messages = table[table["kind"].isin(P2P)]
-        for key, part in _by_key(rank, messages[[*GROUP_COLUMNS, "kind", "start_ns", "stream", "clock"]]):
+    for table in calls.values() if possible else ():
+        for key, part in table.by_key(("kind", "start_ns", "stream", "clock"), P2P):
             if (group := of_call[key]) not in possible:
                 continue
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
             if (part["clock"] != "device").any() or not both.all():
                 one_way.add(group)
     return frozenset(possible - one_way)
-
-
-def _by_key(rank: int, calls: pd.DataFrame) -> Iterator[tuple[CallKey, pd.DataFrame]]:
-    """The calls of each key; keys as they come first."""
-    if len(calls):
-        number, keys = call_keys(rank, calls)
-        for index, key in enumerate(keys):
-            yield key, rows_where(calls, number == index)
 
 
 _ENDS = ["kind", "peer", "local_peer"]
@@ -244,13 +258,12 @@ def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
 
 
 def edges_of(
-    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
+    calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
 ) -> dict[Group, set[tuple[int, int]]]:
     """The messages whose peer is known, by the group of their calls."""
     edges: dict[Group, set[tuple[int, int]]] = {}
     for rank, table in calls.items():
-        messages = table[table["kind"].isin(P2P)]
-        for key, part in _by_key(rank, messages[[*GROUP_COLUMNS, *_ENDS]]):
+        for key, part in table.by_key(_ENDS, P2P):
             group = of_call[key]
             named = group if group.id or group.ranks else unnamed[rank]
             ends = [part[name].to_numpy() for name in _ENDS]

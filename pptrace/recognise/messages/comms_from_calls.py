@@ -19,7 +19,7 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.recognise.messages.messages_from_plan import label_from_plan
-from pptrace.slices import distinct_of, slices
+from pptrace.slices import distinct_of, rows_where, slices
 
 Texts: TypeAlias = npt.NDArray[np.object_]
 
@@ -65,16 +65,24 @@ def _of_rank(
     schedule: ScheduleInfo,
 ) -> pd.DataFrame:
     rank_ops = ops[ops["rank"] == rank]
-    calls, kinds, axes = _unlabelled(rank, calls, groups, rank_ops, labelled_comms)
     number, keys = call_keys(rank, calls)
     call_groups = [groups.of_call[key] for key in keys]
-    unnamed = groups.unnamed
-    named = [group if group.id or group.ranks else unnamed[rank] for group in call_groups] if unnamed else call_groups
-    peers = _each(
-        lambda kind, key, peer, local_peer: global_peer(peer, local_peer, named[key]) if kind in P2P else -1,
-        (kinds, number, calls["peer"].to_numpy(), calls["local_peer"].to_numpy()),
-        "int64",
+    kinds = _kinds(calls, rank_ops)
+    axes = _each(
+        lambda kind, key, hint: _axis(kind, call_groups[key], hint, groups),
+        (kinds, number, calls["hint"].to_numpy(dtype=object)),
+        "object",
     )
+    is_free = _are_free(rank, calls, kinds, axes, labelled_comms)
+    calls, number, kinds, axes = rows_where(calls, is_free), number[is_free], kinds[is_free], axes[is_free]
+
+    def peer_of(kind: str, key: int, peer: int, local_peer: int) -> int:
+        group = call_groups[key]
+        named = group if group.id or group.ranks or kind not in P2P else groups.unnamed[rank]
+        return global_peer(peer, local_peer, named) if kind in P2P else -1
+
+    ends = (calls["peer"].to_numpy(), calls["local_peer"].to_numpy())
+    peers = _each(peer_of, (kinds, number, *ends), "int64")
     sizes = np.array([group.size for group in call_groups], dtype=np.int64)
     unknown = np.full(len(calls), -1, dtype=np.int64)
     table = make_table(
@@ -104,24 +112,13 @@ def _of_rank(
     return label_from_plan(table, rank_ops, schedule.plan_of, mesh.pipeline_of(rank), rank)
 
 
-def _unlabelled(
-    rank: int, calls: pd.DataFrame, groups: Groups, rank_ops: pd.DataFrame, labelled_comms: pd.DataFrame
-) -> tuple[pd.DataFrame, Texts, Texts]:
-    """The calls that no label covers, their kinds and axes."""
-    kinds = _kinds(calls, rank_ops)
-    number, keys = call_keys(rank, calls)
-    call_groups = [groups.of_call[key] for key in keys]
-    axes = _each(
-        lambda kind, key, hint: _axis(kind, call_groups[key], hint, groups),
-        (kinds, number, calls["hint"].to_numpy(dtype=object)),
-        "object",
-    )
-    is_labelled_message = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P)
-    labelled = labelled_comms[is_labelled_message & (labelled_comms["axis"] == "pp")]
-    if not len(labelled):
-        return calls, kinds, axes
-    is_free = ~_is_labelled(calls, kinds, axes, labelled)
-    return calls[is_free], kinds[is_free], axes[is_free]
+def _are_free(
+    rank: int, calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled_comms: pd.DataFrame
+) -> npt.NDArray[np.bool_]:
+    """Which calls no label of a message covers."""
+    is_message = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
+    labelled = labelled_comms[is_message]
+    return ~_is_labelled(calls, kinds, axes, labelled) if len(labelled) else np.ones(len(calls), dtype=np.bool_)
 
 
 def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
@@ -149,7 +146,8 @@ def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.Da
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    return _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | _is_any_of(kinds, P2P))
+    covered: npt.NDArray[np.bool_] = _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | _is_any_of(kinds, P2P))
+    return covered
 
 
 def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
