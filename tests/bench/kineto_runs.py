@@ -132,8 +132,8 @@ def _labels(events: Sequence[Event], rank: int) -> Iterator[Event]:
 
 def _nccl(events: Sequence[Event], rank: int) -> Iterator[Event]:
     """The labels, with the launches and kernels of ops and messages; a message's label is its posting."""
-    correlation = 0
-    for event in events:
+    correlation, posted = 0, 0.0
+    for event in sorted(events, key=lambda event: float(event["ts"])):
         start, end = event["ts"], event["ts"] + event["dur"]
         match parse_mark(event["name"]):
             case OpMark():
@@ -143,7 +143,9 @@ def _nccl(events: Sequence[Event], rank: int) -> Iterator[Event]:
                     yield from _launched("void gemm_kernel(float*)", correlation, start + 1 + part, *times, stream=7)
                     correlation += 1
             case P2PMark((transfer,)):
-                yield from _message(transfer, rank, correlation, start, end)
+                start = max(start, posted)  # the thread posts one message after the other
+                posted = start + _POSTING_US
+                yield from _message(transfer, rank, correlation, start, max(end, posted))
                 correlation += 1
     for event in _labels(events, rank):
         is_message = event["name"].startswith("PP:") and ("SEND" in event["name"] or "RECV" in event["name"])
