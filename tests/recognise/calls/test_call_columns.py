@@ -139,3 +139,14 @@ def test_of_several_arguments_of_an_event_the_last_count_and_of_none_nothing_is_
     rows = args.rows_of(np.array([2, 3, 4, 5]))
     assert args.message_bytes(rows).tolist() == [9, -1, 3, -1]
     assert args.texts("collective", rows).tolist() == ["b", "", "c", ""]
+
+
+def test_events_of_equal_names_that_nest_otherwise_are_other_calls() -> None:
+    rank = Rank(0)
+    for index, second in enumerate(((2, 3), (5, 6), (2, 3), (5, 6))):
+        at = LONG * index
+        rank.add(Category.CPU_OP, "c10d::allreduce_", at, at + 10, thread=MAIN_THREAD)
+        rank.record(at + 1, at + 4, collective="allreduce", in_bytes=8)
+        rank.record(at + second[0], at + second[1], collective="allreduce", in_bytes=16)
+    calls = find_calls(rank.trace().events)
+    assert calls["bytes"].tolist() == [8, 8, 16, 8, 8, 16]
