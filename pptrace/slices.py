@@ -165,6 +165,14 @@ def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np
     return last[index[:num_wanted]]
 
 
+def distinct_of(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(by row the number of its combination of values, the first row of each combination); combinations as they come first."""
+    number, values = pd.factorize(group_codes([pd.Series(column) for column in columns]))
+    first = np.zeros(len(values), dtype=np.int64)
+    first[number[::-1]] = np.arange(len(number))[::-1]  # of equal ones the last assignment stays
+    return number.astype(np.int64), first
+
+
 def distinct_rows(matrix: npt.NDArray[np.int64]) -> tuple[list[list[int]], npt.NDArray[np.intp]]:
     """(the distinct rows of a matrix of integers, by row the index of its like)."""
     if not matrix.shape[1]:

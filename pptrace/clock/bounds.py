@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,57 @@ ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barri
 
 def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     """Shape (n, n): offset[j] − offset[i] ≥ low[i, j], from single messages and collectives; its upper bound is −low[j, i]."""
-    rank_array = np.asarray(ranks)
-    low = np.full((len(ranks), len(ranks)), -UNBOUNDED, dtype=np.int64)
-    sends, receives = _ends_of_messages(matched)
-    rank, start, end = (matched[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
-    source, target = (np.searchsorted(rank_array, rank[rows]) for rows in (sends, receives))
-    np.maximum.at(low, (source, target), start[sends] - end[receives])
-    collectives = matched[matched["kind"].isin(ALL_TO_ALL)]
-    if len(collectives):
-        low = np.maximum(low, _of_collectives(collectives, rank_array))
-    np.fill_diagonal(low, 0)
-    return low
+    traffic = Traffic.of(matched, ranks)
+    return traffic.lower_bounds(traffic.start_ns, traffic.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Matched communication as columns: the index of each row's rank and its times, and what relates ranks.
+
+    ``sends`` and ``receives`` are the rows of the two ends of each message; ``collectives`` those of collectives in which
+    everyone waits for everyone.
+    """
+
+    num_ranks: int
+    rank: npt.NDArray[np.intp]
+    match: Matrix
+    start_ns: Matrix
+    end_ns: Matrix
+    sends: npt.NDArray[np.intp]
+    receives: npt.NDArray[np.intp]
+    collectives: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, matched: pd.DataFrame, ranks: Sequence[int]) -> Traffic:
+        match, start_ns, end_ns = (matched[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
+        is_collective = matched["kind"].isin(ALL_TO_ALL).to_numpy()
+        rank = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
+        ends = _ends_of_messages(matched)
+        return cls(len(ranks), rank, match, start_ns, end_ns, *ends, np.flatnonzero(is_collective))
+
+    def lower_bounds(self, start_ns: Matrix, end_ns: Matrix) -> Matrix:
+        """As :func:`lower_bounds`, with other times."""
+        (low,) = self.lower_bounds_of_parts(start_ns, end_ns, np.zeros(len(self.rank), dtype=np.intp), 1)
+        return low
+
+    def lower_bounds_of_parts(
+        self, start_ns: Matrix, end_ns: Matrix, part: npt.NDArray[np.intp], num_parts: int
+    ) -> list[Matrix]:
+        """The same of several parts of the rows; all rows of a match are in one part."""
+        low = np.full((num_parts, self.num_ranks, self.num_ranks), -UNBOUNDED, dtype=np.int64)
+        where = (part[self.sends], self.rank[self.sends], self.rank[self.receives])
+        np.maximum.at(low, where, start_ns[self.sends] - end_ns[self.receives])
+        part_of_collective = part[self.collectives]
+        for index in range(num_parts):
+            rows = self.collectives[part_of_collective == index]
+            if len(rows):
+                times = (start_ns[rows], end_ns[rows])
+                low[index] = np.maximum(
+                    low[index], _of_collectives(self.match[rows], self.rank[rows], *times, self.num_ranks)
+                )
+            np.fill_diagonal(low[index], 0)
+        return list(low)
 
 
 def _ends_of_messages(matched: pd.DataFrame) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -41,22 +82,41 @@ def _ends_of_messages(matched: pd.DataFrame) -> tuple[npt.NDArray[np.intp], npt.
     return sends[other >= 0], other[other >= 0]
 
 
-def _of_collectives(rows: pd.DataFrame, rank_array: Matrix) -> Matrix:
+def _of_collectives(
+    match: Matrix, member: npt.NDArray[np.intp], start_ns: Matrix, end_ns: Matrix, num_ranks: int
+) -> Matrix:
     """The same from collectives, in memory proportional to members, not to pairs of them."""
-    calls, call = np.unique(rows["match"].to_numpy(), return_inverse=True)
-    member = np.searchsorted(rank_array, rows["rank"].to_numpy())
-    shape = (len(calls), len(rank_array))
+    calls, call = np.unique(match, return_inverse=True)
+    shape = (len(calls), num_ranks)
     starts, ends = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     present = np.zeros(shape, dtype=np.bool_)
     present[call, member] = True
-    starts[call, member] = rows["start_ns"].to_numpy()
-    ends[call, member] = rows["end_ns"].to_numpy()
-    low = np.full((len(rank_array), len(rank_array)), -UNBOUNDED, dtype=np.int64)
-    for index in range(len(rank_array)):
+    starts[call, member] = start_ns
+    ends[call, member] = end_ns
+    low = np.full((num_ranks, num_ranks), -UNBOUNDED, dtype=np.int64)
+    for index in range(num_ranks):
         has_member = present[:, index]
         slack = starts[has_member, index][:, None] - ends[has_member]
         low[index] = np.max(slack, axis=0, initial=-UNBOUNDED, where=present[has_member])
     return low
+
+
+def numbers_of_matches(match: Matrix) -> npt.NDArray[np.intp]:
+    """For each row its match, counted from 0 in ascending order."""
+    present = np.zeros(int(match.max(initial=-1)) + 1, dtype=np.intp)
+    present[match] = 1
+    return (np.cumsum(present) - 1)[match]
+
+
+def reduce_by_match(function: np.ufunc, values: Matrix, match: Matrix) -> Matrix:
+    """The least or the largest of the values of each match, in ascending order of these."""
+    number = numbers_of_matches(match)
+    least = np.iinfo(np.int64)
+    reduced = np.full(
+        int(number.max(initial=-1)) + 1, least.max if function is np.minimum else least.min, dtype=np.int64
+    )
+    function.at(reduced, number, values)
+    return reduced
 
 
 def offset_ranges(low: Matrix) -> list[tuple[int, int]]:

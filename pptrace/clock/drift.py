@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.clock.bounds import Matrix, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import Matrix, Traffic, is_bounded, numbers_of_matches, offset_ranges, reduce_by_match
 from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
 from pptrace.clock.result import READING_NS, Clock, microseconds
 
@@ -28,6 +28,7 @@ _LIKELY_RATE = 1e-4
 _LONG_NS = 50_000_000  # in less, that is a few microseconds
 
 
+Rates = npt.NDArray[np.float64]
 Same = npt.NDArray[np.bool_]
 """Shape (n, n): which ranks are on one clock already."""
 
@@ -41,7 +42,7 @@ class _Fit:
     stretch of it, as recorded and straightened.
     """
 
-    rates: npt.NDArray[np.float64]
+    rates: Rates
     span_ns: int
     middle_ns: int
     whole: list[tuple[int, int]]
@@ -72,14 +73,15 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
     Where nothing shows how fast, clocks may drift as oscillators do, which widens the uncertainty: if the traffic is too little
     for stretches of it, and before the ranks first met, such as while one waits for the others to begin.
     """
-    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
-    first_contact = times.groupby(matched["match"]).max()
-    last = (times + matched["end_ns"] - matched["start_ns"]).max()
-    drift_alone_ns = _likely_drift(int(max(first_contact.min() - times.min(), last - first_contact.max())))
-    fit = _fit_lines(clock, matched, ranks, same)
+    traffic = Traffic.of(matched, ranks)
+    times = traffic.start_ns + np.array([clock.offsets_ns[rank] for rank in ranks], dtype=np.int64)[traffic.rank]
+    begin, end = int(times.min()), int((times + traffic.end_ns - traffic.start_ns).max())
+    first, last = (reduce_by_match(function, times, traffic.match) for function in (np.minimum, np.maximum))
+    drift_alone_ns = _likely_drift(max(int(last.min()) - begin, end - int(last.max())))
+    fit = _fit_lines(matched, ranks, same, traffic, times, first)
     if fit is None:
-        low = np.where(same, 0, lower_bounds(matched, ranks))
-        drift_ns_over_trace = _likely_drift(int(last - times.min()))
+        low = np.where(same, 0, traffic.lower_bounds(traffic.start_ns, traffic.end_ns))
+        drift_ns_over_trace = _likely_drift(end - begin)
         bounds = zip(ranks, offset_ranges(low), _direct(low), strict=True)
         error_ns = [
             _error_at_all_times(clock.offsets_ns[rank], chained, direct, drift_ns_over_trace, len(ranks))
@@ -97,36 +99,41 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
     )
 
 
-def _fit_lines(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> _Fit | None:
-    """Fit the drift of each rank; None where there is too little traffic."""
-    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+def _fit_lines(
+    matched: pd.DataFrame, ranks: Sequence[int], same: Same, traffic: Traffic, times: Matrix, first: Matrix
+) -> _Fit | None:
+    """Fit the drift of each rank; None where there is too little traffic.
+
+    Args:
+        times: the starts of the rows on the first rank's clock.
+        first: the earliest of each match, in the order of their numbers.
+    """
+    stretches = _Stretches.of(traffic, times, first)
+    if stretches is None:
+        return None
     begin, end = int(times.min()), int(times.max())
     middle = (begin + end) // 2
-    index = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
     rates = np.zeros(len(ranks))
-    recorded = _stretches(matched, times, len(ranks))
-    if len(recorded) < 2:
-        return None
-    straight, stretches = matched, recorded
+    start_ns, end_ns = traffic.start_ns, traffic.end_ns
+    parts = stretches.allowed(start_ns, end_ns, same)
+    straight_parts = parts
     for _ in range(_NUM_REFITS):
-        rates += _rates(stretches, times, ranks, same)
-        gained = np.rint(rates[index] * (times - middle)).astype("int64")
-        straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
-        stretches = _stretches(straight, times, len(ranks))
-
-    def allowed(rows: pd.DataFrame) -> list[tuple[int, int]]:
-        return offset_ranges(np.where(same, 0, lower_bounds(rows, ranks)))
-
+        rates += _rates(straight_parts, stretches.middles, len(ranks))
+        gained = np.rint(rates[traffic.rank] * (times - middle)).astype("int64")
+        start_ns, end_ns = traffic.start_ns + gained, traffic.end_ns + gained
+        straight_parts = stretches.allowed(start_ns, end_ns, same)
+    low = np.where(same, 0, traffic.lower_bounds(traffic.start_ns, traffic.end_ns))
+    straight_low = np.where(same, 0, traffic.lower_bounds(start_ns, end_ns))
     return _Fit(
         rates=rates,
         span_ns=end - begin,
         middle_ns=middle,
-        whole=allowed(matched),
-        direct=_direct(np.where(same, 0, lower_bounds(matched, ranks))),
-        straight=allowed(straight),
-        parts=list(map(allowed, recorded)),
-        straight_parts=list(map(allowed, stretches)),
-        likely=offsets_by_common_ends(straight, ranks),
+        whole=offset_ranges(low),
+        direct=_direct(low),
+        straight=offset_ranges(straight_low),
+        parts=parts,
+        straight_parts=straight_parts,
+        likely=offsets_by_common_ends(matched.assign(start_ns=start_ns, end_ns=end_ns), ranks),
     )
 
 
@@ -205,14 +212,10 @@ def _largest_error(offset_ns: int, index: int, parts: Sequence[Sequence[tuple[in
     return max((abs(offset_ns - bound) for bounds in ranges for bound in bounds), default=0)
 
 
-def _rates(
-    stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: Same
-) -> npt.NDArray[np.float64]:
-    """Growth of each rank's offset, ns per ns: the slope through the middles of what the stretches allow."""
-    middles = np.array([times[stretch.index].mean() for stretch in stretches])
-    rates = np.zeros(len(ranks))
-    parts = [offset_ranges(np.where(same, 0, lower_bounds(stretch, ranks))) for stretch in stretches]
-    for index in range(1, len(ranks)):
+def _rates(parts: Sequence[Sequence[tuple[int, int]]], middles: npt.NDArray[np.float64], num_ranks: int) -> Rates:
+    """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
+    rates = np.zeros(num_ranks)
+    for index in range(1, num_ranks):
         bounded = [row for row, part in enumerate(parts) if is_bounded(*part[index])]
         if len(bounded) > 1:
             base = sum(parts[bounded[0]][index]) // 2
@@ -221,10 +224,34 @@ def _rates(
     return rates
 
 
-def _stretches(rows: pd.DataFrame, times: pd.Series[int], num_ranks: int) -> list[pd.DataFrame]:
-    """The rows in parts that follow each other in time, each with traffic enough to bound the clocks by itself."""
-    first = times.groupby(rows["match"]).min().sort_values(kind="stable")
-    num = min(_MAX_STRETCHES, len(first) // (_MATCHES_PER_LINK * (num_ranks - 1)))
-    if num < 2:
-        return []
-    return [rows[rows["match"].isin(part)] for part in np.array_split(first.index.to_numpy(), num)]
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """Parts of the traffic that follow each other in time, each with enough of it to bound the clocks by itself.
+
+    ``of_row`` is the part of each row, ``middles`` are the mean times of the parts, ns.
+    """
+
+    traffic: Traffic
+    of_row: npt.NDArray[np.intp]
+    middles: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, traffic: Traffic, times: Matrix, first: Matrix) -> _Stretches | None:
+        """None where there is too little traffic for two.
+
+        Args:
+            times, first: as in :func:`_fit_lines`.
+        """
+        num = min(_MAX_STRETCHES, len(first) // (_MATCHES_PER_LINK * (traffic.num_ranks - 1)))
+        if num < 2:
+            return None
+        part = np.empty(len(first), dtype=np.intp)
+        for index, matches in enumerate(np.array_split(np.argsort(first, kind="stable"), num)):
+            part[matches] = index
+        of_row = part[numbers_of_matches(traffic.match)]
+        return cls(traffic, of_row, np.array([times[of_row == index].mean() for index in range(num)]))
+
+    def allowed(self, start_ns: Matrix, end_ns: Matrix, same: Same) -> list[list[tuple[int, int]]]:
+        """The lowest and the highest offset of each rank that each stretch allows."""
+        lows = self.traffic.lower_bounds_of_parts(start_ns, end_ns, self.of_row, len(self.middles))
+        return [offset_ranges(np.where(same, 0, low)) for low in lows]

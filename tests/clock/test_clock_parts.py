@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
-from pptrace.clock.bounds import UNBOUNDED, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import UNBOUNDED, Traffic, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.same_host import same_host_spread
@@ -220,3 +220,22 @@ def test_the_spread_of_one_host_is_that_of_all_its_readings() -> None:
     assert same_host_spread([0, 1], {0: facts(), 1: facts()}) is None
     assert same_host_spread([0, 1], {0: facts(5), 1: facts(5, host="b")}) is None
     assert same_host_spread([0, 1], {0: facts(5, host=None), 1: facts(5, host=None)}) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("send", "all_reduce")), times, times, times, st.integers(0, 2)), max_size=12)
+)
+def test_the_bounds_of_parts_of_the_traffic_are_those_of_each_part_by_itself(
+    matches: list[tuple[str, int, int, int, int]],
+) -> None:
+    rows: list[Row] = []
+    parts: list[int] = []
+    for number, (kind, first, second, duration, part) in enumerate(matches):
+        other = "recv" if kind == "send" else kind
+        rows += [(0, kind, number, first, first + duration), (2, other, number, second, second + duration)]
+        parts += [part] * 2
+    matched, part_of_row = comms_of(rows), np.array(parts, dtype=np.intp)
+    traffic = Traffic.of(matched, [0, 1, 2])
+    lows = traffic.lower_bounds_of_parts(traffic.start_ns, traffic.end_ns, part_of_row, 3)
+    for part, low in enumerate(lows):
+        assert low.tolist() == lower_bounds(matched[part_of_row == part], [0, 1, 2]).tolist()

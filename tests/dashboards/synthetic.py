@@ -33,11 +33,11 @@ def write_run(
     events: list[list[dict[str, Any]]] = [[] for _ in range(pp)]
     start = 0
     for step in range(2, 2 + num_steps):
-        simulation = simulate(plan, _costs(plan, step))
+        simulation = simulate(plan, costs_of_step(plan, step))
         for rank in range(pp):
-            events[rank] += _step_events(simulation, rank, step, start)
+            events[rank] += step_events(simulation, rank, step, start)
         start += simulation.makespan_ns + GAP_NS
-    facts = _facts(plan)
+    facts = facts_of_plan(plan)
     for rank, own in enumerate(events):
         trace = {
             "schemaVersion": 1,
@@ -70,7 +70,7 @@ def write_run_json(folder: Path, pp: int, status: str = "ok", **changes_of_rank:
     (folder / "run.json").write_text(json.dumps(run))
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def facts_of_plan(plan: Plan) -> dict[str, Any]:
     reading = {"time_ns": BASE_NS, "monotonic_ns": 0}
     return {
         "mesh": {"pp": plan.pp, "vpp": plan.num_chunks, "tp": 1, "cp": 1, "dp": 1},
@@ -82,7 +82,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _costs(plan: Plan, step: int) -> Costs:
+def costs_of_step(plan: Plan, step: int) -> Costs:
     stages: dict[tuple[Kind, int], int] = {}
     for stage in range(plan.num_stages):
         factor = (1.3 if stage == 1 else 1.0) * (1 + 0.2 * (step - 2))
@@ -91,7 +91,7 @@ def _costs(plan: Plan, step: int) -> Costs:
     return Costs(stages=stages, p2p_latency_ns=TRANSFER_NS)
 
 
-def _step_events(simulation: Simulation, rank: int, step: int, origin: int) -> list[dict[str, Any]]:
+def step_events(simulation: Simulation, rank: int, step: int, origin: int) -> list[dict[str, Any]]:
     row = simulation.ranks[rank].timeline
     events = [_event(OpMark(timed.action, step), origin + timed.start, origin + timed.end) for timed in row]
     events += _messages(simulation, rank, step, origin)

@@ -1,26 +1,29 @@
-"""Host calls of communication: nested events of one thread joined to calls, and each call to the work that it posted.
+"""Host calls of communication: nested events of one thread joined to calls.
 
     calling thread   c10d::allreduce_ ⊃ record_param_comms ⊃ nccl:all_reduce        posting: returns at once
     worker thread    gloo:all_reduce                                                the work: ends when it is done
 
-gloo and MPI run a collective on threads of the process group's own, which take what was posted in its order. A message of gloo's
-has its range on the calling thread, until somebody waits for it. No operator lasts until what it posts is done but a monitored
-barrier, which waits inside.
+A message of gloo's has its range on the calling thread, until somebody waits for it. No operator lasts until what it posts is
+done but a monitored barrier, which waits inside.
+
+The events of a trace's calls nest in a few ways only. The events of each thread are cut where nothing lasts across the cut; what
+nests alike is joined alike, once for all of them (:mod:`pptrace.recognise.calls.nesting`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from pptrace.marks import P2P
-from pptrace.model.tables import Category, Events
+from pptrace.model.tables import Category, Events, Int64
+from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
+from pptrace.recognise.calls.nesting import LASTING_ROLES, Nesting, RangeName, Role, join_nested
 from pptrace.recognise.device.communication_names import kind_of
+from pptrace.slices import Slice, distinct_rows
 
 _WORK = re.compile(
     r"(?P<backend>nccl|gloo|hccl|ucc|xccl|mpi|rccl):(?P<what>\S+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.ASCII
@@ -32,267 +35,243 @@ _LASTING = frozenset({"gloo", "mpi"})
 _BLOCKING = "monitoredbarrier"
 _ONE_TENSOR = re.compile("_base_?$|_tensor$")
 """Operators of one tensor, which one work does."""
+_NOT_COMMUNICATION = RangeName(Role.NONE)
 
 
-class _Role(IntEnum):
-    """Role of a host event in a communication, by how much it records."""
-
-    NONE = 0
-    WORK = 1  # the range of a process group's Work object
-    LIBRARY = 2  # NCCL's own NVTX range
-    OPERATOR = 3  # the dispatcher's operator
-    RECORD = 4  # record_param_comms, with arguments
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    role: _Role
-    kind: str = ""
-    local_peer: int = -1
-    ends_with_work: bool = False  # the range ends when the communication is done, not when the call returns
-    in_parts: bool = False
-    is_functional: bool = False
-
-
-_NOT_COMMUNICATION = _Name(_Role.NONE)
-
-
-@dataclass(slots=True)
-class HostCall:
-    """A communication while its events are being gathered.
-
-    ``until_ns`` is where its host call returned, ``end_ns`` where it was done, -1 where no event of the host's shows that.
-    ``elements`` are those of its input and ``num_bytes`` its message, as recorded shapes tell them, else -1.
-    ``on_worker`` is the range of a work without the call that posted it; ``worker`` the thread that ran a call's work, -1 where
-    none is known for sure. What ``is_enqueued`` a device does later: no worker thread runs it.
+def host_calls(events: Events, args: CommArgs) -> Slice:
+    """The calls of all threads (columns of :data:`~pptrace.recognise.calls.call_columns.COLUMNS`), thread by thread as their
+    events end them. Works are not joined yet.
     """
-
-    kind: str
-    thread: int
-    start_ns: int
-    until_ns: int
-    end_ns: int = -1
-    local_peer: int = -1
-    args: Mapping[str, Any] = field(default_factory=dict)
-    kernels: list[int] = field(default_factory=list)
-    hint: str = ""
-    of_library: bool = False  # known by NCCL's own range alone, which does not say what it is part of
-    on_worker: bool = False
-    worker: int = -1
-    is_enqueued: bool = False
-    in_parts: bool = False  # several works may do it
-    is_functional: bool = False
-    is_unsure: bool = False  # another's work may be taken for this call's: groups begin theirs in any order
-    elements: int = -1
-    num_bytes: int = -1
-
-
-def host_calls(events: Events, args: Mapping[int, Mapping[str, Any]]) -> list[HostCall]:
-    """The calls of all threads; ``args`` are the communication arguments by event. Works are not joined yet."""
-    names = [_read_name(name) for name in events.names]
+    peers, names = _read_names(events.names)
     roles = np.array([name.role for name in names], dtype=np.int8)
     if not roles.any():
-        return []
+        return make_calls(0, {})
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     rows = np.flatnonzero(on_host & (roles[events.name_id] > 0))
-    gatherers: dict[int, _Gatherer] = {}
-    columns = (rows, events.thread[rows], events.name_id[rows], events.start_ns[rows], events.ends_of(rows))
-    for row, thread, name_id, start_ns, end_ns in zip(*(column.tolist() for column in columns), strict=True):
-        gatherer = gatherers.get(thread)
-        if gatherer is None:
-            gatherer = gatherers[thread] = _Gatherer(thread)
-        gatherer.add(names[name_id], start_ns, end_ns, args.get(row, {}))
-    return [call for gatherer in gatherers.values() for call in gatherer.done()]
+    if not len(rows):
+        return make_calls(0, {})
+    thread, first_of_thread = _by_first(events.thread[rows])
+    order = np.argsort(thread, kind="stable")
+    ranges = _Ranges.of(events, rows[order], thread[order], names, np.array(peers, dtype=np.int64), args)
+    parts = list(_joined(ranges))
+    return _calls_of(ranges, parts, events.thread[rows][first_of_thread])
 
 
-def _read_name(name: str) -> _Name:
+def _by_first(values: Int64) -> tuple[Int64, Int64]:
+    """(for each value its number, counted as values come first; where each comes first)."""
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place[number], first[order]
+
+
+def _read_names(names: Sequence[str]) -> tuple[list[int], list[RangeName]]:
+    """The peer within its group that each name tells, −1 without one, and all else that it tells."""
+    peers, read = [], []
+    for name in names:
+        peer, range_name = _read_name(name)
+        peers.append(peer)
+        read.append(range_name)
+    return peers, read
+
+
+def _read_name(name: str) -> tuple[int, RangeName]:
     if name == "record_param_comms":
-        return _Name(_Role.RECORD)
+        return -1, RangeName(Role.RECORD)
     if match := _OPERATOR.fullmatch(name):
         kind = kind_of(match["what"])
         blocks = match["what"].replace("_", "") == _BLOCKING
         in_parts = kind == "reduce_scatter" and not _ONE_TENSOR.search(match["what"])
         functional = match["functional"] is not None
-        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _NOT_COMMUNICATION
+        return -1, RangeName(Role.OPERATOR, kind, blocks, in_parts, functional) if kind else _NOT_COMMUNICATION
     if match := _WORK.fullmatch(name):
         kind = kind_of(match["what"])
         peer = int(match["peer"] or -1)
-        return _Name(_Role.WORK, kind, peer, match["backend"] in _LASTING) if kind else _NOT_COMMUNICATION
+        return (peer, RangeName(Role.WORK, kind, match["backend"] in _LASTING)) if kind else (-1, _NOT_COMMUNICATION)
     if match := _LIBRARY.fullmatch(name):
         kind = kind_of(match["what"])
-        return _Name(_Role.LIBRARY, kind) if kind else _NOT_COMMUNICATION
-    return _NOT_COMMUNICATION
+        return -1, RangeName(Role.LIBRARY, kind) if kind else _NOT_COMMUNICATION
+    return -1, _NOT_COMMUNICATION
 
 
-class _Gatherer:
-    """Joins the nested host events of one thread, given in order of their starts, to calls."""
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The host events of communication, thread by thread, each thread's in the order of their starts.
 
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-        self._calls: list[HostCall] = []
-        self._operator: HostCall | None = None  # the outermost operator, which holds the calls since it began
-        self._used = False  # whether one of them was found
-        self._record: HostCall | None = None
-
-    def add(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
-        if name.role is _Role.OPERATOR:
-            self._add_operator(name, start_ns, end_ns, args)
-        elif name.role is _Role.RECORD:
-            self._add_record(start_ns, end_ns, args)
-        else:
-            self._add_range(name, start_ns, end_ns, args)
-
-    def done(self) -> list[HostCall]:
-        self._close_operator()
-        return [call for call in self._calls if call.kind]
-
-    def _inside(self, call: HostCall | None, start_ns: int) -> bool:
-        return call is not None and start_ns < max(call.until_ns, call.start_ns + 1)
-
-    def _add_operator(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
-        if self._inside(self._operator, start_ns) or self._inside(self._record, start_ns):
-            if self._operator is not None and self._operator.kind == name.kind:
-                _give_sizes(self._operator, args)  # a functional one's, whose own may be less
-            return  # a barrier's all-reduce is the barrier
-        self._close_operator()
-        peer = max(args.get("src", -1), args.get("dst", -1))
-        done_ns = end_ns if name.ends_with_work else -1
-        self._operator = HostCall(name.kind, self._thread, start_ns, end_ns, done_ns, peer, in_parts=name.in_parts)
-        self._operator.is_functional = name.is_functional
-        _give_sizes(self._operator, args)
-        self._used = False
-
-    def _close_operator(self) -> None:
-        if self._operator is not None and not self._used:
-            self._calls.append(self._operator)
-        self._operator = None
-
-    def _add_record(self, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
-        kind = kind_of(args.get("collective", ""))
-        if (args and not kind) or self._inside(self._record, start_ns):
-            return  # a wait, or part of another
-        call = HostCall(kind, self._thread, start_ns, end_ns, args=args)
-        if self._inside(self._operator, start_ns):
-            assert self._operator is not None
-            call.kind = kind or self._operator.kind
-            call.local_peer = self._operator.local_peer
-            if not self._used:
-                call.start_ns = self._operator.start_ns
-            self._used = True
-        self._calls.append(call)
-        self._record = call
-
-    def _add_range(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
-        call = self._record if self._inside(self._record, start_ns) else None
-        if call is not None and {call.kind, name.kind} == {*P2P}:
-            call = None  # posted in the same instant
-        if call is None and self._inside(self._operator, start_ns):
-            call = self._operator
-        if call is None:
-            call = HostCall(name.kind, self._thread, start_ns, end_ns, local_peer=name.local_peer)
-            if name.ends_with_work:
-                call.until_ns, call.on_worker = start_ns, True
-            call.of_library = name.role is _Role.LIBRARY
-            self._calls.append(call)
-            if call.of_library:
-                self._record = call
-        call.kind = call.kind or name.kind
-        if call.kind == name.kind:
-            _give_sizes(call, args)
-        if call.local_peer < 0:
-            call.local_peer = name.local_peer
-        if name.ends_with_work:
-            call.end_ns = max(call.end_ns, end_ns)
-        else:
-            call.is_enqueued = True
-
-
-def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
-    """Fill in sizes from an event's recorded shapes."""
-    if call.elements < 0:
-        call.elements = int(args.get("in_elements", -1))
-    if call.num_bytes < 0:
-        call.num_bytes = message_bytes(args)
-
-
-def message_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of the larger of input and output; -1 if not recorded."""
-    return max(int(args.get("in_bytes", -1)), int(args.get("out_bytes", -1)))
-
-
-def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
-    """The calls, each once: one that posts a work has the work's end, and the range of the work is no call of its own.
-
-    Works begin in the order in which they were posted. A list's reduce-scatter may be done by several all-reduces: what may be a
-    further one of them as well as the next call's lengthens both, so that neither seems to end before it is done.
+    ``thread`` counts threads from 0; ``name`` are codes of what is read in the name and, of a record, in its arguments.
     """
-    works = sorted((call for call in calls if call.on_worker), key=lambda call: call.start_ns)
-    later = sorted((call for call in calls if _may_post(call)), key=lambda call: -call.start_ns) if works else []
-    queue = _Queue(_sizes_by_elements(works))
-    joined: set[int] = set()
-    for work in works:
-        while later and later[-1].start_ns <= work.start_ns:
-            queue.posted.append(later.pop())
-        owners = queue.owners_of(work)
-        for call in owners:
-            call.end_ns = max(call.end_ns, work.end_ns)
-        if owners:
-            joined.add(id(work))
-    return [call for call in calls if id(call) not in joined]
+
+    start_ns: Int64
+    end_ns: Int64
+    thread: Int64
+    name: Int64
+    lasts: npt.NDArray[np.bool_]
+    peer: Int64
+    args: Int64
+    elements: Int64
+    num_bytes: Int64
+    names: Sequence[RangeName]
+
+    @classmethod
+    def of(
+        cls, events: Events, rows: Int64, thread: Int64, names: Sequence[RangeName], peers: Int64, args: CommArgs
+    ) -> _Ranges:
+        args_rows = args.rows_of(rows)
+        collectives, texts = args.codes("collective")
+        kinds = np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)
+        kind_of_args = np.where(args_rows >= 0, kinds[collectives[args_rows]] + 1, 0)
+        distinct = list(dict.fromkeys(names))
+        number = {name: index for index, name in enumerate(distinct)}
+        name = np.array([number[each] for each in names], dtype=np.int64)[events.name_id[rows]]
+        roles = np.array([each.role for each in distinct])[name]
+        code = name * (len(CODE_OF_KIND) + 1) + np.where(roles == Role.RECORD, kind_of_args, 0)
+        codes, name = np.unique(code, return_inverse=True)
+        kinds_by_code = list(CODE_OF_KIND)
+        read = []
+        for index, of_args in (divmod(each, len(CODE_OF_KIND) + 1) for each in codes.tolist()):
+            kind = kinds_by_code[of_args - 1] if of_args else ""
+            read.append(
+                replace(distinct[index], kind=distinct[index].kind or kind, is_other_call=of_args > 0 and not kind)
+            )
+        src_dst = (args.numbers("src", args_rows), args.numbers("dst", args_rows))
+        return cls(
+            start_ns=events.start_ns[rows],
+            end_ns=events.ends_of(rows),
+            thread=thread,
+            name=name,
+            lasts=np.isin(roles, LASTING_ROLES),
+            peer=np.where(roles == Role.OPERATOR, np.maximum(*src_dst), peers[events.name_id[rows]]),
+            args=args_rows,
+            elements=args.numbers("in_elements", args_rows),
+            num_bytes=args.message_bytes(args_rows),
+            names=read,
+        )
+
+    def clusters(self) -> Int64:
+        """Where nothing that began before lasts: the indices at which the events can be cut, 0 among them."""
+        reach = np.where(self.lasts, np.maximum(self.end_ns, self.start_ns + 1), np.iinfo(np.int64).min)
+        is_cut = np.ones(len(reach), dtype=np.bool_)
+        bounds = np.append(np.flatnonzero(np.diff(self.thread, prepend=-1)), len(reach))
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            latest = np.maximum.accumulate(reach[first:last])
+            is_cut[first + 1 : last] = self.start_ns[first + 1 : last] >= latest[:-1]
+        return np.flatnonzero(is_cut)
 
 
-def _may_post(call: HostCall) -> bool:
-    """Return whether a worker thread may execute this call."""
-    return not (call.on_worker or call.is_enqueued or call.kernels) and call.end_ns < 0
+_MOST_EVENTS = 16
+"""Stretches of more events are compared with no other: their nesting is hardly that of another one."""
 
 
-class _Queue:
-    """Calls whose works have not begun, and those of which parts may still come; to be asked in order of the works' starts."""
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """How the stretches that begin at ``firsts`` nest."""
 
-    def __init__(self, sizes: Mapping[tuple[str, int], Collection[int]]) -> None:
-        """``sizes`` as :func:`_sizes_by_elements` has them."""
-        self._sizes = sizes
-        self.posted: list[HostCall] = []
-        self._open: list[HostCall] = []
-
-    def owners_of(self, work: HostCall) -> list[HostCall]:
-        """The calls that a work may be of: one, unless parts are under way."""
-        able = [call for call in self.posted if _does(work, call)]
-        new = able[0] if able else None
-        if new is not None:
-            for call in able:  # those left behind may be the one that this work is of
-                call.is_unsure |= len(able) > 1
-            if not new.is_unsure:
-                new.worker = work.thread
-            self._give_bytes(work, new)
-            self.posted.remove(new)
-            self._open = [call for call in self._open if call.end_ns > new.start_ns]  # the others were done
-        owners = [call for call in self._open if _does(work, call)]
-        if new is not None:
-            if owners or new.in_parts:
-                self._open.append(new)
-            owners.append(new)
-        return owners
-
-    def _give_bytes(self, work: HostCall, call: HostCall) -> None:
-        """Fill in the bytes of lists of tensors from their works, which alone have the type; it is uncertain where groups
-        have calls at once.
-        """
-        is_same = work.kind == call.kind and work.elements == call.elements >= 0
-        if call.num_bytes < 0 and is_same and (not call.is_unsure or len(self._sizes[work.kind, work.elements]) == 1):
-            call.num_bytes = work.num_bytes
+    firsts: Int64
+    nesting: Nesting
 
 
-def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[int]]:
-    """Bytes of works by kind and elements."""
-    sizes: dict[tuple[str, int], set[int]] = {}
-    for work in works:
-        sizes.setdefault((work.kind, work.elements), set()).add(work.num_bytes)
-    return sizes
+def _joined(ranges: _Ranges) -> Iterator[_Joined]:
+    """The stretches between cuts, those that nest alike together."""
+    firsts = ranges.clusters()
+    sizes = np.diff(np.append(firsts, len(ranges.start_ns)))
+    for size in np.unique(sizes).tolist():
+        same_size = firsts[sizes == size]
+        if size > _MOST_EVENTS:
+            groups = [same_size[index : index + 1] for index in range(len(same_size))]
+        else:
+            groups = list(_alike(ranges, same_size, size))
+        for group in groups:
+            first = int(group[0])
+            stretch = slice(first, first + size)
+            read = [ranges.names[code] for code in ranges.name[stretch].tolist()]
+            times = (ranges.start_ns[stretch].tolist(), ranges.end_ns[stretch].tolist())
+            yield _Joined(group, join_nested(read, *times))
 
 
-def _does(work: HostCall, call: HostCall) -> bool:
-    """Return whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
-    if work.kind == call.kind and min(work.elements, call.elements) >= 0:
-        return work.elements == call.elements
-    return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")
+def _alike(ranges: _Ranges, firsts: Int64, size: int) -> Iterator[Int64]:
+    """The stretches of so many events in groups: equal names that hold each other alike."""
+    events = firsts[:, None] + np.arange(size)
+    name, start, end = ranges.name[events], ranges.start_ns[events], ranges.end_ns[events]
+    columns, bits, num_bits = [name[:, index] for index in range(size)], np.zeros(len(firsts), dtype=np.int64), 0
+    for later in range(1, size):
+        for earlier in range(later):
+            held = start[:, later] < end[:, earlier]
+            is_same_start = start[:, later] == start[:, earlier]
+            bits = bits * 4 + held + 2 * is_same_start
+            num_bits += 2
+            if num_bits == 60:
+                columns.append(bits)
+                bits, num_bits = np.zeros(len(firsts), dtype=np.int64), 0
+    _, number = distinct_rows(np.stack([*columns, bits], axis=1))
+    order = np.argsort(number, kind="stable")
+    yield from np.split(firsts[order], np.flatnonzero(np.diff(number[order])) + 1)
+
+
+def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slice:
+    """The calls of all stretches, in the order in which they end up known."""
+    num_calls = 0
+    fields: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in ("start", "until", "record", "at", "opens")}
+    pairs: dict[str, list[tuple[Int64, Int64]]] = {name: [] for name in ("ends", "peers", "sizes")}
+    constants: dict[str, list[npt.NDArray[np.int64]]] = {}
+    for part in parts:
+        nesting, firsts = part.nesting, part.firsts[:, None]
+        fields["opens"].append((firsts + nesting.operators).ravel())
+        number = num_calls + np.arange(len(firsts) * nesting.num_calls).reshape(len(firsts), -1)
+        num_calls += number.size
+        fields["start"].append((firsts + nesting.start).ravel())
+        fields["until"].append((firsts + nesting.until).ravel())
+        fields["at"].append((firsts + nesting.at).ravel())
+        fields["record"].append(np.where(nesting.record >= 0, firsts + nesting.record, -1).ravel())
+        for name, (call, event) in nesting.sources.items():
+            pairs[name].append((number[:, call].ravel(), (firsts + event).ravel()))
+        for name, values in nesting.constants.items():
+            constants.setdefault(name, []).append(np.tile(values, len(firsts)))
+    start, until, record, at = (np.concatenate(fields[name]) for name in ("start", "until", "record", "at"))
+    constant = {name: np.concatenate(values) for name, values in constants.items()}
+    joined = {name: _concatenated(some) for name, some in pairs.items()}
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        **{name: constant[name] for name in ("kind", "of_library", "on_worker", "is_enqueued", "in_parts")},
+        "is_functional": constant["is_functional"],
+        "thread": threads[ranges.thread[start]],
+        "start_ns": ranges.start_ns[start],
+        "until_ns": np.where(constant["on_worker"] > 0, ranges.start_ns[until], ranges.end_ns[until]),
+        "end_ns": _latest(num_calls, *joined["ends"], ranges.end_ns),
+        "local_peer": _first_known(num_calls, *joined["peers"], ranges.peer),
+        "elements": _first_known(num_calls, *joined["sizes"], ranges.elements),
+        "num_bytes": _first_known(num_calls, *joined["sizes"], ranges.num_bytes),
+        "args": np.where(record >= 0, ranges.args[record], -1),
+    }
+    order = np.argsort(_known_at(ranges, at, constant["is_operator"] > 0, np.concatenate(fields["opens"])))
+    return make_calls(num_calls, columns).where(order)
+
+
+def _concatenated(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
+    first, second = zip(*pairs, strict=True)
+    return np.concatenate(first), np.concatenate(second)
+
+
+def _known_at(ranges: _Ranges, at: Int64, is_operator: npt.NDArray[np.bool_], opens: Int64) -> Int64:
+    """A number for each call by which calls are in order: that of an operator which holds no record is known when the next
+    operator of its thread begins.
+    """
+    opens = np.sort(opens)
+    following = np.append(opens, len(ranges.start_ns))[np.searchsorted(opens, at, side="right")]
+    ends_of_threads = np.searchsorted(ranges.thread, ranges.thread[at], side="right")
+    return np.where(is_operator, 2 * np.minimum(following, ends_of_threads) - 1, 2 * at)
+
+
+def _first_known(num_calls: int, call: Int64, event: Int64, values: Int64) -> Int64:
+    """The first value of each call's events that is not negative; without one, the last."""
+    chosen = np.full(num_calls, -1, dtype=np.int64)
+    chosen[call] = values[event]  # of several, the last assignment stays
+    is_known = values[event] >= 0
+    chosen[call[is_known][::-1]] = values[event[is_known]][::-1]
+    return chosen
+
+
+def _latest(num_calls: int, call: Int64, event: Int64, ends_ns: Int64) -> Int64:
+    """The latest end of each call's events; −1 without any."""
+    latest = np.full(num_calls, -1, dtype=np.int64)
+    np.maximum.at(latest, call, ends_ns[event])
+    return latest

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.model.tables import Category, Events
+from pptrace.model.tables import Category, Events, Int64
 
 _ENGINE = "autograd::engine::evaluate_function"
 
 
-class Backward:
-    """Test of whether a call was made by autograd's engine."""
-
-    def __init__(self, events: Events) -> None:
-        engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
-        rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
-        self._threads = {
-            thread: events.intervals_of(thread_rows) for thread, thread_rows in events.rows_by_thread(rows).items()
-        }
-
-    def is_inside(self, thread: int, time_ns: int) -> int:
-        if not self._threads or thread < 0:
-            return -1
-        return int(thread in self._threads and bool(self._threads[thread].hold(time_ns)))
+def are_backward(events: Events, threads: Int64, times_ns: Int64) -> Int64:
+    """Whether calls were made by autograd's engine: 1 or 0, −1 where the trace has no engine or the thread is not known."""
+    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
+    rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
+    backward = np.where((threads < 0) | (len(rows) == 0), -1, 0)
+    for on_thread, ran in _activity(events, rows, threads):
+        backward[on_thread] = np.where(threads[on_thread] < 0, -1, ran.hold(times_ns[on_thread]))
+    return backward
 
 
-class BusyThreads:
-    """Times until which a thread ran operators while one of its messages was in transit."""
+def busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
+    """Until when threads ran operators in stretches of time: the end of the last one that each began in [start_ns, end_ns), at
+    most end_ns; start_ns without any.
+    """
+    until = starts_ns.copy()
+    if not len(threads):
+        return until
+    waits = np.array([name.endswith("::wait_tensor") for name in events.names], dtype=bool)
+    works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
+    rows = np.flatnonzero(works & np.isin(events.thread, np.unique(threads)))
+    for on_thread, ran in _activity(events, rows, threads):
+        start, end = starts_ns[on_thread], ends_ns[on_thread]
+        low, high = np.searchsorted(ran.starts, start), np.searchsorted(ran.starts, end)
+        latest = np.clip(ran.latest_ends[high - 1], start, end)
+        until[on_thread] = np.where(low < high, latest, start)
+    return until
 
-    def __init__(self, events: Events, threads: Collection[int]) -> None:
-        self._threads: dict[int, NestedIntervals] = {}
-        if not threads:
-            return
-        waits = np.array([name.endswith("::wait_tensor") for name in events.names], dtype=bool)
-        works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
-        rows = np.flatnonzero(works & np.isin(events.thread, list(threads)))
-        self._threads = {
-            thread: events.intervals_of(thread_rows) for thread, thread_rows in events.rows_by_thread(rows).items()
-        }
 
-    def until(self, thread: int, start_ns: int, end_ns: int) -> int:
-        """The end of the last operator that the thread began in [start_ns, end_ns), at most end_ns; start_ns without any."""
-        if (ran := self._threads.get(thread)) is None:
-            return start_ns
-        low, high = np.searchsorted(ran.starts, (start_ns, end_ns))
-        return min(max(int(ran.latest_ends[high - 1]), start_ns), end_ns) if low < high else start_ns
+def _activity(
+    events: Events, rows: npt.NDArray[np.intp], threads: Int64
+) -> Iterator[tuple[npt.NDArray[np.intp], NestedIntervals]]:
+    """(which calls are of a thread, when it ran some of the events) of each thread that has both."""
+    order = np.argsort(threads, kind="stable")
+    ordered = threads[order]
+    for thread, thread_rows in events.rows_by_thread(rows).items():
+        first, last = np.searchsorted(ordered, thread), np.searchsorted(ordered, thread, side="right")
+        if first < last:
+            yield order[first:last], events.intervals_of(thread_rows)

@@ -32,6 +32,8 @@ _KINDS = (
     ("scatter", re.compile(r"^scatter")),
     ("reduce", re.compile(r"^reduce")),
 )
+KINDS = ("", *(kind for kind, _ in _KINDS), "unknown")
+"""All kinds of calls and kernels; "" is no communication."""
 _EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep)::", re.IGNORECASE)
 _TENSORS = re.compile(
     r"userbuffers|cross_device_reduce|quick_?reduce(?:_|::)|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE

@@ -16,21 +16,20 @@ from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
 from pptrace.model.wording import listed
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import (
-    GROUP_COLUMNS,
     UNKNOWN,
     CallKey,
     Chain,
     Group,
+    KeyedCalls,
     chains_of,
     edges_of,
     exchanges,
-    key_of,
     multiply_up,
     one_way_rings,
     ranks_of,
     sizes_of,
 )
-from pptrace.recognise.groups.usage import Use, axis_of_use, merge_usage
+from pptrace.recognise.groups.usage import USE_COLUMNS, Use, axis_of_use, merge_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,11 @@ def find_groups(
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
-    of_call, uses = _used(calls, configured, world, steps)
+    keyed = {rank: KeyedCalls.of(rank, table) for rank, table in calls.items() if len(table)}
+    of_call, uses = _used(keyed, configured, world, steps)
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
-    edges = edges_of(calls, of_call, unnamed)
-    rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+    edges = edges_of(keyed, of_call, unnamed)
+    rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
         return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
@@ -112,7 +112,7 @@ def _described(
 
 
 def _used(
-    calls: Mapping[int, pd.DataFrame],
+    calls: Mapping[int, KeyedCalls],
     configured: Mapping[int, Mapping[str, Group]],
     world: int | None,
     steps: Mapping[int, int],
@@ -121,10 +121,7 @@ def _used(
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
-        if table.empty:
-            continue
-        for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
-            key = key_of(rank, columns)
+        for key, part in table.by_key(USE_COLUMNS):
             group = _complete(_group_of(key), configured.get(rank, {}), world)
             of_call[key] = group
             uses.setdefault(group, Use()).add(part, steps.get(rank, 1))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, SHARING, Axis
 from pptrace.marks import P2P
+from pptrace.model.tables import Int64
 from pptrace.recognise.groups.descriptions import axis_of_description
+from pptrace.slices import distinct_of, rows_where
 
 UNKNOWN = "unknown"
 _MODEL_AXES: tuple[str, ...] = tuple(axis for axis in MESH_ORDER if axis is not Axis.DP)
@@ -55,6 +58,37 @@ def ranks_of(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
         return ()
     return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCalls:
+    """A rank's calls with the number of the key of each, and the keys by their numbers: as they come first."""
+
+    calls: pd.DataFrame
+    number: Int64
+    keys: Sequence[CallKey]
+
+    @classmethod
+    def of(cls, rank: int, calls: pd.DataFrame) -> KeyedCalls:
+        return cls(calls, *call_keys(rank, calls))
+
+    def by_key(self, columns: Sequence[str], only: Collection[str] = ()) -> Iterator[tuple[CallKey, pd.DataFrame]]:
+        """Some columns of the calls of each key, of some kinds alone if ``only`` names any."""
+        chosen = self.calls["kind"].isin(only).to_numpy() if only else np.ones(len(self.calls), dtype=np.bool_)
+        table, number = rows_where(self.calls[list(columns)], chosen), self.number[chosen]
+        present = np.bincount(number, minlength=len(self.keys))
+        for index, key in enumerate(self.keys):
+            if present[index]:
+                yield key, rows_where(table, number == index)
+
+
+def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
+    """(by call the number of its key, the keys) of a rank's calls; keys as they come first."""
+    columns = [calls[name].to_numpy() for name in GROUP_COLUMNS]
+    number, first = distinct_of(columns)
+    return number, [
+        key_of(rank, columns) for columns in zip(*(column[first].tolist() for column in columns), strict=True)
+    ]
 
 
 _REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")
@@ -197,7 +231,7 @@ def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
     return one_way and all(after[after[rank]] != rank for rank in after)
 
 
-def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
+def exchanges(calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
     """Groups whose ranks send only while they receive, both in one kernel: two ranks, or several that never send back.
 
     A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
@@ -207,15 +241,17 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
         group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)
     }
     one_way = set()
-    for rank, table in calls.items():
-        if table.empty:
-            continue
-        messages = table[table["kind"].isin(P2P)]
-        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+    for table in calls.values() if possible else ():
+        for key, part in table.by_key(("kind", "start_ns", "stream", "clock"), P2P):
+            if (group := of_call[key]) not in possible:
+                continue
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
             if (part["clock"] != "device").any() or not both.all():
-                one_way.add(of_call[key_of(rank, columns)])
+                one_way.add(group)
     return frozenset(possible - one_way)
+
+
+_ENDS = ["kind", "peer", "local_peer"]
 
 
 def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
@@ -223,18 +259,17 @@ def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
 
 
 def edges_of(
-    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
+    calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
 ) -> dict[Group, set[tuple[int, int]]]:
     """The messages whose peer is known, by the group of their calls."""
     edges: dict[Group, set[tuple[int, int]]] = {}
     for rank, table in calls.items():
-        if table.empty:
-            continue
-        messages = table[table["kind"].isin(P2P)]
-        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
-            group = of_call[key_of(rank, columns)]
+        for key, part in table.by_key(_ENDS, P2P):
+            group = of_call[key]
             named = group if group.id or group.ranks else unnamed[rank]
-            for kind, global_rank, group_rank in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
+            ends = [part[name].to_numpy() for name in _ENDS]
+            _, first = distinct_of(ends)
+            for kind, global_rank, group_rank in zip(*(column[first].tolist() for column in ends), strict=True):
                 peer = global_peer(global_rank, group_rank, named)
                 if peer >= 0:
                     edges.setdefault(group, set()).add((rank, peer) if kind == "send" else (peer, rank))

@@ -10,6 +10,9 @@ import pandas as pd
 
 from pptrace.recognise.groups.topology import Group
 
+USE_COLUMNS = ("kind", "hint", "backward", "bytes")
+"""The columns of calls that tell how their group is used."""
+
 
 @dataclass(slots=True)
 class Use:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import Int64, union
@@ -13,10 +16,12 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
 from pptrace.recognise.groups.axes import Groups
-from pptrace.recognise.groups.topology import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
+from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.recognise.messages.messages_from_plan import label_from_plan
-from pptrace.slices import slices
+from pptrace.slices import distinct_of, rows_where, slices
+
+Texts: TypeAlias = npt.NDArray[np.object_]
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
 """COMMS with what calls are matched by: ``group`` is the same text on all members, "" where the group is not known."""
@@ -60,63 +65,89 @@ def _of_rank(
     schedule: ScheduleInfo,
 ) -> pd.DataFrame:
     rank_ops = ops[ops["rank"] == rank]
-    call_groups = [
-        groups.of_call[key_of(rank, key)] for key in zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
-    ]
+    number, keys = call_keys(rank, calls)
+    call_groups = [groups.of_call[key] for key in keys]
     kinds = _kinds(calls, rank_ops)
-    axes = [_axis(*call, groups) for call in zip(kinds, call_groups, calls["hint"], strict=True)]
-    peers = [
-        global_peer(peer, group_rank, group if group.id or group.ranks else groups.unnamed[rank]) if kind in P2P else -1
-        for kind, peer, group_rank, group in zip(kinds, calls["peer"], calls["local_peer"], call_groups, strict=True)
-    ]
-    size = len(calls)
+    axes = _each(
+        lambda kind, key, hint: _axis(kind, call_groups[key], hint, groups),
+        (kinds, number, calls["hint"].to_numpy(dtype=object)),
+        "object",
+    )
+    is_free = _are_free(rank, calls, kinds, axes, labelled_comms)
+    calls, number, kinds, axes = rows_where(calls, is_free), number[is_free], kinds[is_free], axes[is_free]
+
+    def peer_of(kind: str, key: int, peer: int, local_peer: int) -> int:
+        group = call_groups[key]
+        named = group if group.id or group.ranks or kind not in P2P else groups.unnamed[rank]
+        return global_peer(peer, local_peer, named) if kind in P2P else -1
+
+    ends = (calls["peer"].to_numpy(), calls["local_peer"].to_numpy())
+    peers = _each(peer_of, (kinds, number, *ends), "int64")
+    sizes = np.array([group.size for group in call_groups], dtype=np.int64)
+    unknown = np.full(len(calls), -1, dtype=np.int64)
     table = make_table(
         CALL_COMMS,
         {
-            "rank": [rank] * size,
+            "rank": np.full(len(calls), rank, dtype=np.int64),
             "step": _steps(calls, kinds, rank_ops),
             "kind": kinds,
             "axis": axes,
             "peer": peers,
-            "group_size": [2 if kind in P2P else group.size for kind, group in zip(kinds, call_groups, strict=True)],
-            "bytes": calls["bytes"].tolist(),
-            "direction": [_direction(rank, *c, mesh) for c in zip(kinds, axes, peers, strict=True)],
-            "stage": [-1] * size,
-            "chunk": [-1] * size,
-            "microbatch": [-1] * size,
-            **{name: calls[name].tolist() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
-            "transfer_start_ns": calls["start_ns"].tolist(),
-            "transfer_end_ns": calls["end_ns"].tolist(),
-            "stream": calls["stream"].tolist(),
-            "match": [-1] * size,
-            "clock": calls["clock"].tolist(),
-            "group": [_key(group) for group in call_groups],
-            "seq": calls["seq"].tolist(),
+            "group_size": np.where(_is_any_of(kinds, P2P), 2, sizes[number]),
+            "bytes": calls["bytes"].to_numpy(),
+            "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
+            "stage": unknown,
+            "microbatch": unknown,
+            **{name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
+            "transfer_start_ns": calls["start_ns"].to_numpy(),
+            "transfer_end_ns": calls["end_ns"].to_numpy(),
+            "stream": calls["stream"].to_numpy(),
+            "match": unknown,
+            "clock": calls["clock"].to_numpy(dtype=object),
+            "group": np.array([_key(group) for group in call_groups], dtype=object)[number],
+            "seq": calls["seq"].to_numpy(),
         },
     )
     table = _with_microbatches(table, rank_ops)
-    labelled = labelled_comms[
-        (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
-    ]
-    if len(labelled):
-        table = table[~_is_labelled(table, labelled)]
-    pipeline = mesh.pipeline_of(rank)
-    return label_from_plan(table, rank_ops, schedule.plan_of, pipeline, rank)
+    return label_from_plan(table, rank_ops, schedule.plan_of, mesh.pipeline_of(rank), rank)
 
 
-def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
-    """Mark the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
+def _are_free(
+    rank: int, calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled_comms: pd.DataFrame
+) -> npt.NDArray[np.bool_]:
+    """Which calls no label of a message covers."""
+    is_message = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
+    labelled = labelled_comms[is_message]
+    return ~_is_labelled(calls, kinds, axes, labelled) if len(labelled) else np.ones(len(calls), dtype=np.bool_)
+
+
+def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
+    """What a function makes of each row of some columns; called once for equal rows."""
+    number, first = distinct_of(columns)
+    values = [function(*row) for row in zip(*(column[first].tolist() for column in columns), strict=True)]
+    return np.array(values, dtype=dtype)[number]
+
+
+def _is_any_of(texts: Texts, wanted: Iterable[str]) -> npt.NDArray[np.bool_]:
+    chosen = np.zeros(len(texts), dtype=np.bool_)
+    for text in wanted:
+        chosen |= texts == text
+    return chosen
+
+
+def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """
-    is_candidate = calls["axis"].isin(("pp", UNKNOWN))
-    kernels = calls["kind"] == "send_recv"
-    if (labelled["clock"] == "device").all():
+    kernels = kinds == "send_recv"
+    if kernels.any() and (labelled["clock"] == "device").all():
         busy = union(labelled["start_ns"], labelled["end_ns"])
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    return is_candidate & (kernels | calls["kind"].isin(P2P))
+    covered: npt.NDArray[np.bool_] = _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | _is_any_of(kinds, P2P))
+    return covered
 
 
 def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
@@ -153,26 +184,24 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
     return hint or axis if axis == UNKNOWN else axis
 
 
-def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> list[str]:
+def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> Texts:
     """The kinds; a kernel that may be any of send, receive and all-to-all exchanges tokens if it lies inside a single op."""
-    kinds = [
-        "ring_exchange" if kind == "send_recv" and hint == "tp" else kind  # beside a GEMM, in parts
-        for kind, hint in zip(calls["kind"].tolist(), calls["hint"].tolist(), strict=True)
-    ]
-    unclear = [index for index, kind in enumerate(kinds) if kind == "send_recv"]
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")].sort_values("start_ns", kind="stable")
-    if not unclear or compute.empty:
+    kinds: Texts = calls["kind"].to_numpy(dtype=object, copy=True)
+    is_beside_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
+    kinds[is_beside_gemm] = "ring_exchange"
+    unclear = np.flatnonzero(kinds == "send_recv")
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")] if len(unclear) else ops
+    if not len(unclear) or compute.empty:
         return kinds
+    compute = compute.sort_values("start_ns", kind="stable")
     starts, ends = compute["start_ns"].to_numpy(), np.maximum.accumulate(compute["end_ns"].to_numpy())
-    started, ended = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-    for index in unclear:
-        row = int(np.searchsorted(starts, started[index], side="left")) - 1
-        if row >= 0 and ended[index] < ends[row]:
-            kinds[index] = "all_to_all"
+    started, ended = (calls[name].to_numpy()[unclear] for name in ("start_ns", "end_ns"))
+    row = np.searchsorted(starts, started, side="left") - 1
+    kinds[unclear[(row >= 0) & (ended < ends[row])]] = "all_to_all"
     return kinds
 
 
-def _direction(rank: int, kind: str, axis: str, peer: int, mesh: MeshInfo) -> str:
+def _direction(rank: int, kind: str, axis: str, peer: int, *, mesh: MeshInfo) -> str:
     """F or B of a message between neighbours of a pipeline; "" where it may be either, as between two ranks with chunks."""
     pipeline = mesh.pipeline_of(rank)
     if axis != "pp" or peer not in pipeline or len(pipeline) < 2 or ((mesh.vpp or 1) > 1 and len(pipeline) == 2):
@@ -183,7 +212,7 @@ def _direction(rank: int, kind: str, axis: str, peer: int, mesh: MeshInfo) -> st
     return "F" if (distance > 0) == (kind == "send") else "B"
 
 
-def _steps(calls: pd.DataFrame, kinds: list[str], ops: pd.DataFrame) -> Int64:
+def _steps(calls: pd.DataFrame, kinds: Texts, ops: pd.DataFrame) -> Int64:
     """The step of each call, -1 outside all: by the steps' own ranges, else by the ops around it.
 
     Between the last op of one step and the first of the next, what is received belongs to the next step and the rest to the one
@@ -204,6 +233,6 @@ def _steps(calls: pd.DataFrame, kinds: list[str], ops: pd.DataFrame) -> Int64:
     at = calls["start_ns"].to_numpy()
     index = np.searchsorted(starts, at, side="right") - 1
     after = (index < 0) | (at >= ends[np.maximum(index, 0)])
-    received = np.array([kind == "recv" for kind in kinds], dtype=np.bool_)
+    received = kinds == "recv"
     index = np.where(after & received & (index + 1 < len(numbers)), index + 1, index)
     return np.where(index >= 0, numbers[np.maximum(index, 0)], -1).astype(np.int64)

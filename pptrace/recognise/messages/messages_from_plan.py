@@ -99,10 +99,13 @@ def label_from_plan(
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
     """
+    is_message = calls["kind"].isin(P2P) & (calls["axis"] == "pp")
+    if not is_message.any():
+        return calls
     wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
-    messages = calls.assign(row=np.arange(len(calls)))[calls["kind"].isin(P2P) & (calls["axis"] == "pp")]
+    messages = calls.assign(row=np.arange(len(calls)))[is_message]
     for (step, kind), rows in slices(messages, ("step", "kind")).items():
         plan = plan_of(step)
         if plan is None or plan.pp != len(pipeline):

@@ -1,0 +1,97 @@
+"""Communication calls of a rank while their events are gathered, as columns: a trace has hundreds of thousands of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.device.communication_names import KINDS
+from pptrace.slices import Slice
+
+CODE_OF_KIND: Mapping[str, int] = {kind: code for code, kind in enumerate(KINDS)}
+"""The codes of the kinds of calls; 0 is none."""
+HINTS = ("", "ep", "tp")
+"""The axes that a library may serve, by their codes."""
+
+COLUMNS: Mapping[str, tuple[str, int]] = {
+    "kind": ("int8", 0),  # index into KINDS
+    "thread": ("int64", -1),
+    "start_ns": ("int64", 0),
+    "until_ns": ("int64", 0),  # where the host call returned
+    "end_ns": ("int64", -1),  # where the communication was done, as far as an event of the host shows that
+    "local_peer": ("int64", -1),
+    "args": ("int64", -1),  # row of the table of communication arguments
+    "elements": ("int64", -1),  # of its input, as recorded shapes tell them
+    "num_bytes": ("int64", -1),  # of its message, as recorded shapes tell them
+    "worker": ("int64", -1),  # thread that ran its work, where that is sure
+    "hint": ("int8", 0),  # index into HINTS
+    "of_library": ("bool", 0),  # known by NCCL's own range alone, which does not say what it is part of
+    "on_worker": ("bool", 0),  # the range of a work without the call that posted it
+    "is_enqueued": ("bool", 0),  # a device does it later: no worker thread runs it
+    "in_parts": ("bool", 0),  # several works may do it
+    "is_functional": ("bool", 0),
+    "kernel": ("int64", -1),  # the first of its kernels and copies, as an event
+    "kernel_start_ns": ("int64", 0),  # when the first of them begins, and the last ends
+    "kernel_end_ns": ("int64", 0),
+}
+"""The columns of calls, their types, and the values where nothing is known: *calls* in this folder are slices of them."""
+
+
+def make_calls(num_calls: int, columns: Mapping[str, npt.NDArray[Any]]) -> Slice:
+    """So many calls with some columns; the others hold what stands for unknown."""
+    made = {
+        name: np.asarray(columns[name], dtype=dtype) if name in columns else np.full(num_calls, unknown, dtype=dtype)
+        for name, (dtype, unknown) in COLUMNS.items()
+    }
+    return Slice(made)
+
+
+def join_calls(parts: Sequence[Slice]) -> Slice:
+    """The calls of all parts, one behind the other."""
+    return Slice({name: np.concatenate([part[name] for part in parts]) for name in COLUMNS})
+
+
+def with_columns(calls: Slice, columns: Mapping[str, npt.NDArray[Any]]) -> Slice:
+    """The calls with other values in some columns."""
+    return Slice({**calls.columns, **columns})
+
+
+class CommArgs:
+    """The communication arguments of a rank's events (schema ``COMM_ARGS``) by event; the last row of an event counts."""
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self._columns = {str(name): table[name].to_numpy() for name in table.columns}
+        event = self._columns["event"]
+        self._order = np.argsort(event, kind="stable")
+        self._events = event[self._order]
+
+    def rows_of(self, events: npt.NDArray[np.integer[Any]]) -> Int64:
+        """The row of each of these events, −1 where it has none."""
+        index = np.searchsorted(self._events, events, side="right") - 1
+        is_known = np.append(self._events, -1)[index] == events
+        rows: Int64 = np.where(is_known, np.append(self._order, -1)[index], -1)
+        return rows
+
+    def numbers(self, name: str, rows: Int64) -> Int64:
+        """A column of numbers in some rows; −1 for the row −1."""
+        values: Int64 = np.append(self._columns[name], -1).astype(np.int64)[rows]
+        return values
+
+    def texts(self, name: str, rows: Int64) -> npt.NDArray[np.object_]:
+        """A column of texts in some rows; "" for the row −1."""
+        values: npt.NDArray[np.object_] = np.append(self._columns[name].astype(object), "")[rows]
+        return values
+
+    def message_bytes(self, rows: Int64) -> Int64:
+        """Bytes of the larger of input and output; −1 where they were not recorded."""
+        return np.maximum(self.numbers("in_bytes", rows), self.numbers("out_bytes", rows))
+
+    def codes(self, name: str) -> tuple[Int64, Sequence[str]]:
+        """(for each row, and for the row −1 at the end, an index into the texts; the texts) of a column of texts."""
+        codes, texts = pd.factorize(np.append(self._columns[name].astype(object), ""))
+        return codes.astype(np.int64), [str(text) for text in texts]

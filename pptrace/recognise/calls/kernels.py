@@ -1,0 +1,246 @@
+"""Which communication calls a kernel or copy carries: those around its launch, else those that its thread called before it.
+
+Calls of a batch (``batch_isend_irecv``, coalescing managers) launch nothing themselves: the kernel that the thread launches
+next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.model.tables import Category, Events, Int64
+from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, join_calls, make_calls, with_columns
+from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
+from pptrace.recognise.device.work import communication_rows, launch_calls
+from pptrace.slices import Slice
+
+_SEND, _RECV, _SEND_RECV = (CODE_OF_KIND[kind] for kind in ("send", "recv", "send_recv"))
+
+
+def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
+    """The calls with the times of their kernels; a kernel without a recorded call becomes a call of its own.
+
+    Calls that are parts of another one lose their kind.
+    """
+    kernels = _Kernels.of(events)
+    if not len(kernels.row):
+        return calls
+    index, call = _carried(kernels, calls)
+    is_alone = np.ones(len(kernels.row), dtype=np.bool_)
+    is_alone[index] = False
+    alone = np.flatnonzero(is_alone & (kernels.kind != 0))  # not a copy beside what a call asks for, as of a wait
+    joined = join_calls([calls, _calls_of_kernels(kernels, alone, args)])
+    index, call = np.append(index, alone), np.append(call, len(calls) + np.arange(len(alone)))
+    order = np.lexsort((call, index))
+    pairs = _Pairs(kernels, index[order], call[order])
+    return _with_all_to_alls(_with_times(joined, pairs, args), pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The kernels and copies that communicate, in the order of their launches: events, their launchers (−1: not recorded) and
+    what their names tell. A copy is of no kind.
+    """
+
+    row: Int64
+    launch_ns: Int64
+    is_launched: npt.NDArray[np.bool_]
+    thread: Int64
+    start_ns: Int64
+    end_ns: Int64
+    stream: Int64
+    kind: Int64
+    hint: Int64
+
+    @classmethod
+    def of(cls, events: Events) -> _Kernels:
+        rows = communication_rows(events)
+        launchers = launch_calls(events, rows)
+        launch_ns = np.where(launchers >= 0, events.start_ns[launchers], -1) if len(rows) else rows
+        order = np.lexsort((launchers, rows, launch_ns))
+        rows, launchers, launch_ns = rows[order], launchers[order], launch_ns[order]
+        names, name = np.unique(events.name_id[rows], return_inverse=True)
+        kinds = np.array([CODE_OF_KIND[kind_of_kernel(events.names[each])] for each in names.tolist()], dtype=np.int64)
+        hints = np.array([HINTS.index(hint_of_kernel(events.names[each])) for each in names.tolist()], dtype=np.int64)
+        is_kernel = events.category[rows] == Category.KERNEL
+        return cls(
+            row=rows,
+            launch_ns=launch_ns,
+            is_launched=launchers >= 0,
+            thread=events.thread[launchers] if len(rows) else rows,
+            start_ns=events.start_ns[rows],
+            end_ns=events.ends_of(rows),
+            stream=events.stream[rows],
+            kind=np.where(is_kernel, kinds[name], 0) if len(rows) else rows,
+            hint=hints[name] if len(rows) else rows,
+        )
+
+
+def _calls_of_kernels(kernels: _Kernels, alone: Int64, args: CommArgs) -> Slice:
+    """Calls that nothing but their kernels shows."""
+    args_rows = args.rows_of(kernels.row[alone])
+    collectives, texts = args.codes("collective")
+    kinds = np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)
+    kind = kinds[collectives[args_rows]]
+    start = np.where(kernels.is_launched[alone], kernels.launch_ns[alone], kernels.start_ns[alone])
+    columns = {
+        "kind": np.where(kind > 0, kind, kernels.kind[alone]),
+        "start_ns": start,
+        "until_ns": start,
+        "args": args_rows,
+        "hint": kernels.hint[alone],
+    }
+    return make_calls(len(alone), columns)
+
+
+def _carried(kernels: _Kernels, calls: Slice) -> tuple[Int64, Int64]:
+    """(kernel, call) of what carries what, as indices."""
+    order = np.lexsort((calls["start_ns"], calls["thread"]))
+    threads = calls["thread"][order]
+    launched = np.flatnonzero(kernels.is_launched)
+    launched = launched[np.argsort(kernels.thread[launched], kind="stable")]
+    bounds = np.append(np.flatnonzero(np.diff(kernels.thread[launched])) + 1, len(launched))
+    parts, begin = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))], 0
+    for end in bounds.tolist() if len(launched) else ():
+        of_thread = launched[begin:end]
+        thread = kernels.thread[of_thread[0]]
+        first, last = np.searchsorted(threads, thread), np.searchsorted(threads, thread, side="right")
+        thread_calls = order[first:last]
+        index, call = _carried_on_thread(
+            kernels.launch_ns[of_thread], kernels.kind[of_thread], calls.where(thread_calls)
+        )
+        parts.append((of_thread[index], thread_calls[call]))
+        begin = end
+    index, call = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return index, call
+
+
+def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int64, Int64]:
+    """(kernel, call) of one thread; both in order of time."""
+    begun = np.searchsorted(calls["start_ns"], launch_ns, side="right")
+    is_around = (begun > 0) & (launch_ns <= np.append(calls["until_ns"], 0)[begun - 1])
+    may_carry = np.flatnonzero(is_around | (kind > 0))  # a copy is of the call around it alone
+    begun, kind, is_around = begun[may_carry], kind[may_carry], is_around[may_carry]
+    latest = _latest_of_kind(kind, begun, calls["kind"])
+    carries, first = _batches(begun, latest, is_around)
+    batch = np.flatnonzero(carries & ~is_around)
+    sizes = begun[batch] - first[batch]
+    within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    call = np.repeat(first[batch], sizes) + within
+    index = np.repeat(batch, sizes)
+    able = _carries(kind[index], calls["kind"][call])
+    around = np.flatnonzero(is_around)
+    return may_carry[np.append(around, index[able])], np.append(begun[around] - 1, call[able])
+
+
+def _latest_of_kind(kind: Int64, begun: Int64, call_kinds: Int64) -> Int64:
+    """For each kernel the last call before its launch that it can carry; −1 without one."""
+    latest = np.full(len(kind), -1, dtype=np.int64)
+    for each in np.unique(kind[kind > 0]).tolist():
+        able = _carries(np.full(len(call_kinds), each), call_kinds)
+        last = np.maximum.accumulate(np.append(-1, np.where(able, np.arange(len(able)), -1)))
+        of_kind = kind == each
+        latest[of_kind] = last[begun[of_kind]]
+    return latest
+
+
+def _batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
+    """(which kernels carry calls, for each kernel the first call that no kernel before it has carried).
+
+    A kernel without a call around it carries what was called since the last one that carried something.
+    """
+    before = np.append(0, begun[:-1])
+    carries = is_around | (latest >= before[: len(begun)])
+    first = np.append(0, np.maximum.accumulate(np.where(carries, begun, 0)))[:-1]
+    if (~carries & (latest >= first)).any():  # kernels of several kinds between calls: one by one
+        reached = 0
+        for index, (around, number, last) in enumerate(
+            zip(is_around.tolist(), begun.tolist(), latest.tolist(), strict=True)
+        ):
+            first[index] = reached
+            carries[index] = around or last >= reached
+            reached = number if carries[index] else reached
+    return carries, first
+
+
+def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
+    """Whether kernels of some kinds can do what calls of some kinds ask for."""
+    is_message = np.isin(call_kind, (_SEND, _RECV, CODE_OF_KIND["all_to_all"]))
+    able: npt.NDArray[np.bool_] = (
+        (kernel_kind == call_kind)
+        | (kernel_kind == CODE_OF_KIND["unknown"])
+        | ((kernel_kind == _SEND_RECV) & is_message)
+    )
+    return able
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Which kernels (by index, in order) carry which calls."""
+
+    kernels: _Kernels
+    kernel: Int64
+    call: Int64
+
+
+def _with_times(calls: Slice, pairs: _Pairs, args: CommArgs) -> Slice:
+    """The calls with what their kernels tell: times, the axis of a library, arguments where the call has none."""
+    kernels = pairs.kernels
+    order = np.argsort(pairs.call, kind="stable")
+    kernel, call = pairs.kernel[order], pairs.call[order]
+    begins = np.flatnonzero(np.diff(call, prepend=-1))
+    carried = call[begins]
+    changed = {name: calls[name].copy() for name in ("kernel", "kernel_start_ns", "kernel_end_ns", "hint", "args")}
+    changed["kernel"][carried] = kernels.row[kernel[begins]]
+    changed["kernel_start_ns"][carried] = np.minimum.reduceat(kernels.start_ns[kernel], begins)
+    changed["kernel_end_ns"][carried] = np.maximum.reduceat(kernels.end_ns[kernel], begins)
+    for name, of_kernels, unknown in (("hint", kernels.hint, 0), ("args", args.rows_of(kernels.row), -1)):
+        value = of_kernels[kernel]
+        tells = np.flatnonzero((value != unknown) & (calls[name][call] == unknown))[::-1]
+        changed[name][call[tells]] = value[tells]  # of several the first: the last assignment stays
+    return with_columns(calls, changed)
+
+
+def _with_all_to_alls(calls: Slice, pairs: _Pairs) -> Slice:
+    """The calls, with one of unknown kind for all that a kernel carries, as where nothing but the kernel was recorded, on streams
+    of which each kernel carries so many sends and receives of the library that they may be an all-to-all; these lose their kind.
+    A pipeline's batches begin and end with fewer on the same stream.
+    """
+    kernels, num_kernels = pairs.kernels, len(pairs.kernels.row)
+    of_library = calls["of_library"][pairs.call]
+    kind = calls["kind"][pairs.call]
+    sends, recvs = (
+        np.bincount(pairs.kernel[of_library & (kind == code)], minlength=num_kernels) for code in (_SEND, _RECV)
+    )
+    may_be = (sends > 1) & (recvs > 1)
+    if not may_be.any():
+        return calls
+    carries = np.bincount(pairs.kernel, minlength=num_kernels) > 0
+    streams, stream = np.unique(kernels.stream, return_inverse=True)
+    is_other = np.bincount(stream[carries & ~may_be], minlength=len(streams)) > 0
+    merged = np.flatnonzero(carries & ~is_other[stream])
+    if not len(merged):
+        return calls
+    _, first_of_stream = np.unique(stream[carries], return_index=True)
+    place = np.full(len(streams), -1)
+    place[np.unique(stream[carries])] = first_of_stream
+    merged = merged[np.argsort(place[stream[merged]], kind="stable")]  # streams as they come first
+    is_merged = np.zeros(num_kernels, dtype=np.bool_)
+    is_merged[merged] = True
+    in_batch = is_merged[pairs.kernel]
+    kernel, call = pairs.kernel[in_batch], pairs.call[in_batch]
+    begins = np.flatnonzero(np.diff(kernel, prepend=-1))
+    latest = np.maximum.reduceat(calls["until_ns"][call], begins)
+    batch = np.searchsorted(kernel[begins], merged)
+    first = call[begins][batch]
+    columns = {
+        "kind": np.full(len(merged), _SEND_RECV),
+        "until_ns": latest[batch],
+        **{name: calls[name][first] for name in ("thread", "start_ns", "kernel", "kernel_start_ns", "kernel_end_ns")},
+    }
+    left = calls["kind"].copy()
+    left[call] = 0
+    return join_calls([with_columns(calls, {"kind": left}), make_calls(len(merged), columns)])
