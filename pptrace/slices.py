@@ -166,7 +166,7 @@ def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np
 
 
 def distinct_of(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(by row the number of its combination of values, the first row of each combination); combinations as they come first."""
+    """(number of the combination of values of each row, the first row of each combination); combinations as they come first."""
     number, values = pd.factorize(group_codes([pd.Series(column) for column in columns]))
     first = np.zeros(len(values), dtype=np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]  # of equal ones the last assignment stays

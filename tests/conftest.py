@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: looking through all of it for cycles takes half a second each time."""
+    """Keep what is imported: looking through all of it for cycles takes half a second each time."""
     gc.freeze()
     gc.enable()
 

@@ -193,7 +193,7 @@ def describe_ranks(result: RunResult) -> list[str]:
 
 
 def _memory_held(records: Sequence[RankRecord]) -> list[str]:
-    """How much each rank held, where one ran out of memory; nothing elsewhere."""
+    """Memory that each rank held, where one ran out of it; nothing elsewhere."""
     if not any(record.facts.get("out_of_memory") for record in records):
         return []
     held = []

@@ -37,7 +37,7 @@ class RunOptions:
     """True if the runtimes that the script imports are watched."""
     hang_timeout_s: float | None = None
     memory: bool = False
-    """Whether every allocation of the recorded steps is recorded."""
+    """Record every allocation of the recorded steps."""
 
     @property
     def script_name(self) -> str:

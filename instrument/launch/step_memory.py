@@ -63,7 +63,7 @@ class ProcessPeak:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it can be measured, in this process: the files are those of the one that opened them, no forked child's."""
+        """Return whether this process can measure it: the files are those of the one that opened them, no forked child's."""
         return self.reason is None and os.getpid() == self._pid
 
     def begin(self) -> None:
@@ -110,13 +110,13 @@ def keep_maxrss(process: ProcessPeak) -> None:
 
 
 Statistics = dict[str, Any]
-"""As torch's allocator gives them: nested, each with a current value and a peak."""
+"""Statistics as torch's allocator gives them: nested, each with a current value and a peak."""
 
 _BINDINGS = (
     ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats"),
     ("_accelerator_getDeviceStats", "_accelerator_resetPeakStats"),
 )
-"""What all functions of torch.cuda and of torch.accelerator that read or reset peaks call, with the index of a device."""
+"""Functions that all of torch.cuda and of torch.accelerator that read or reset peaks call, with the index of a device."""
 
 
 class DevicePeaks:

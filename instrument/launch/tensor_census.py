@@ -44,7 +44,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """Where a search of autograd's graph begins."""
+    """Nodes at which a search of autograd's graph begins."""
 
     node: Node
     stage: int | None = None

@@ -1,4 +1,4 @@
-"""How sure a gain is: its interval from how the steps vary, and the share of a step from which on it is mentioned."""
+"""Certainty of a gain: its interval from how the steps vary, and the share of a step from which on it is mentioned."""
 
 from __future__ import annotations
 

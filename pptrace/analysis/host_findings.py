@@ -1,4 +1,4 @@
-"""What a finding about launching says of synchronisations: the calls for which devices ran dry, and where."""
+"""Synchronisations in a finding about launching: the calls for which devices ran dry, and where."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """How long steps take over a run, ns: percentiles, the outliers, the longest first, and where the level changes."""
+    """Lengths of a run's steps, ns: percentiles, the outliers, the longest first, and where the level changes."""
 
     num_steps: int
     min_ns: int

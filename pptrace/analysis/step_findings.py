@@ -85,7 +85,7 @@ def _of_change(change: StepChange, share: float) -> Finding | None:
 
 
 def _is_warmup(outlier: StepOutlier, series: StepSeries, order: Sequence[int]) -> bool:
-    """Whether it is one of the long steps that a run begins with, and no single rank delays it."""
+    """Return whether it is one of the long steps that a run begins with, and no single rank delays it."""
     long = {outlier.step for outlier in series.outliers}
     first = next((number for number, step in enumerate(order) if step not in long), len(order))
     main = _largest(outlier.differences, outlier.excess_ns)

@@ -86,7 +86,7 @@ def _strongest_change(spans: Int64) -> int | None:
 
 
 def _strongest(spans: Int64) -> tuple[int, float]:
-    """(where the series falls into two parts that differ most, Pettitt's statistic there)."""
+    """(cut into the two parts that differ most, Pettitt's statistic there)."""
     n = len(spans)
     statistic = np.abs(2 * np.cumsum(_ranks(spans))[:-1] - np.arange(1, n) * (n + 1))
     inside = statistic[_FEWEST_STEPS - 1 : n - _FEWEST_STEPS]
@@ -140,7 +140,7 @@ def _change(first: StepReport, before: StepReport, after: StepReport) -> StepCha
 
 
 def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | None:
-    """What ``step`` has more of than ``usual``, the most first: sums to the difference of their spans; None if not explained."""
+    """Causes that ``step`` has more of than ``usual``, the most first; they sum to the difference of spans; else None."""
     if step.causes is None or usual.causes is None:
         return None
     more: Counter[tuple[str, tuple[tuple[str, int | str], ...]]] = Counter()

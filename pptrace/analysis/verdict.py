@@ -165,7 +165,7 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
 
 
 def _place(finding: Finding) -> str:
-    """Where a finding is, in brackets; "" if nowhere."""
+    """Place of a finding, in brackets; "" if nowhere."""
     return "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
 
 

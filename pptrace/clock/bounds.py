@@ -49,7 +49,7 @@ class Traffic:
         return cls(len(ranks), rank, match, start_ns, end_ns, *ends, np.flatnonzero(is_collective))
 
     def lower_bounds(self, start_ns: Matrix, end_ns: Matrix) -> Matrix:
-        """As :func:`lower_bounds`, with other times."""
+        """Bounds as of :func:`lower_bounds`, with other times."""
         (low,) = self.lower_bounds_of_parts(start_ns, end_ns, np.zeros(len(self.rank), dtype=np.intp), 1)
         return low
 

@@ -213,7 +213,7 @@ def _largest_error(offset_ns: int, index: int, parts: Sequence[Sequence[tuple[in
 
 
 def _rates(parts: Sequence[Sequence[tuple[int, int]]], middles: npt.NDArray[np.float64], num_ranks: int) -> Rates:
-    """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
+    """Growth of each rank's offset per ns: the slope through the middles of what the stretches allow."""
     rates = np.zeros(num_ranks)
     for index in range(1, num_ranks):
         bounded = [row for row, part in enumerate(parts) if is_bounded(*part[index])]

@@ -15,7 +15,7 @@ UNKNOWN = -1
 
 
 class MemoryKind(StrEnum):
-    """What bytes are counted."""
+    """Kind of bytes that are counted."""
 
     DEVICE_ALLOCATED = "device_allocated"  # by tensors on the accelerator, as the framework's allocator counts
     DEVICE_RESERVED = "device_reserved"  # by the process on the accelerator: what its allocator got from the driver
@@ -40,7 +40,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Of one kind of memory, per step, bytes; -1 where unknown."""
+    """Memory of one kind, per step, bytes; -1 where unknown."""
 
     peak: Int64
     start: Int64
@@ -49,7 +49,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMemory:
-    """What ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.step_memory`)."""
+    """Memory that ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.step_memory`)."""
 
     index_of: Mapping[int, int]
     """Step → index into the columns."""
@@ -111,7 +111,7 @@ def _is_count(value: Any) -> bool:
 
 
 def kind_of_events(allocated: Int64, reserved: Int64) -> MemoryKind:
-    """Which memory the events of a rank are of: accelerators have caches, of which the allocator tells the size."""
+    """Kind of memory that the events of a rank are of: accelerators have caches, of which the allocator tells the size."""
     if (reserved < 0).any():
         return MemoryKind.ALLOCATED
     if not reserved.any():

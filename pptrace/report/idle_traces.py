@@ -16,7 +16,7 @@ from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
 _MOST_BARS = 20_000
-"""Of more gaps the longest are drawn."""
+"""Most gaps that are drawn: of more, the longest."""
 _NOT_LAUNCHED, _NO_COMPUTE = "Idle in an op: not launched", "No compute in an op"
 _COLOURS = {_NOT_LAUNCHED: PART_COLOURS["host"], _NO_COMPUTE: "rgba(255, 255, 255, 0.8)"}
 

@@ -62,7 +62,7 @@ def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLi
 
 
 def rank_ends(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
-    """When each rank has run all its rows in the replays that :func:`replay_table` describes, shape (…, pp)."""
+    """Times at which each rank has run all its rows in the replays that :func:`replay_table` describes, shape (…, pp)."""
     batch = _batch(table, durations, latencies)
     ends = np.zeros((batch.size, table.pp), batch.durations.dtype)
     if len(last := batch.program.last):

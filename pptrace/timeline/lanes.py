@@ -100,7 +100,7 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
 
 
 def host_waits(comms: Slice) -> Int64:
-    """When the host of a rank waited for communication that it carried out itself (gloo, MPI), on the clock of ``comms``."""
+    """Times at which a rank's host waited for communication that it carried out itself (gloo, MPI), on the clock of ``comms``."""
     start, posted, end = comms["start_ns"], comms["posted_ns"], comms["end_ns"]
     waits = comms.where((comms["clock"] == "host") & ~((posted == end) & (start < end)))
     return union(np.maximum(waits["start_ns"], waits["asked_ns"]), waits["end_ns"])

@@ -235,7 +235,7 @@ def with_lanes(
 
 
 def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:
-    """What the recorders of the ranks measured of their memory."""
+    """Memory that the recorders of the ranks measured."""
     return {
         rank: recorded
         for rank, facts in run.facts.items()

@@ -69,7 +69,7 @@ def steps_of(data: AlignedRun, mesh: MeshInfo = TWO, ideal: Ideal | None = None)
     windows = step_windows(data.ops, mesh)
     steps = sorted({window.step for window in windows})
     planned = [PlannedStep(tuple(w for w in windows if w.step == step), None, ideal) for step in steps]
-    return report_steps(planned, data, mesh)
+    return report_steps(planned, data, mesh).steps
 
 
 def partition(rank: RankStep) -> tuple[int | None, ...]:
@@ -296,7 +296,7 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
     one = MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))
     data = run_of([*rows, foreign, *missing])
     first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
-    (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one)
+    (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one).steps
     assert whole.bubble.waterfall_ns == Waterfall(30, 0, 0, 0, 0, None, 5)
     assert partly.bubble.waterfall_ns is None
     assert unplanned.bubble.waterfall_ns is None
@@ -310,7 +310,7 @@ def test_steps_have_waterfalls_where_all_their_pipelines_compare() -> None:
     rows += [op(1, 1, "F", 0, 30, stage=0), op(1, 1, "B", 30, 40, stage=0)]
     for uncertainty, fall in ((30, None), (20, Waterfall(100, 0, 0, 0, 0, None, 0))):
         data = run_of(rows, clock=replace(ONE_CLOCK, uncertainty_ns=uncertainty))
-        (step,) = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh)
+        (step,) = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh).steps
         assert step.bubble.waterfall_ns == fall
 
 
@@ -329,5 +329,5 @@ def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() 
         ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2),
     ):
         data = run_of(rows, comms)
-        (step,) = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO)
+        (step,) = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO).steps
         assert step.bubble.waterfall_ns == Waterfall(20, 20, 0, 0, communication, None, 25 - communication)

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def measure(steps: int) -> list[int]:
-    """What the beginning and the end of each step take together, ns."""
+    """Time that the beginning and the end of each step take together, ns."""
     memory = StepMemory()
     times_ns = []
     for step in range(steps):

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.memory.result import PredictedMemory, StageActivations
-from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.result import (
+    BlamedOp,
+    Cause,
+    LateRank,
+    Report,
+    ScheduleCandidate,
+    StepChange,
+    StepOutlier,
+    StepSeries,
+)
 from pptrace.model.tables import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
@@ -57,6 +66,10 @@ SECTIONS = {
         f"memory.{path}": "`memory`"
         for path in ("ranks", "ranks.in_flight", "ranks.predicted", "ranks.predicted.stages")
     },
+    **{
+        f"step_series.{entries}": "`step_series`"
+        for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
+    },
     "hang.edges": "`hang`",
 }
 FREE = {
@@ -64,6 +77,8 @@ FREE = {
     "schedule.candidates.pp_ranks",
     "steps.ranks.spans",
     "steps.causes.where",
+    "step_series.outliers.differences.where",
+    "step_series.changes.differences.where",
     "marked_steps.spans",
     "findings.evidence",
 }
@@ -159,12 +174,22 @@ def reports(
 ) -> list[dict[str, Any]]:
     candidate = ScheduleCandidate("1f1b", 4, 8, 4, 1, {"1": 1})
     several = replace(
-        _with_prediction(lone_rank), schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG
+        _with_prediction(lone_rank),
+        schedule=replace(lone_rank.schedule, candidates=(candidate,)),
+        hang=HANG,
+        step_series=_SERIES,
+        late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))
         for report in (sample, several, overlapped, without_pipeline, on_devices)
     ]
+
+
+_DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
+_OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))
+_CHANGES = (StepChange(9, 2, 10, 12, 20, _DIFFERENCES), StepChange(20, 12, 20, 22, 10, None))
+_SERIES = StepSeries(30, 9, 10, 10, 20, 21, _OUTLIERS, _CHANGES)
 
 
 def _with_prediction(report: Report) -> Report:

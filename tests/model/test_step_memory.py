@@ -1,4 +1,4 @@
-"""What recorders measured of memory, read from facts that may be anything."""
+"""Memory that recorders measured, read from facts that may be anything."""
 
 from __future__ import annotations
 

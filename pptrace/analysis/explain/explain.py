@@ -138,7 +138,7 @@ def _explain_part(
 
 
 def _host_before(ranks: Sequence[RankTimes], bindings: Bindings, is_whole: npt.NDArray[np.bool_]) -> Int64:
-    """How long the host kept each op from its device when it could have run, ns, shape (whole windows, rows)."""
+    """Time for which the host kept each op from its device when it could have run, ns, shape (whole windows, rows)."""
     before = np.zeros(bindings.ready.shape, dtype=np.int64)
     numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
     for rank in ranks:

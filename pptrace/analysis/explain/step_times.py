@@ -81,7 +81,7 @@ class StepTimes:
 
     @property
     def computing(self) -> Int64:
-        """What of its time each op computed."""
+        """Time that each op computed, ns."""
         return self.durations - self.communication - self.host - self.stalled
 
     def whole(self) -> StepTimes:
@@ -288,7 +288,7 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
 
 
 def _knows_host(lane: Lane, begin: Int64, finish: Int64) -> Bool:
-    """In which windows it is known why the rank's device was idle."""
+    """Mask of the windows in which it is known why the rank's device was idle."""
     if lane.idle is None:
         return np.zeros(len(begin), dtype=np.bool_)
     known: Bool = lengths_within(lane.idle.unknown, begin, finish) == 0
@@ -296,7 +296,7 @@ def _knows_host(lane: Lane, begin: Int64, finish: Int64) -> Bool:
 
 
 def _starved_between(lane: Lane, ops: Slice) -> Int64:
-    """When the rank's device was idle between ops because the host had launched nothing."""
+    """Times at which the rank's device was idle between ops because the host had launched nothing."""
     if lane.idle is None or not len(ops):
         return EMPTY
     return subtract(lane.idle.launch_starved, union(ops["start_ns"], ops["end_ns"]))
@@ -352,7 +352,7 @@ def _transfer_ns(received: Slice) -> Int64:
 
 
 def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> dict[str, Int64]:
-    """What of each op's time is no compute, ns, by the names of :class:`StepTimes`."""
+    """Time of each op that is no compute, ns, by the names of :class:`StepTimes`."""
     start, end = ops["start_ns"], ops["end_ns"]
     none = np.zeros(len(ops), dtype=np.int64)
     if not lane.on_device:

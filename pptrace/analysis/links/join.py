@@ -87,7 +87,7 @@ def fit_line(sizes: Int64, times: Int64, count: Int64) -> tuple[int | None, floa
 
 
 def late_ranks_of(ranks: Sequence[RankTraffic]) -> tuple[LateRank, ...]:
-    """How often each rank was the last to enter its collectives, by axis and kind, the most often late first."""
+    """Number of collectives that each rank was the last to enter, by axis and kind, the most often late first."""
     rows = _joined(ranks, "collectives")
     late = [
         LateRank(str(axis), str(kind), int(rank), int(count), int(num_last), int(wait))
@@ -109,7 +109,7 @@ def _joined(ranks: Iterable[RankTraffic], name: str) -> pd.DataFrame:
 
 
 def _is_same_host(one: Mapping[str, object], other: Mapping[str, object]) -> bool | None:
-    """Whether two ranks ran on one host, None where it is not known of both."""
+    """Return whether two ranks ran on one host, None where it is not known of both."""
     for name in ("host", HOST_NAME):
         if one.get(name) is not None and other.get(name) is not None:
             return one[name] == other[name]

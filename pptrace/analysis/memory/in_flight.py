@@ -45,7 +45,7 @@ def peaks_in_flight(ops: Slice, window: Int64, num_steps: int) -> list[int | Non
 
 
 def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
-    """(By how many each op changes what is held, how many the backward of a pair frees.)"""
+    """(Change of the number held with each op, number that the backward of a pair frees.)"""
     kind, kinds = ops.codes("kind")
 
     def of(*names: str) -> npt.NDArray[np.bool_]:

@@ -111,7 +111,7 @@ def _predicted(number: int, prediction: MemoryPrediction | None) -> PredictedMem
 def _reasons(
     ranks: Sequence[RankMemory], volume: StepVolume | None, prediction: MemoryPrediction | None
 ) -> tuple[str, ...]:
-    """Why figures are null, a sentence each."""
+    """Reasons why figures are null, a sentence each."""
     reasons = []
     if any(rank.peak_bytes is None for rank in ranks):
         reasons.append(

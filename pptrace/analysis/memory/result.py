@@ -15,7 +15,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StageActivations:
-    """What one microbatch keeps of a stage of the plan from its forward to its backward."""
+    """Activations that one microbatch keeps of a stage of the plan, bytes, from its forward to its backward."""
 
     stage: int
     bytes_per_microbatch: int
@@ -23,7 +23,7 @@ class StageActivations:
 
 @dataclass(frozen=True, slots=True)
 class PredictedMemory:
-    """What the run's sizes and options come to (:mod:`pptrace.analysis.volume.memory`)."""
+    """Memory that the run's sizes and options come to (:mod:`pptrace.analysis.volume.memory`)."""
 
     weights_bytes: int
     gradients_bytes: int

@@ -1,1 +1,1 @@
-"""What-if study of slow workers, stages, kinds of ops, microbatches and links, and of pauses of the host."""
+"""Study of slow workers, stages, kinds of ops, microbatches and links, and of pauses of the host."""

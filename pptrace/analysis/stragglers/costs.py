@@ -1,4 +1,4 @@
-"""What the ops and messages of whole steps cost, as matrices: a row per step of a pipeline, a column per row of the plan."""
+"""Costs of the ops and messages of whole steps, as matrices: a row per step of a pipeline, a column per row of the plan."""
 
 from __future__ import annotations
 

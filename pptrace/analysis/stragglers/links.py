@@ -84,7 +84,7 @@ def _slowest(costs: MeasuredCosts) -> _Link | None:
 
 
 def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int) -> float | None:
-    """What the messages of links like one typically take, ns; None where too few are known."""
+    """Typical time of the messages of links like one, ns; None where too few are known."""
     replicas = np.delete(typical[:, boundary], pipeline)
     replicas = replicas[~np.isnan(replicas)]
     if len(replicas):

@@ -1,4 +1,4 @@
-"""What ranks do in a step before and after the ops of the pipeline: gradient synchronisation, the optimizer, collectives.
+"""Work of ranks in a step before and after the ops of the pipeline: gradient synchronisation, the optimizer, collectives.
 
 Each rank does one thing after the other; a collective goes on when the last of its members is there.
 """
@@ -22,7 +22,7 @@ _NOT_WORK = ("STEP", "EVAL")
 
 
 def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], place: int) -> Slice:
-    """What one rank did outside its ops, in order of window and start.
+    """Work of one rank outside its ops, in order of window and start.
 
     What lies among its ops is left out. The name of a collective is its axis and kind; what it works is what it takes when all
     members are there, ns.
@@ -73,7 +73,7 @@ def _texts(rows: Slice, name: str) -> np.typing.NDArray[np.str_]:
 
 
 def is_collective(name: str) -> bool:
-    """Whether a name is that of a collective, which has an axis and a kind."""
+    """Return whether a name is that of a collective, which has an axis and a kind."""
     return " " in name
 
 
@@ -106,7 +106,7 @@ def of_windows(rows: Slice, windows: Int64) -> Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chains:
-    """What all ranks of a step do on one side of the pipeline, the same in every step: items, in the order of ranks and start.
+    """Work of all ranks of a step on one side of the pipeline, the same in every step: items, in the order of ranks and start.
 
     ``rank`` (items,) is the index of the rank among those of the step, ``name`` what the item is, ``work`` (steps, items) what
     it takes, ns. ``levels`` are items that begin after those of earlier levels: (item, the item before it on its rank or −1,
@@ -119,7 +119,7 @@ class Chains:
     levels: tuple[tuple[Int64, Int64, Int64], ...]
 
     def ends(self, ready: Int64, work: Int64) -> Int64:
-        """When each rank has done it all, shape (…, ranks), from when they are ready to begin, of that shape."""
+        """Times at which each rank has done it all, shape (…, ranks), if they are ready to begin at ``ready``, of that shape."""
         ends = np.zeros(work.shape, dtype=np.int64)
         done = ready.copy()
         for items, before, groups in self.levels:
@@ -167,7 +167,7 @@ def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | 
 
 _OF_ALL = "(all ranks)"
 _SAME_END = 1 / 3
-"""Of the spread of starts: with a smaller spread of ends, the ranks wait for one another."""
+"""Share of the spread of starts: with a smaller spread of ends, the ranks wait for one another."""
 
 
 def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start: Int64, end: Int64) -> list[Int64]:
@@ -192,7 +192,7 @@ def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start
 
 
 _MOST_OVERLAP = 0.05
-"""Of an item: more of it beside the one before it means that a rank does several things at once."""
+"""Share of an item: more of it beside the one before it means that a rank does several things at once."""
 
 
 def _first_of_match(match: Int64) -> Int64:

@@ -16,7 +16,7 @@ from pptrace.model.tables import Int64
 
 _FEWEST_WINDOWS = 4
 _LEAST_SHARE = 0.25
-"""Of a mean op: a shorter delay is no pause."""
+"""Share of a mean op: a shorter delay is no pause."""
 _MOST_OF_THEM = 0.5
 """A rank with this share of all pauses' time is named."""
 
@@ -48,7 +48,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
 
 
 def _pauses(costs: MeasuredCosts) -> Int64:
-    """How long each op was late beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
+    """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
     if len(costs.step) < _FEWEST_WINDOWS:
         return np.zeros_like(costs.delays)
     excess = costs.delays - np.median(costs.delays, axis=0).astype(np.int64)

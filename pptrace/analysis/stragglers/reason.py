@@ -15,7 +15,7 @@ from pptrace.simulator import makespans
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reason:
-    """Why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
+    """Reason why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
 
     ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for the share of the
     step, ``detail`` says what was seen and what to do.

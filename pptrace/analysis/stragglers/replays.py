@@ -33,7 +33,7 @@ def replays_of(plans: Sequence[MeasuredCosts]) -> list[Replays]:
 
 
 def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
-    """What is done before and after the ops; None where steps differ in it."""
+    """Work before and after the ops; None where steps differ in it."""
     _, num_windows = np.unique(costs.step, return_counts=True)
     of_first = costs.ranks[: num_windows[0]]
     if (num_windows != len(of_first)).any() or (costs.ranks.reshape(-1, *of_first.shape) != of_first).any():
@@ -44,7 +44,7 @@ def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
 
 @dataclass(frozen=True, eq=False)
 class Replays:
-    """What all steps of one plan take together in replays, ns."""
+    """Time that all steps of one plan take together in replays, ns."""
 
     costs: MeasuredCosts
     typical: Typical
@@ -52,7 +52,7 @@ class Replays:
 
     @property
     def has_outside(self) -> bool:
-        """Whether steps are replayed with what comes before and after their ops."""
+        """Return whether steps are replayed with what comes before and after their ops."""
         return self.chains is not None
 
     @cached_property
@@ -66,30 +66,30 @@ class Replays:
         return self._sum(self._ideal_ends, self._all(False))
 
     def with_stage(self, stage: int) -> int:
-        """Where one stage alone costs what was measured."""
+        """Replay in which one stage alone costs what was measured."""
         return self._length(self.costs.table.stage == stage)
 
     def with_place(self, place: int) -> int:
-        """Where one pipeline rank of all pipelines alone costs what was measured."""
+        """Replay in which one pipeline rank of all pipelines alone costs what was measured."""
         return self._length(self.costs.table.rank == place)
 
     def with_kind(self, kind: str) -> int:
-        """Where one kind alone costs what was measured."""
+        """Replay in which one kind alone costs what was measured."""
         codes = {str(member): member.code for member in Kind}
         code = codes.get(kind, -1)
         ends = self._ends(self.costs.table.kind == code, self.costs.message_kind == code)
         return self._sum(ends, [side.name == kind for side in self.chains or ()])
 
     def without_ranks(self, ranks: Int64) -> int:
-        """Where all but some global ranks cost what was measured."""
+        """Replay in which all but some global ranks cost what was measured."""
         return self._length(~np.isin(self.costs.ranks, ranks)[:, self.costs.table.rank])
 
     def without_last_stage(self) -> int:
-        """Where all but the last stage costs what was measured."""
+        """Replay in which all but the last stage costs what was measured."""
         return self._length(self.costs.table.stage != self.costs.table.num_stages - 1)
 
     def with_pipelines(self) -> dict[tuple[int, ...], int]:
-        """By how much each pipeline makes the steps longer, if it alone costs what was measured."""
+        """Time by which each pipeline makes the steps longer, if it alone costs what was measured."""
         pipelines, of_window = np.unique(self.costs.ranks, axis=0, return_inverse=True)
         ideal, beyond = self.ideal(), {}
         for index, ranks in enumerate(pipelines.tolist()):
@@ -100,7 +100,7 @@ class Replays:
         return beyond
 
     def _length(self, rows: Bool) -> int:
-        """Where some rows, shape (…, rows), and the messages that they read cost what was measured.
+        """Replay in which some rows, shape (…, rows), and the messages that they read cost what was measured.
 
         So does what a rank does before and after them, if all of its rows do.
         """
@@ -120,7 +120,7 @@ class Replays:
         return np.broadcast_to(ends, (len(self.costs.step), table.pp))
 
     def _ends(self, rows: Bool, messages: Bool) -> Int64:
-        """When each rank ends its rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""
+        """Ends of each rank's rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""
         costs, durations, transfers = self.costs, self.typical.durations(self.costs), self.typical.transfers(self.costs)
         ends = np.empty((len(costs.step), costs.table.pp), dtype=np.int64)
         for part in costs.parts():

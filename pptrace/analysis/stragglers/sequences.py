@@ -19,7 +19,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 
 _LEAST_CORRELATION = 0.9
-"""Of forwards and backwards, as in the study."""
+"""Correlation of forwards and backwards, as in the study."""
 _LEAST_AGREEMENT = 0.7
 """Correlation of a stage with the others."""
 _DETAIL = (

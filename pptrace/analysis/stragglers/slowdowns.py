@@ -18,7 +18,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.replays import Replays, replays_of
 
 LEAST_SLOWDOWN = 1.03
-"""Of a smaller slowdown no shares are given, as in the study (its ``decompose_threshold``)."""
+"""Least slowdown of which shares are given, as in the study (its ``decompose_threshold``)."""
 SLOWEST_PERCENT = 3
 
 

@@ -1,4 +1,4 @@
-"""What everything costs where nothing straggles: what its kind typically costs in all steps, on all ranks."""
+"""Costs where nothing straggles: what its kind typically costs in all steps, on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Typical:
 
     @classmethod
     def of(cls, plans: Sequence[MeasuredCosts], chains: Sequence[Chains]) -> Typical:
-        """What is typical of all plans' steps, and of what is done before and after them."""
+        """Typical costs of all plans' steps, and of what is done before and after them."""
         times: dict[str, list[Int64]] = {}
         for name, part in chain.from_iterable((*map(_times_of_ops, plans), *map(_times_of_items, chains))):
             times.setdefault(name, []).append(part)

@@ -1,4 +1,4 @@
-"""What every rank of a GPT run holds, predicted from the run's facts: parameters, gradients, optimizer state, activations.
+"""Memory that every rank of a GPT run holds, predicted from the run's facts: parameters, gradients, optimizer state, activations.
 
 Temporaries inside of ops, messages in transit, parameters that ``fully_shard`` has gathered and what an allocator rounds up are
 not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`pptrace.analysis.volume.activations`.
@@ -15,7 +15,7 @@ from pptrace.analysis.volume.step import StepVolume
 from pptrace.schedule.actions import Action, Kind, iter_halves
 
 _MOMENTS = 2
-"""Of AdamW, each as large as the parameters that the optimizer updates."""
+"""Moments of AdamW, each as large as the parameters that the optimizer updates."""
 _SCORES_STORED = "math"
 
 
@@ -53,7 +53,7 @@ class MemoryPrediction:
 
     @property
     def reason(self) -> str | None:
-        """Why activations are not predicted; None where they are."""
+        """Reason why activations are not predicted; None where they are."""
         if self.sleeps:
             return "stages that sleep keep no activations of a model"
         if self.stores_scores:

@@ -47,7 +47,7 @@ def read_memory(db: Database, base_ns: int) -> dict[int, pd.DataFrame]:
 
 
 def _changes(time: Int64, pid: Int64, context: Int64, address: Int64, num_bytes: Int64, operation: Int64) -> Int64:
-    """By how much each event changes what is held: a release by what its address got last, by 0 where that was not recorded."""
+    """Change of what is held with each event, bytes: a release by what its address got last, by 0 where that was not recorded."""
     change = np.where(operation == _ALLOCATION, num_bytes, 0)
     order = np.lexsort((operation == _ALLOCATION, time, address, context, pid))
     before, after = order[:-1], order[1:]

@@ -43,7 +43,7 @@ COLUMNS: Mapping[str, tuple[str, int]] = {
 
 
 def make_calls(num_calls: int, columns: Mapping[str, npt.NDArray[Any]]) -> Slice:
-    """So many calls with some columns; the others hold what stands for unknown."""
+    """Make so many calls with some columns; the others hold what stands for unknown."""
     made = {
         name: np.asarray(columns[name], dtype=dtype) if name in columns else np.full(num_calls, unknown, dtype=dtype)
         for name, (dtype, unknown) in COLUMNS.items()

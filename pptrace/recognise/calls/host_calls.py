@@ -149,7 +149,7 @@ class _Ranges:
         )
 
     def clusters(self) -> Int64:
-        """Where nothing that began before lasts: the indices at which the events can be cut, 0 among them."""
+        """Indices where nothing that began before lasts: those at which the events can be cut, 0 among them."""
         reach = np.where(self.lasts, np.maximum(self.end_ns, self.start_ns + 1), np.iinfo(np.int64).min)
         is_cut = np.ones(len(reach), dtype=np.bool_)
         bounds = np.append(np.flatnonzero(np.diff(self.thread, prepend=-1)), len(reach))
@@ -165,7 +165,7 @@ _MOST_EVENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """How the stretches that begin at ``firsts`` nest."""
+    """Nesting of the stretches that begin at ``firsts``."""
 
     firsts: Int64
     nesting: Nesting

@@ -1,4 +1,4 @@
-"""Which communication calls a kernel or copy carries: those around its launch, else those that its thread called before it.
+"""Communication calls that a kernel or copy carries: those around its launch, else those that its thread called before it.
 
 Calls of a batch (``batch_isend_irecv``, coalescing managers) launch nothing themselves: the kernel that the thread launches
 next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say.
@@ -148,7 +148,7 @@ def _latest_of_kind(kind: Int64, begun: Int64, call_kinds: Int64) -> Int64:
 
 
 def _batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """(which kernels carry calls, for each kernel the first call that no kernel before it has carried).
+    """(mask of the kernels that carry calls, for each kernel the first call that no kernel before it has carried).
 
     A kernel without a call around it carries what was called since the last one that carried something.
     """
@@ -167,7 +167,7 @@ def _batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> t
 
 
 def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
-    """Whether kernels of some kinds can do what calls of some kinds ask for."""
+    """Return whether kernels of some kinds can do what calls of some kinds ask for."""
     is_message = np.isin(call_kind, (_SEND, _RECV, CODE_OF_KIND["all_to_all"]))
     able: npt.NDArray[np.bool_] = (
         (kernel_kind == call_kind)
@@ -179,7 +179,7 @@ def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Which kernels (by index, in order) carry which calls."""
+    """Pairs of kernels (by index, in order) and the calls that they carry."""
 
     kernels: _Kernels
     kernel: Int64

@@ -1,4 +1,4 @@
-"""How nested host events make up communication calls, by their order alone: times and arguments are filled in where it occurs.
+"""Communication calls from nested host events, by their order alone: times and arguments are filled in where it occurs.
 
 One communication shows on its thread as an operator, the record of it with its arguments, and the range of the process group's
 work or of the library, each inside the one before it where all are there.
@@ -29,12 +29,12 @@ class Role(IntEnum):
 
 
 LASTING_ROLES = (Role.LIBRARY, Role.OPERATOR, Role.RECORD)
-"""What begins while one of these lasts may be part of it."""
+"""Events of which others that begin while one lasts may be a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeName:
-    """What the name of an event tells; of a record the kind is that of its arguments."""
+    """Facts that the name of an event tells; of a record the kind is that of its arguments."""
 
     role: Role
     kind: str = ""

@@ -14,7 +14,7 @@ _ENGINE = "autograd::engine::evaluate_function"
 
 
 def are_backward(events: Events, threads: Int64, times_ns: Int64) -> Int64:
-    """Whether calls were made by autograd's engine: 1 or 0, −1 where the trace has no engine or the thread is not known."""
+    """Flags of calls made by autograd's engine: 1 or 0, −1 where the trace has no engine or the thread is not known."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
     rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
     backward = np.where((threads < 0) | (len(rows) == 0), -1, 0)
@@ -24,7 +24,7 @@ def are_backward(events: Events, threads: Int64, times_ns: Int64) -> Int64:
 
 
 def busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
-    """Until when threads ran operators in stretches of time: the end of the last one that each began in [start_ns, end_ns), at
+    """Ends of what threads ran in stretches of time: the end of the last one that each began in [start_ns, end_ns), at
     most end_ns; start_ns without any.
     """
     until = starts_ns.copy()
@@ -44,7 +44,7 @@ def busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64)
 def _activity(
     events: Events, rows: npt.NDArray[np.intp], threads: Int64
 ) -> Iterator[tuple[npt.NDArray[np.intp], NestedIntervals]]:
-    """(which calls are of a thread, when it ran some of the events) of each thread that has both."""
+    """(calls of a thread, times at which it ran some of the events) of each thread that has both."""
     order = np.argsort(threads, kind="stable")
     ordered = threads[order]
     for thread, thread_rows in events.rows_by_thread(rows).items():

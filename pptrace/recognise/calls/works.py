@@ -49,7 +49,7 @@ def with_works(calls: Slice) -> Slice:
 def _tells_bytes(
     calls: Slice, work: Int64, call: Int64, is_unsure: npt.NDArray[np.bool_], works: Int64
 ) -> npt.NDArray[np.bool_]:
-    """Of a list of tensors the work alone has the type; whose work it is, is unsure where groups have calls at once."""
+    """Types that the work alone has, of a list of tensors; whose work it is, is unsure where groups have calls at once."""
     kind, elements, num_bytes = (calls[name] for name in ("kind", "elements", "num_bytes"))
     is_same = (kind[work] == kind[call]) & (elements[work] == elements[call]) & (elements[call] >= 0)
     alike = group_codes([pd.Series(kind[works]), pd.Series(elements[works])])
@@ -171,7 +171,7 @@ class _Queue:
         return [(work, call, call == new, call in self._unsure) for call in owners]
 
     def _does(self, work: int, call: int) -> bool:
-        """Whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
+        """Return whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
         if self.kind[work] == self.kind[call]:
             return min(self.elements[work], self.elements[call]) < 0 or self.elements[work] == self.elements[call]
         return self.kind[work] == _ALL_REDUCE and self.kind[call] == _REDUCE_SCATTER

@@ -1,4 +1,4 @@
-"""Why the device of a rank was idle: by the launch of the work that ended each idle time.
+"""Idle time of a rank's device by cause: by the launch of the work that ended each idle time.
 
 The device is idle while none of its kernels, copies and fills runs. Each idle time ends with some work, its *next work*:
 
@@ -47,7 +47,7 @@ _OPERATOR = re.compile(r"^\w+::")
 """Operators such as ``aten::item``, not ranges of steps, which old versions of Kineto list with them."""
 _NEVER = np.iinfo(np.int64).max
 _LONG_AGO = 1 << 60
-"""How long before its first work a device counts as idle: before any window."""
+"""Time before its first work for which a device counts as idle, ns: before any window."""
 
 NO_LAUNCHES = "the trace holds no CUDA runtime calls, so that nothing tells when work was launched"
 
@@ -71,7 +71,7 @@ class _Gaps:
 
     @property
     def not_launched_until(self) -> Int64:
-        """Until when the host had not launched the next work; the start where it had at once."""
+        """Times until which the host had not launched the next work; the start where it had at once."""
         return np.clip(self.launched_ns, self.start, self.end)
 
     @property
@@ -141,7 +141,7 @@ def _gaps(events: Events, rows: Rows, calls: Rows, start: Int64, end: Int64) -> 
 
 
 def _launch_times(events: Events, rows: Rows, calls: Rows, start: Int64) -> Int64:
-    """When each work was launched; :data:`_NEVER` where its call was not recorded."""
+    """Times at which each work was launched; :data:`_NEVER` where its call was not recorded."""
     has_call = calls >= 0
     begun = events.start_ns[calls]
     launched = begun + events.dur_ns[calls]
@@ -160,7 +160,7 @@ def _launch_times(events: Events, rows: Rows, calls: Rows, start: Int64) -> Int6
 
 
 def _latest_by_stream(stream: Int64, launched: Int64, chosen: Rows) -> Int64:
-    """By when the chosen work, whose launch is not known, was launched: before what its stream ran after it."""
+    """Times by which the chosen work, whose launch is not known, was launched: before what its stream ran after it."""
     latest = np.full(len(chosen), _NEVER, dtype=np.int64)
     for number in np.unique(stream[chosen]).tolist():
         of_stream, on_stream = np.flatnonzero(stream == number), stream[chosen] == number
@@ -186,7 +186,7 @@ def _latest_by_number(events: Events, rows: Rows, calls: Rows, chosen: Rows) -> 
 
 
 def _follow_waits(events: Events, calls: Rows, chosen: Rows) -> Bool:
-    """Which of the chosen launches follow a wait for an event that their thread issued after its launch before them."""
+    """Mask of the chosen launches that follow a wait for an event that their thread issued after its launch before them."""
     waits = _runtime_rows(events, _WAITS_ON_STREAM)
     result = np.zeros(len(chosen), dtype=np.bool_)
     if not len(waits):
@@ -255,7 +255,7 @@ class _SyncCalls:
         )
 
     def awaits(self, ends: Int64, streams: Int64, chosen: Bool) -> Bool:
-        """Which calls returned when work that is ``chosen`` was over: of what ended before they returned, it was the last."""
+        """Mask of the calls that returned when ``chosen`` work was over: of what ended before they returned, it was the last."""
         result = np.zeros(len(self.start), dtype=np.bool_)
         for stream in np.unique(self.stream).tolist():
             of_stream = np.flatnonzero(self.stream == stream)

@@ -83,7 +83,7 @@ class KeyedCalls:
 
 
 def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
-    """(by call the number of its key, the keys) of a rank's calls; keys as they come first."""
+    """(number of the key of each call, the keys) of a rank's calls; keys as they come first."""
     columns = [calls[name].to_numpy() for name in GROUP_COLUMNS]
     number, first = distinct_of(columns)
     return number, [

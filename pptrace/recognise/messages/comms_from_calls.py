@@ -97,6 +97,7 @@ def _of_rank(
             "bytes": calls["bytes"].to_numpy(),
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
             "stage": unknown,
+            "chunk": unknown,
             "microbatch": unknown,
             **{name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
             "transfer_start_ns": calls["start_ns"].to_numpy(),
@@ -115,14 +116,14 @@ def _of_rank(
 def _are_free(
     rank: int, calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled_comms: pd.DataFrame
 ) -> npt.NDArray[np.bool_]:
-    """Which calls no label of a message covers."""
+    """Mask of the calls that no label of a message covers."""
     is_message = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
     labelled = labelled_comms[is_message]
     return ~_is_labelled(calls, kinds, axes, labelled) if len(labelled) else np.ones(len(calls), dtype=np.bool_)
 
 
 def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
-    """What a function makes of each row of some columns; called once for equal rows."""
+    """Results of a function for each row of some columns; called once for equal rows."""
     number, first = distinct_of(columns)
     values = [function(*row) for row in zip(*(column[first].tolist() for column in columns), strict=True)]
     return np.array(values, dtype=dtype)[number]
@@ -136,7 +137,7 @@ def _is_any_of(texts: Texts, wanted: Iterable[str]) -> npt.NDArray[np.bool_]:
 
 
 def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
+    """Mask of the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """

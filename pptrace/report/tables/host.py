@@ -1,4 +1,4 @@
-"""Why devices were idle: tables of a step and of whole traces."""
+"""Tables of why devices were idle: those of a step and of whole traces."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class _Entry:
 
 
 def host_table(step: StepReport, amount: Amount) -> ReportTable:
-    """Why the devices were idle in a step."""
+    """Idle time of the devices in a step by cause."""
     entries = [_Entry(rank.rank, rank.window_ns, rank) for rank in step.ranks if rank.device.idle_ns is not None]
     return _table("host", "Device idle time", entries, amount)
 
 
 def device_host_table(report: Report, amount: Amount) -> ReportTable:
-    """Why the devices were idle from their first work to their last."""
+    """Idle time of the devices by cause, from their first work to their last."""
     entries = [
         _Entry(entry.rank, (entry.breakdown.busy_ns or 0) + entry.breakdown.idle_ns, entry)
         for entry in report.device

@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def has_memory(memory: MemoryReport | None) -> bool:
-    """Whether there is anything to show: a peak, or a prediction."""
+    """Return whether there is anything to show: a peak, or a prediction."""
     return memory is not None and any(
         rank.peak_bytes is not None or rank.predicted is not None for rank in memory.ranks
     )

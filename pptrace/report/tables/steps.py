@@ -68,7 +68,7 @@ def _distribution(
 
 
 def _outliers(series: StepSeries) -> dict[int, str]:
-    """What to say of each outlier, by its number, the longest first."""
+    """Texts of each outlier, by its number, the longest first."""
     return {outlier.step: f"outlier{_largest(outlier.differences)}" for outlier in series.outliers}
 
 

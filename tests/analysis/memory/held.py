@@ -1,4 +1,4 @@
-"""What two replicas hold of a model and its optimizer after a step. Functions here are called in worker processes."""
+"""Memory that two replicas hold of a model and its optimizer after a step. Functions here are called in worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do before and after their ops: chains of it, with collectives and ranges in which all ranks wait."""
+"""Work of ranks before and after their ops: chains of it, with collectives and ranges in which all ranks wait."""
 
 from __future__ import annotations
 

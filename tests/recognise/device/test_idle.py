@@ -1,4 +1,4 @@
-"""Why a device was idle: each gap by the launch of the work that ends it."""
+"""Causes of a device's idle time: each gap by the launch of the work that ends it."""
 
 from __future__ import annotations
 
@@ -275,6 +275,6 @@ def cause_at(time: int, rows: list[Row], syncs: list[tuple[int, int]]) -> int:
 
 
 def awaits(rows: list[Row], start: int, end: int) -> bool:
-    """Whether the last work to end in a call communicates; of equal ends the one that started last, or was put down last."""
+    """Return whether the last work to end in a call communicates: of equal ends, the one that started or was listed last."""
     over = [(row[0] + row[1], row[0], index) for index, row in enumerate(rows) if row[0] + row[1] <= end]
     return bool(over) and max(over)[0] > start and rows[max(over)[2]][5]
