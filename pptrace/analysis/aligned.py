@@ -27,10 +27,11 @@ class RankRows:
     spans: Slice
     comms: Slice
 
-    def num_ops(self, step: int) -> int:
-        """Number of compute ops of a step."""
-        first, last = np.searchsorted(self.ops["step"], (step, step + 1))
-        return int(last - first)
+    def num_ops_by_step(self) -> dict[int, int]:
+        """Number of compute ops of each step that has any."""
+        step = self.ops["step"]
+        first = np.flatnonzero(np.r_[len(step) > 0, step[1:] != step[:-1]])
+        return dict(zip(step[first].tolist(), np.diff(np.r_[first, len(step)]).tolist(), strict=True))
 
     def of_step(self, step: int) -> RankRows:
         return RankRows(*(_of_step(rows, step) for rows in (self.ops, self.spans, self.comms)))

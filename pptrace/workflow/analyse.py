@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -263,13 +263,15 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
     by_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
+    ranks = {rank for window in windows for rank in window.ranks}
+    num_ops = {rank: data.rows.of_rank(rank).num_ops_by_step() for rank in ranks}
     steps = []
     for number, of_step in sorted(by_step.items()):
         plan = run.schedule.plan_of(number) if is_plan_of_all_ranks else None
         if plan is not None and plan.num_microbatches not in shapes:
             shapes[plan.num_microbatches] = _Shape.of(plan)
         shape = None if plan is None else shapes[plan.num_microbatches]
-        is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
+        is_complete = shape is not None and all(shape.has_ops_of(window, num_ops, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
         steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal))
     return steps
@@ -288,12 +290,12 @@ class _Shape:
         plan = plan.compute_only()
         return cls(plan, ideal_of(plan), tuple(map(len, plan.ranks)))
 
-    def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
+    def has_ops_of(self, window: StepWindow, num_ops: Mapping[int, Mapping[int, int]], mesh: MeshInfo) -> bool:
         """Return whether the step has the plan's number of ops on every rank, so that it has as many microbatches.
 
         Not checked where several ranks, but not all, have a trace.
         """
-        counts = tuple(data.rows.of_rank(rank).num_ops(window.step) for rank in window.ranks)
+        counts = tuple(num_ops[rank][window.step] for rank in window.ranks)
         if len(counts) == 1 and (pp_rank := mesh.pp_rank(window.ranks[0])) is not None:
             return pp_rank >= len(self.num_ops) or counts[0] == self.num_ops[pp_rank]
         return len(counts) != len(self.num_ops) or counts == self.num_ops

@@ -23,7 +23,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
-from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
@@ -155,7 +155,7 @@ def _explanations(reports: Mapping[int, RankReport], parts: StepParts) -> list[l
         axes.update(report.axes_inside_ops)
     explanations = []
     for index, part in enumerate(parts.of_plan):
-        ranks = [_of_plan(reports[rank], index) for rank in ranks_of_windows(part.windows)]
+        ranks = [_of_plan(reports[rank], index) for rank in IndexedWindows.of(part.windows).of_rank]
         explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items()))))
     return explanations
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import axes_inside_ops
-from pptrace.analysis.explain.step_times import RankTimes
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.rank_steps import report_rank_steps
@@ -251,8 +251,8 @@ def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[Ran
 
 
 def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:
-    is_in_plan = any(number in window.ranks for window in plan.windows)
-    return RankTimes.of(plan.plan.table, plan.windows, number, data) if is_in_plan else None
+    windows = IndexedWindows.of(plan.windows)
+    return RankTimes.of(plan.plan.table, windows, number, data) if number in windows.of_rank else None
 
 
 def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:

@@ -15,7 +15,7 @@ from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.measured import costs_of_steps
-from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
@@ -61,8 +61,8 @@ def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Expl
     size = sum(map(len, steps)) * len(table)
     explanations = []
     for first, last in _parts(table, steps, max(_CELLS, size // _MOST_PARTS)):
-        windows = [window for of_step in steps[first:last] for window in of_step]
-        ranks = [RankTimes.of(table, windows, rank, data) for rank in ranks_of_windows(windows)]
+        windows = IndexedWindows.of([window for of_step in steps[first:last] for window in of_step])
+        ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
         explanations += explain_ranks(table, steps[first:last], ranks, axes)
     return explanations
 

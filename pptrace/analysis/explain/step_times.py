@@ -5,7 +5,7 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -111,6 +111,28 @@ _NO_MATRIX = ("table", "windows", "waits")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class IndexedWindows:
+    """Windows as arrays: begin and end, ns, and step of each, and the indices of the windows of each rank."""
+
+    windows: Sequence[StepWindow]
+    begin: Int64
+    finish: Int64
+    step: Int64
+    of_rank: Mapping[int, Int64]
+
+    @classmethod
+    def of(cls, windows: Sequence[StepWindow]) -> IndexedWindows:
+        times = np.array([(window.start_ns, window.end_ns, window.step) for window in windows], dtype=np.int64)
+        of_rank: dict[int, list[int]] = {}
+        for index, window in enumerate(windows):
+            for rank in window.ranks:
+                of_rank.setdefault(rank, []).append(index)
+        indices = {rank: np.array(of_one, dtype=np.int64) for rank, of_one in of_rank.items()}
+        begin, finish, step = times.reshape(-1, 3).T
+        return cls(windows, begin, finish, step, indices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
     """Measurements of one rank in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
 
@@ -127,12 +149,10 @@ class RankTimes:
     outside: Slice
 
     @classmethod
-    def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankTimes:
+    def of(cls, table: PlanTable, windows: IndexedWindows, rank: int, data: AlignedRun) -> RankTimes:
         """The times in those of the windows that are of the rank's pipeline."""
-        indices = np.array([index for index, window in enumerate(windows) if rank in window.ranks], dtype=np.int64)
-        chosen = [windows[index] for index in indices.tolist()]
-        steps = np.array([window.step for window in chosen], dtype=np.int64)
-        begin, finish = (np.array([getattr(window, name) for window in windows]) for name in ("start_ns", "end_ns"))
+        indices, begin, finish = windows.of_rank[rank], windows.begin, windows.finish
+        pipeline, steps = windows.windows[int(indices[0])].ranks, windows.step[indices]
         lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
         rows = data.rows.of_rank(rank)
         measured, window = _in_steps(rows.ops, steps, indices)
@@ -145,13 +165,13 @@ class RankTimes:
         ops = Slice({**ops.columns, **_inside_ops(comms, measured, lane)})
         spans, window_of_spans = _in_steps(rows.spans, steps, indices)
         outside = outside_of(
-            (spans, window_of_spans), (comms, window_of_comms), (ops, len(windows)), chosen[0].ranks.index(rank)
+            (spans, window_of_spans), (comms, window_of_comms), (ops, len(begin)), pipeline.index(rank)
         )
         return cls(
             ops,
             tails,
             _received(table, comms, window_of_comms),
-            _waits(rank, chosen[0].ranks, comms, window_of_comms),
+            _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
             outside,
         )
@@ -210,11 +230,6 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     times.stalled[partial] += times.host[partial]
     times.host[partial] = 0
     return times
-
-
-def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
-    """The ranks of some windows, each once, as they come first."""
-    return tuple(dict.fromkeys(rank for window in windows for rank in window.ranks))
 
 
 _OF_OPS = ("start", "end", "communication", "host", "stalled", "gap_bubble", "gap_exposed", "inner_bubble")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
-from pptrace.slices import Slice
+from pptrace.slices import Slice, distinct_of
 from pptrace.timeline.windows import StepWindow
 
 
@@ -107,14 +107,11 @@ def _grouped(
 ) -> tuple[Mapping[str, npt.NDArray[np.generic]], Int64, Int64]:
     """(values of the columns in each group, the group of each row, the first row of each group)."""
     codes = {name: rows.codes(name) for name in texts}
-    columns = np.stack([*(code for code, _ in codes.values()), *(rows[name] for name in numbers)])
-    groups, first, group = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    group, first = distinct_of([*(code for code, _ in codes.values()), *(rows[name] for name in numbers)])
     values: dict[str, npt.NDArray[np.generic]] = {
-        name: np.array(of_code, dtype=object)[groups[index]] if len(of_code) else np.empty(0, dtype=object)
-        for index, (name, (_, of_code)) in enumerate(codes.items())
+        name: np.array(of_code, dtype=object)[code[first]] for name, (code, of_code) in codes.items()
     }
-    values |= {name: groups[len(texts) + index] for index, name in enumerate(numbers)}
-    return values, group.reshape(-1), first
+    return values | {name: rows[name][first] for name in numbers}, group, first
 
 
 def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:

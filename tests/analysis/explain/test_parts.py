@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.analysis.explain import explain
-from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
@@ -34,7 +34,8 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     assert list(explain._parts(table, steps, explain._CELLS)) == [(0, 2), (2, 4), (4, 5)]
     assert explain.explain_steps(table, steps, analysis.data) == together
     windows = [window for of_step in steps for window in of_step]
-    ranks = [RankTimes.of(table, windows, rank, analysis.data) for rank in ranks_of_windows(windows)]
+    indexed = IndexedWindows.of(windows)
+    ranks = [RankTimes.of(table, indexed, rank, analysis.data) for rank in indexed.of_rank]
     axes = explain.axes_inside_ops(slice_of(analysis.data.comms))
     assert explain.explain_ranks(table, steps, ranks, axes) == together
 
