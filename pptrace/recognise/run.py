@@ -423,7 +423,18 @@ def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd
     joined = join_adjacent([table.drop(columns="rank", errors="ignore") for _, table in filled])
     ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
     joined.insert(0, "rank", ranks.astype(np.int64))
-    return with_categories(joined)
+    return _with_constants(with_categories(joined))
+
+
+def _with_constants(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns of one integer alone, of which it has some, as that integer: they take no memory."""
+    columns = {
+        str(name): np.broadcast_to(values[0], len(values)) if (values == values[0]).all() else values
+        for name in table.columns
+        if table[name].dtype == np.int64
+        for values in (table[name].to_numpy(),)
+    }
+    return pd.DataFrame({str(name): columns.get(str(name), table[name]) for name in table.columns}, copy=False)
 
 
 def _mesh(
