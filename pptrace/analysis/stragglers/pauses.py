@@ -15,6 +15,7 @@ from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
 _FEWEST_WINDOWS = 4
+"""Steps of a pipeline; fewer tell too little of what is usual."""
 _LEAST_SHARE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
 _MOST_OF_THEM = 0.5
@@ -48,10 +49,13 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
 
 
 def _pauses(costs: MeasuredCosts) -> Int64:
-    """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
-    if len(costs.step) < _FEWEST_WINDOWS:
-        return np.zeros_like(costs.delays)
-    excess = costs.delays - np.median(costs.delays, axis=0).astype(np.int64)
+    """Lateness of each op beyond what is usual before it on its rank, shape (windows, rows), ns; 0 where that is no pause."""
+    excess = np.zeros_like(costs.delays)
+    for pipeline in np.unique(costs.ranks, axis=0):
+        windows = np.flatnonzero((costs.ranks == pipeline).all(axis=1))
+        if len(windows) >= _FEWEST_WINDOWS:
+            delays = costs.delays[windows]
+            excess[windows] = delays - np.median(delays, axis=0).astype(np.int64)
     return np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
 
 

@@ -200,6 +200,13 @@ def test_a_delay_in_every_step_is_no_pause(table: PlanTable) -> None:
     assert of(table, usual(table), delays=delays)[2] is None
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_delay_in_every_step_of_some_pipelines_is_no_pause(table: PlanTable, late: int) -> None:
+    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
+    delays[:, :late, 5] = 4 * OP_NS
+    assert of(table, usual(table), delays=delays)[2] is None
+
+
 def test_pauses_of_one_rank_name_it(table: PlanTable) -> None:
     delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
     rows = np.flatnonzero(table.rank == 3)
