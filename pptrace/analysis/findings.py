@@ -84,6 +84,11 @@ def find(
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
             _take(losses, reason, finding.gain_ns or 0)
+    if any(finding is not None and reason.name == "pauses" for reason, finding in zip(reasons, of_reasons, strict=True)):
+        of_series = [finding for finding in of_series if not _are_pauses(finding)]
+    for finding in of_series:
+        if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
+            losses[name] = losses[name].without(finding.gain_ns or 0)
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
@@ -117,10 +122,14 @@ def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
     """
     for name in (name for name in reason.causes if name in losses):
         loss = losses[name]
-        of_step = max(loss.total // len(loss.of_steps), 0)
-        taken = of_step if name == "straggler" and not loss.where else min(ns, of_step)
-        losses[name] = replace(loss, of_steps=loss.of_steps - taken)
+        taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
+        losses[name] = loss.without(taken)
         ns = max(ns - taken, 0)
+
+
+def _are_pauses(finding: Finding) -> bool:
+    """Return whether it is about outliers that are long for want of ops: they are steps with pauses, which have a finding."""
+    return "steps" in finding.evidence and finding.evidence["cause"] in ("host", "unexplained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +143,15 @@ class _Loss:
     @property
     def total(self) -> int:
         return int(self.of_steps.sum())
+
+    @property
+    def mean(self) -> int:
+        """Mean over the steps, ns; 0 where they gain by it."""
+        return max(self.total // len(self.of_steps), 0)
+
+    def without(self, ns: int) -> _Loss:
+        """The loss without ``ns`` of each step, as far as there is that much."""
+        return replace(self, of_steps=self.of_steps - min(ns, self.mean))
 
     @property
     def where(self) -> dict[str, int | str]:

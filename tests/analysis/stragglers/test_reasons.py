@@ -146,6 +146,17 @@ def test_now_and_then_a_rank_that_stands_still_has_pauses(tmp_path: Path, table:
     assert finding.evidence["typical_ns"] == pytest.approx(4 * OP_NS, rel=0.05)
 
 
+def test_steps_that_are_long_for_pauses_are_no_second_finding(tmp_path: Path, table: PlanTable) -> None:
+    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
+    delays[2, 1, np.flatnonzero(table.rank == 3)[4]] = 20 * OP_NS
+    report = report_of(tmp_path / "run", table, usual(table), delays=delays)
+    assert report.step_series is not None
+    assert [outlier.step for outlier in report.step_series.outliers] == [2]
+    healthy = report_of(tmp_path / "healthy", table, usual(table))
+    finding = assert_only(report, healthy, "host", {"rank": 3 * DP + 1})
+    assert finding.evidence["reason"] == "pauses"
+
+
 def of(
     table: PlanTable, durations: Int64, transfers: Int64 | int = MESSAGE_NS, delays: Int64 | int = 0
 ) -> list[Reason | None]:
