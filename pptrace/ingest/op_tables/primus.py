@@ -65,7 +65,7 @@ def read_primus(path: Path) -> Tables:
     ops = pd.concat(parts, ignore_index=True).assign(rank=pp_rank)
     ops["stage"] = _stages(ops, pp_rank, pp, is_v)
     memory = (
-        _memory(iterations, ops.groupby("step")["start_ns"].min().to_dict(), pp_rank)
+        _memory(iterations, _first_op_ns(ops), pp_rank)
         if "activation_memory_usage" not in next(iter(iterations.values()))
         else None
     )
@@ -199,6 +199,12 @@ def _ids(iteration: Mapping[str, Any], name: str, num: int) -> Sequence[int] | N
 def _stages(ops: pd.DataFrame, pp_rank: int, pp: int, is_v: bool) -> Int64:
     chunk = ops["chunk"].to_numpy(dtype=np.int64)
     return stages_of_chunks(chunk, np.full(len(ops), pp_rank, dtype=np.int64), pp, is_v)
+
+
+def _first_op_ns(ops: pd.DataFrame) -> dict[int, int]:
+    """Start of the first op of each iteration, ns."""
+    first = ops.groupby("step")["start_ns"].min()
+    return dict(zip(first.index.tolist(), first.tolist(), strict=True))
 
 
 def _memory(
