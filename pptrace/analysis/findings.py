@@ -80,11 +80,16 @@ def find(
         return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
+    reasons = [
+        reason for reason in reasons if reason.name != "gaps" or "host" not in losses
+    ]  # on devices that is the cause
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
             _take(losses, reason, finding.gain_ns or 0)
-    if any(finding is not None and reason.name == "pauses" for reason, finding in zip(reasons, of_reasons, strict=True)):
+    if any(
+        finding is not None and reason.name == "pauses" for reason, finding in zip(reasons, of_reasons, strict=True)
+    ):
         of_series = [finding for finding in of_series if not _are_pauses(finding)]
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
