@@ -80,10 +80,20 @@ def find(
         return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
+    reasons = [
+        reason for reason in reasons if reason.name != "gaps" or "host" not in losses
+    ]  # on devices that is the cause
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
             _take(losses, reason, finding.gain_ns or 0)
+    if any(
+        finding is not None and reason.name == "pauses" for reason, finding in zip(reasons, of_reasons, strict=True)
+    ):
+        of_series = [finding for finding in of_series if not _are_pauses(finding)]
+    for finding in of_series:
+        if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
+            losses[name] = losses[name].without(finding.gain_ns or 0)
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
@@ -117,10 +127,14 @@ def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
     """
     for name in (name for name in reason.causes if name in losses):
         loss = losses[name]
-        of_step = max(loss.total // len(loss.of_steps), 0)
-        taken = of_step if name == "straggler" and not loss.where else min(ns, of_step)
-        losses[name] = replace(loss, of_steps=loss.of_steps - taken)
+        taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
+        losses[name] = loss.without(taken)
         ns = max(ns - taken, 0)
+
+
+def _are_pauses(finding: Finding) -> bool:
+    """Return whether it is about outliers that are long for want of ops: they are steps with pauses, which have a finding."""
+    return "steps" in finding.evidence and finding.evidence["cause"] in ("host", "unexplained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +148,15 @@ class _Loss:
     @property
     def total(self) -> int:
         return int(self.of_steps.sum())
+
+    @property
+    def mean(self) -> int:
+        """Mean over the steps, ns; 0 where they gain by it."""
+        return max(self.total // len(self.of_steps), 0)
+
+    def without(self, ns: int) -> _Loss:
+        """The loss without ``ns`` of each step, as far as there is that much."""
+        return replace(self, of_steps=self.of_steps - min(ns, self.mean))
 
     @property
     def where(self) -> dict[str, int | str]:

@@ -153,7 +153,9 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
         cause = str(finding.evidence.get("cause"))
         if finding.severity is Severity.INFO or cause == "unexplained":
             continue
-        if reason := finding.evidence.get("reason"):
+        if of_some := _of_some_steps(finding):
+            gains.append((finding.gain_ns or 0, f"on average of {of_some}"))
+        elif reason := finding.evidence.get("reason"):
             gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
         elif cause in parts:
             gains.append((parts[cause], f"of {_NAMES[cause]}{_place(finding)}"))
@@ -162,6 +164,13 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
             gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
+
+
+def _of_some_steps(finding: Finding) -> str:
+    """What a finding about single steps is about; "" of one about all of them, whose gain is not that of a typical step."""
+    if "steps" in finding.evidence:
+        return f"outliers{_place(finding)}"
+    return f"the slowdown since step {finding.evidence['step']}{_place(finding)}" if "step" in finding.evidence else ""
 
 
 def _place(finding: Finding) -> str:

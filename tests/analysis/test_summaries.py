@@ -18,7 +18,10 @@ from pptrace.analysis.result import (
     RankStep,
     ScheduleSummary,
     Severity,
+    StepChange,
+    StepOutlier,
     StepReport,
+    StepSeries,
     Waterfall,
 )
 from pptrace.analysis.steps import marked_steps
@@ -274,6 +277,41 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
     assert "exposed_by_axis" not in jitter.evidence
     none_exposed = replace(step_with(fall), ranks=(rank_with(("pp", 0)),))
     assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[1].evidence
+
+
+def series_with(*, outlier: StepOutlier | None = None, change: StepChange | None = None) -> StepSeries:
+    return StepSeries(12, *[1000] * 5, (outlier,) if outlier else (), (change,) if change else ())
+
+
+def test_outliers_that_are_long_for_pauses_are_no_second_finding() -> None:
+    """A pause of 400 ns in one of twelve steps."""
+    steps = [replace(step_with(Waterfall(600, 400, 0, 0, 0, None, 0)), step=number) for number in range(12)]
+    pauses = Reason("pauses", ("host", "unexplained"), {}, "{share}", "", np.repeat(np.array([400, 300]), 6))
+
+    def causes(cause: str) -> list[str]:
+        outlier = StepOutlier(7, 1400, 6, 1000, (Cause(cause, {}, 400),), ())
+        found = find(steps, SCHEDULE, (pauses,), series_with(outlier=outlier))
+        return [str(finding.evidence["cause"]) for finding in found]
+
+    assert causes("unexplained") == ["structural", "host"]
+    assert causes("jitter") == ["structural", "host", "jitter"]
+
+
+def test_what_made_steps_longer_from_one_on_is_no_second_finding() -> None:
+    """Rank 3 slows down by 200 ns in the second half, and 50 ns are lost to imbalance in every step."""
+    steps = [
+        replace(
+            step_with(None, causes=(Cause("straggler", {"rank": 3}, 200 * (number > 5)), Cause("imbalance", {}, 50))),
+            step=number,
+        )
+        for number in range(12)
+    ]
+    change = StepChange(6, 2, 1000, 8, 1200, (Cause("straggler", {"rank": 3}, 200),))
+    found = find(steps, SCHEDULE, (), series_with(change=change))
+    assert [(finding.title.split(":")[0], finding.gain_ns) for finding in found] == [
+        ("Slower since step 6", 100),
+        ("Imbalance", 50),
+    ]
 
 
 def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_get_back() -> None:

@@ -75,6 +75,18 @@ def test_the_largest_gain_is_that_of_a_warning() -> None:
     assert verdict_of(step_of(2_000_000, FALL), findings=(other,)).endswith(" 0.7 ms a step of Rank 3 is slow.")
 
 
+def test_what_single_steps_lose_is_no_part_of_the_typical_step() -> None:
+    slower = Finding(Severity.WARNING, "Slower", "", 90_000, {"cause": "compute", "where": {}, "step": 12})
+    outliers = Finding(
+        Severity.WARNING, "Outliers", "", 80_000, {"cause": "jitter", "where": {"rank": 1}, "steps": [3]}
+    )
+    step = step_of(2_000_000, FALL)
+    assert verdict_of(step, step, findings=(slower, outliers)).endswith(
+        "; the most to win back is 0.1 ms a step on average of the slowdown since step 12."
+    )
+    assert verdict_of(step, step, findings=(outliers,)).endswith(" 0.1 ms a step on average of outliers (rank 1).")
+
+
 def test_of_several_steps_the_median_of_those_with_a_bubble_is_the_typical_one() -> None:
     steps = [step_of(span, replace(FALL, compute=span)) for span in (9_000_000, 3_000_000, 5_000_000)]
     assert verdict_of(*steps).startswith("The typical step takes 5.0 ms: 100% compute")

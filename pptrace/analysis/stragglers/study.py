@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.links import slow_link
-from pptrace.analysis.stragglers.pauses import host_pauses
+from pptrace.analysis.stragglers.pauses import host_gaps, host_pauses
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
@@ -33,5 +33,6 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     if not plans:
         return Study()
     measured = measured_lengths(plans)
-    found = (long_sequences(plans, measured), slow_link(plans, measured), host_pauses(plans, measured))
+    finders = (long_sequences, slow_link, host_pauses, host_gaps)
+    found = [find(plans, measured) for find in finders]
     return Study(slowdowns(plans), tuple(reason for reason in found if reason is not None))

@@ -65,7 +65,7 @@ def read_primus(path: Path) -> Tables:
     ops = pd.concat(parts, ignore_index=True).assign(rank=pp_rank)
     ops["stage"] = _stages(ops, pp_rank, pp, is_v)
     memory = (
-        _memory(iterations, begins, pp_rank)
+        _memory(iterations, _first_op_ns(ops), pp_rank)
         if "activation_memory_usage" not in next(iter(iterations.values()))
         else None
     )
@@ -201,8 +201,14 @@ def _stages(ops: pd.DataFrame, pp_rank: int, pp: int, is_v: bool) -> Int64:
     return stages_of_chunks(chunk, np.full(len(ops), pp_rank, dtype=np.int64), pp, is_v)
 
 
+def _first_op_ns(ops: pd.DataFrame) -> dict[int, int]:
+    """Start of the first op of each iteration, ns."""
+    first = ops.groupby("step")["start_ns"].min()
+    return dict(zip(first.index.tolist(), first.tolist(), strict=True))
+
+
 def _memory(
-    iterations: Mapping[int, Mapping[str, Any]], begins: Mapping[int, int], pp_rank: int
+    iterations: Mapping[int, Mapping[str, Any]], first_op_ns: Mapping[int, int], pp_rank: int
 ) -> pd.DataFrame | None:
     memory_by_step = {
         step: it["memory"] for step, it in iterations.items() if isinstance(it.get("memory"), int | float)
@@ -210,7 +216,7 @@ def _memory(
     if not memory_by_step:
         return None
     reserved = [round(value * _GIB) for value in memory_by_step.values()]
-    time_ns = [begins[step] for step in memory_by_step]
+    time_ns = [first_op_ns[step] for step in memory_by_step]  # within the step's window, whichever rank begins it
     return make_table(
         MEMORY,
         {"rank": [pp_rank] * len(time_ns), "t_ns": time_ns, "allocated_bytes": reserved, "reserved_bytes": reserved},

@@ -28,8 +28,9 @@ def stragglers_table(stragglers: Stragglers, amount: Amount) -> ReportTable:
 
 def _shares(stragglers: Stragglers) -> str:
     """One sentence with the slowdown and its shares."""
+    verb = "takes" if stragglers.num_steps == 1 else "take"
     line = (
-        f"{units.counted(stragglers.num_steps, 'step')} replayed take {stragglers.slowdown:.3f} times as long as with every op "
+        f"{units.counted(stragglers.num_steps, 'step')} replayed {verb} {stragglers.slowdown:.3f} times as long as with every op "
         "and message at its kind's typical cost"
     )
     shares = {"slowest 3 % of workers": stragglers.m_w, "last stage": stragglers.m_s}

@@ -691,6 +691,13 @@ def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: in
     assert report.steps[1].start_ns >= report.steps[0].end_ns
 
 
+def test_memory_of_a_primus_dump_is_that_of_its_iterations(tmp_path: Path) -> None:
+    """The first op of an iteration begins a little after the iteration itself."""
+    report = load([primus(tmp_path / "dump", simulated("1f1b", 2, 4), ids=True, jitter_ms=0.05)]).report
+    peaks = [(rank.peak_memory_bytes, rank.peak_memory_kind) for step in report.steps for rank in step.ranks]
+    assert peaks == [(2 << 30, "device_reserved")] * 4
+
+
 def test_files_of_a_primus_dump_given_by_name_lie_as_those_of_the_directory(tmp_path: Path) -> None:
     directory = primus(tmp_path / "dump", simulated("interleaved-1f1b", 3, 6, 2), ids=True)
     by_name = load(sorted(directory.glob("pp_rank_*.json")))
