@@ -246,7 +246,8 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
 def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
+    # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
+    is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
     held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
     ranks = np.array(pipeline, dtype=np.int64)
     order = np.argsort(ranks)
