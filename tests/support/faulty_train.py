@@ -88,7 +88,7 @@ def _python(fault: Fault, chances: Random) -> None:
 
 def _pauses(fault: Fault, chances: Random) -> None:
     """Collections of a heap so large that one takes about as long as is asked for."""
-    gc.disable()
+    gc.set_threshold(0)  # the profiler turns collections on again: none but those of the fault
     heap: list[tuple[list[int], ...]] = []
     while _seconds(gc.collect) < fault.amount:
         heap.extend(([index], [index]) for index in range(20_000))

@@ -19,12 +19,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.schedule.registry import get
 from pptrace.workflow.load import load
 from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, pptrace
 
 SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
-_MODEL = ("--layers", "8", "--hidden", "8", "--heads", "2", "--seq", "4", "--microbatch-size", "1", "--clip-grad", "1")
+_MODEL = ("--hidden", "8", "--heads", "2", "--seq", "4", "--microbatch-size", "1", "--clip-grad", "1")
 _WARMUP_STEPS = 2
 HEALTHY = Fault()
 
@@ -44,7 +45,8 @@ class Setting:
     def arguments(self) -> tuple[str, ...]:
         sizes = ("--pp", str(self.pp), "--dp", str(self.dp), "--microbatches", str(self.microbatches))
         sleep = ("--sleep-forward", str(self.forward_ms), "--sleep-backward", str(2 * self.forward_ms))
-        return (*_MODEL, *sizes, *sleep, "--schedule", self.schedule)
+        layers = self.pp * get(self.schedule).default_chunks
+        return (*_MODEL, "--layers", str(layers), *sizes, *sleep, "--schedule", self.schedule)
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Case:
     cause: str
     where: Mapping[str, int | str] = field(default_factory=dict)
     reason: str | None = None
-    setting: Setting = Setting()  # noqa: RUF009
+    setting: Setting = Setting()
     clean: Setting | None = None
 
 
@@ -71,7 +73,7 @@ _REPLICAS = Setting(pp=2, dp=2, microbatches=8)
 CASES = (
     Case("slow stage", Fault("slow", (2,), 1.5), "imbalance", {"stage": 2}),
     Case("slow worker", Fault("slow", (3,), 1.5), "straggler", {"rank": 3}, setting=_REPLICAS),
-    Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", setting=Setting(steps=26)),
+    Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", {}, "long ops", Setting(steps=26)),
     Case("slow link", Fault("link", (1, 2), 0.02), "communication", {"link": "1-2"}, "slow link"),
     Case("heavy last stage", Fault("slow", (3,), 1.5), "imbalance", {"stage": 3}),
     Case("late start", Fault("late", (2,), 0.2), "host", {"rank": 2}, "late start"),
@@ -81,8 +83,8 @@ CASES = (
         "too few microbatches",
         HEALTHY,
         "structural",
-        setting=Setting(microbatches=2, forward_ms=40),
-        clean=Setting(microbatches=4, forward_ms=20),
+        setting=Setting(microbatches=2, forward_ms=80, steps=8),
+        clean=Setting(microbatches=4, forward_ms=40, steps=8),
     ),
 )
 
@@ -136,7 +138,9 @@ def run(folder: Path, setting: Setting, fault: Fault) -> Path:
     steps = setting.steps + _WARMUP_STEPS
     world = str(setting.pp * setting.dp)
     profiled = ("--steps", f"{_WARMUP_STEPS}:{steps}", "--no-analyze", "-o", folder)
-    ended = pptrace("run", "-n", world, *profiled, SCRIPT, str(fault), "--steps", str(steps), *setting.arguments, forked=True)
+    ended = pptrace(
+        "run", "-n", world, *profiled, SCRIPT, str(fault), "--steps", str(steps), *setting.arguments, forked=True
+    )
     if ended.code:
         raise RuntimeError(f"{folder.name}: {ended.err}")
     return folder
@@ -187,7 +191,9 @@ def healthy_findings(number: int, folder: Path) -> tuple[Setting, list[Finding]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="of the faults, may be given again")
-    parser.add_argument("--healthy", type=int, default=0, metavar="N", help="also run so many healthy runs; 0: faults alone")
+    parser.add_argument(
+        "--healthy", type=int, default=0, metavar="N", help="also run so many healthy runs; 0: faults alone"
+    )
     parser.add_argument("--no-faults", action="store_true", help="healthy runs alone")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and taken from where they are there")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the tables there")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.hosts import late_firsts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
@@ -23,12 +24,12 @@ _MOST_OF_THEM = 0.5
 
 def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
-    paused = [_pauses(costs) for costs in plans]
+    paused = pauses_of(plans)
     times = np.concatenate([pauses[pauses > 0] for pauses in paused])
     if not len(times):
         return None
     gains = [
-        step_lengths(costs, costs.durations + pauses, costs.transfers) - lengths
+        lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - pauses)
         for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
     ]
     of_rank = _by_rank(plans, paused)
@@ -45,6 +46,12 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         np.concatenate(gains),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
+
+
+def pauses_of(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+    """The part of the delays that is pauses, shape (windows, rows), ns, in each plan."""
+    late = late_firsts(plans)
+    return [np.where(starts > 0, 0, _pauses(costs)) for costs, starts in zip(plans, late, strict=True)]
 
 
 def _pauses(costs: MeasuredCosts) -> Int64:

@@ -30,14 +30,19 @@ class Reason:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64) -> Int64:
-    """The length of each step, ns, with some durations (windows, rows) and transfers (windows, messages) of its ops."""
+def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64, delays: Int64 | None = None) -> Int64:
+    """The length of each step, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
+
+    Without ``delays``, ops begin as late as was measured.
+    """
     spans = np.empty(len(costs.step), dtype=np.int64)
+    late = costs.delays if delays is None else delays
     for part in costs.parts():
-        spans[part] = makespans(costs.table, durations[part], np.maximum(transfers[part], 0))
+        taken = durations[part].astype(np.int64) + late[part]
+        spans[part] = makespans(costs.table, taken, np.maximum(transfers[part], 0))
     return longest_of_steps(costs.step, spans)
 
 
 def measured_lengths(plans: Sequence[MeasuredCosts]) -> list[Int64]:
-    """The length of each step of each plan as measured, without any waiting for the host, ns."""
+    """The length of each step of each plan as measured, ns."""
     return [step_lengths(costs, costs.durations, costs.transfers) for costs in plans]
