@@ -246,8 +246,19 @@ def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share()
     assert imbalance.evidence == {"cause": "imbalance", "where": {}, "share": 0.02}
     assert imbalance.gain_ns == 20
     assert imbalance.title == "Imbalance: 2.0% of the step goes to stages of unequal cost"
-    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3}
+    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3, "gain_of_twice_ns": 150}
     assert structural.title == "Structural: 30.0% of the step is the fill and drain of 1f1b itself"
+
+
+@pytest.mark.parametrize("name", ["jitter", "communication", "unexplained"])
+def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_on(name: str) -> None:
+    def findings_with(ns: int) -> list[str]:
+        fall = Waterfall(600, 300, 0, 0, 0, None, 0)
+        findings = find([step_with(replace(fall, **{name: ns})) for _ in range(2)], SCHEDULE)
+        return [finding.evidence["cause"] for finding in findings]
+
+    assert findings_with(49) == ["structural"]
+    assert findings_with(50) == ["structural", name]
 
 
 def test_steps_without_a_waterfall_count_neither_in_shares_nor_in_gains() -> None:
@@ -266,7 +277,7 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
         return RankStep(0, 0, 1000, 0, 0, 0, {}, comms, {}, nothing, None, ())
 
     ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
-    fall = Waterfall(600, 300, 0, 30, 100, None, 0)
+    fall = Waterfall(600, 240, 0, 60, 100, None, 0)
     step = replace(step_with(fall), ranks=ranks)
     _, communication, jitter = find([step], SCHEDULE)
     assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}

@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Mapping[Place, Int64]:
-    """Get what each step would get back if the slowest stage cost what others do, or the slowest rank what its replicas do, ns."""
+    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
     gains: dict[Place, Int64] = {}
     num_stages = {costs.table.num_stages for costs in plans}
     typical = [_typical(costs) for costs in plans]

@@ -48,10 +48,7 @@ def late_launches(
     Where all ranks are about as late, what they would get back if none was late. ``apart`` is the part of the delays that is a
     reason of its own, as late starts and pauses are.
     """
-    delays = [
-        np.where((costs.table.position > 0), costs.delays - (apart[index] if len(apart) else 0), 0)
-        for index, costs in enumerate(plans)
-    ]
+    delays = [costs.delays - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
     if not any(ns.any() for ns in delays):
