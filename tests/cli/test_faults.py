@@ -1,11 +1,10 @@
 """Faults on real ranks: the first finding names each, and states what its steps really are longer than those of a clean run.
 
-Three on two ranks; all of tests/tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has what a quiet machine shows.
+Three on two ranks; all of tests/tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has the measured gains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,9 @@ _MOST_ERROR = 0.3
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where runs are kept, so that all cases share their clean one."""
-    yield tmp_path_factory.mktemp("faults")
+    return tmp_path_factory.mktemp("faults")
 
 
 @pytest.mark.parametrize("case", CASES if ALL else _FEW, ids=lambda case: case.name)

@@ -15,7 +15,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
-Place = tuple[str, int]
+Place = tuple[str, int | str]
 """("stage", its number) or ("rank", its number)."""
 _FAR = 6.0
 """An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
@@ -87,14 +87,12 @@ def _cells(costs: MeasuredCosts) -> tuple[Int64, Int64]:
 def _typical(costs: MeasuredCosts) -> Floats:
     """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns."""
     cells, of_row = _cells(costs)
-    pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
-    of_window = of_window.ravel()
-    typical = np.empty((len(pipelines), len(cells)))
-    for pipeline in range(len(pipelines)):
-        durations = costs.durations[of_window == pipeline]
+    typical = np.empty((len(costs.step), len(cells)))
+    for windows in costs.of_pipelines():
+        durations = costs.durations[windows]
         for cell in range(len(cells)):
-            typical[pipeline, cell] = np.median(durations[:, of_row == cell])
-    return typical[of_window]
+            typical[windows, cell] = np.median(durations[:, of_row == cell])
+    return typical
 
 
 def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[Floats, Floats]:
@@ -133,7 +131,7 @@ def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> 
 
 def _replicas(costs: MeasuredCosts, typical: Floats) -> Floats:
     """What each cell typically costs in the faster half of the pipelines at most, ns."""
-    _, first = np.unique(costs.ranks, axis=0, return_index=True)
+    first = [int(windows[0]) for windows in costs.of_pipelines()]
     ordered: Floats = np.sort(typical[first], axis=0)[(len(first) - 1) // 2]
     return ordered
 
@@ -167,10 +165,8 @@ def _excess(costs: MeasuredCosts) -> Int64:
     _, of_row = _cells(costs)
     typical = _typical(costs)[:, of_row]
     beyond = costs.durations - typical
-    pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
     limit = np.zeros(costs.durations.shape)
-    for pipeline in range(len(pipelines)):
-        windows = np.flatnonzero(of_window.ravel() == pipeline)
+    for windows in costs.of_pipelines():
         for cell in range(int(of_row.max()) + 1):
             rows = np.flatnonzero(of_row == cell)
             limit[np.ix_(windows, rows)] = np.median(np.abs(beyond[np.ix_(windows, rows)]))

@@ -6,6 +6,7 @@ Where a rank has no device, this is what its host does between ops (Python, inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,16 +76,20 @@ def late_launches(
 
 
 def _late_firsts(costs: MeasuredCosts) -> Int64:
-    """How late each rank's first op of a step began beyond what is usual of ops, shape (windows, rows), ns; 0 for all other ops,
-    and where a rank is not late in most steps: that is a pause.
+    """How late each rank's first op of a step began beyond what is usual of its ops, shape (windows, rows), ns; 0 for all other
+    ops, and where a rank is not late in most steps: that is a pause.
     """
-    excess = np.maximum(costs.delays - _usual_delay(costs, costs.delays), 0)
-    is_late = np.zeros(excess.shape, dtype=np.bool_)
-    pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
-    for pipeline in range(len(pipelines)):
-        windows = of_window.ravel() == pipeline
-        is_late[windows] = np.median(excess[windows], axis=0) >= _LEAST_DELAY * costs.durations.mean()
-    return np.where((costs.table.position == 0) & is_late, excess, 0)
+    late, table = np.zeros(costs.delays.shape, dtype=np.int64), costs.table
+    least = _LEAST_DELAY * costs.durations.mean()
+    for windows in costs.of_pipelines():
+        for begin, end in pairwise(table.rank_ptr.tolist()):
+            if begin == end:
+                continue
+            delays = costs.delays[windows, begin:end].astype(np.int64)
+            excess = np.maximum(delays[:, 0] - round(float(np.median(delays))), 0)
+            if np.median(excess) >= least:
+                late[windows, begin] = excess
+    return late
 
 
 def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:

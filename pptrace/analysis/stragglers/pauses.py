@@ -56,10 +56,13 @@ def pauses_of(plans: Sequence[MeasuredCosts]) -> list[Int64]:
 
 def _pauses(costs: MeasuredCosts) -> Int64:
     """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
-    if len(costs.step) < _FEWEST_WINDOWS:
-        return np.zeros_like(costs.delays)
-    excess = costs.delays - np.median(costs.delays, axis=0).astype(np.int64)
-    return np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
+    pauses = np.zeros_like(costs.delays)
+    for windows in costs.of_pipelines():
+        if len(windows) >= _FEWEST_WINDOWS:
+            delays = costs.delays[windows]
+            excess = delays - np.median(delays, axis=0).astype(np.int64)
+            pauses[windows] = np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
+    return pauses
 
 
 def _by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:
