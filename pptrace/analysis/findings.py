@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
+from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
@@ -53,9 +53,6 @@ _CAUSES = {
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
-_LEAST_ANYWHERE = 0.05
-"""A cause that is at no place in particular is mentioned from this share of the step on: healthy runs have up to about
-3 % each of ops that vary, transfers and time between ops."""
 _ANYWHERE = ("jitter", "communication", "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _COMPARED = ("imbalance", "straggler")
@@ -113,11 +110,9 @@ def find(
 
 def _finding_of(reason: Reason, span: int) -> Finding | None:
     """The finding of a reason, None where it explains little of a step; ``span`` is that of a mean step."""
-    low, high = gain_interval(reason.gains)
-    gain = int(reason.gains.sum()) // len(reason.gains)
-    is_noise = low <= 0 and len(reason.gains) >= FEWEST_STEPS
-    if gain < LEAST_SHARE * span or is_noise:
+    if not reason.is_finding(span):
         return None
+    (low, high), gain = gain_interval(reason.gains), reason.gain
     known = {"cause": reason.causes[0], "where": reason.where, "share": gain / span, "reason": reason.name}
     return Finding(
         Severity.WARNING,
@@ -187,7 +182,8 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
     low, high = gain_interval(of_steps)
     gain = int(of_steps.sum()) // len(of_steps)
     is_noise = low <= 0 and len(of_steps) >= FEWEST_STEPS
-    least = _LEAST_ANYWHERE if loss.name in _ANYWHERE else LEAST_SHARE
+    is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
+    least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
     if gain < least * mean_span or is_noise:
         return None
     anywhere, somewhere, advice = _CAUSES[loss.name]
@@ -278,11 +274,7 @@ def _without_explained(
         return series
     of_step: Counter[int] = Counter()
     for reason in reasons:
-        low, _ = gain_interval(reason.gains)
-        is_finding = reason.gains.mean() >= LEAST_SHARE * series.median_ns and (
-            low > 0 or len(reason.gains) < FEWEST_STEPS
-        )
-        if is_finding and len(studied) == len(reason.gains):
+        if reason.is_finding(series.median_ns) and len(studied) == len(reason.gains):
             of_step.update(dict(zip(studied, reason.gains.tolist(), strict=True)))
     kept = [outlier for outlier in series.outliers if of_step[outlier.step] < _EXPLAINED * outlier.excess_ns]
     return replace(series, outliers=tuple(kept))

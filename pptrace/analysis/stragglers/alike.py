@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.gain_interval import LEAST_ANYWHERE
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
@@ -65,6 +66,7 @@ def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reaso
         "noise on the hosts, clock changes, first uses (compilation, allocation) and lengths of input",
         _gains(plans, measured, [costs.durations - ns for costs, ns in zip(plans, excess, strict=True)]),
         {"num_ops": num_long, "share_of_ops": share, "times_usual": float(ratio)},
+        LEAST_ANYWHERE,
     )
 
 
