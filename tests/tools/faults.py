@@ -190,6 +190,29 @@ def healthy_findings(number: int, folder: Path) -> tuple[Setting, list[Finding]]
     return setting, [finding for finding in report.findings if finding.severity is not Severity.INFO]
 
 
+def healthy_table(runs: Sequence[tuple[Setting, Sequence[Finding]]]) -> Iterator[str]:
+    """The lines of the table of healthy runs, by what ran."""
+    yield "| healthy runs | number | with a finding | findings |"
+    yield "|---|---:|---:|---|"
+    for setting in dict.fromkeys(setting for setting, _ in runs):
+        of_setting = [findings for each, findings in runs if each == setting]
+        titles = "; ".join(finding.title for findings in of_setting for finding in findings)
+        name = f"{setting.schedule}, pp {setting.pp}, dp {setting.dp}, {setting.microbatches} microbatches"
+        yield f"| {name} | {len(of_setting)} | {sum(map(bool, of_setting))} | {titles} |"
+    yield f"| all | {len(runs)} | {sum(bool(findings) for _, findings in runs)} | |"
+
+
+_PAGE = """\
+# Faults in real runs
+
+Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo. Ops sleep for a stated time, so that two cores keep time for four ranks, and
+a fault is put into some ranks: ops that sleep longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the first finding that is no
+information (of too few microbatches, which is information, `gain_of_twice_ns`); *gained* is the mean step of the faulty run less the median step of the same run without the fault. Other processes
+had the machine's cores too: what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are, and single long steps).
+
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="of the faults, may be given again")
@@ -208,16 +231,13 @@ def main() -> int:
             began = time.monotonic()
             outcomes.append(outcome_of(case, folder))
             print(f"{case.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-        lines = list(table(outcomes))
-        print(*lines, sep="\n")
-        with_findings = 0
-        for number in range(options.healthy):
-            setting, findings = healthy_findings(number, folder)
-            with_findings += bool(findings)
-            for finding in findings:
-                print(f"healthy {number} {setting.name}: {finding.title}")
-        if options.healthy:
-            print(f"{with_findings} of {options.healthy} healthy runs have a finding")
+        healthy = [healthy_findings(number, folder) for number in range(options.healthy)]
+    text = "\n".join([*(table(outcomes) if outcomes else ()), "", *(healthy_table(healthy) if healthy else ())])
+    print(text)
+    if options.write is not None:
+        options.write.write_text(
+            f"{_PAGE.format(command='python tests/tools/faults.py --healthy 50 --write docs/faults.md')}{text}\n"
+        )
     return 0
 
 
