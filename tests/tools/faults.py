@@ -38,9 +38,9 @@ class Setting:
     pp: int = 4
     dp: int = 1
     microbatches: int = 8
-    forward_ms: float = 15
+    forward_ms: float = 30
     schedule: str = "1f1b"
-    steps: int = 12
+    steps: int = 8
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -70,16 +70,17 @@ class Case:
     clean: Setting | None = None
 
 
-_REPLICAS = Setting(pp=2, dp=2, microbatches=8)
+_REPLICAS = Setting(pp=2, dp=2, forward_ms=40)
+_SPORADIC = Setting(steps=18)
 CASES = (
     Case("slow stage", Fault("slow", (2,), 1.5), "imbalance", {"stage": 2}),
     Case("slow worker", Fault("slow", (3,), 1.5), "straggler", {"rank": 3}, setting=_REPLICAS),
-    Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", {}, "long ops", Setting(steps=26)),
-    Case("slow link", Fault("link", (1, 2), 0.02), "communication", {"link": "1-2"}, "slow link"),
+    Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", {}, "long ops", _SPORADIC),
+    Case("slow link", Fault("link", (1, 2), 0.04), "communication", {"link": "1-2"}, "slow link"),
     Case("heavy last stage", Fault("slow", (3,), 1.5), "imbalance", {"stage": 3}),
-    Case("late start", Fault("late", (2,), 0.2), "host", {"rank": 2}, "late start"),
-    Case("GC pauses", Fault("pauses", (1,), 0.08, 0.06), "host", {"rank": 1}, "pauses", Setting(steps=26)),
-    Case("Python between ops", Fault("python", (1,), 0.01), "host", {"rank": 1}, "late launches"),
+    Case("late start", Fault("late", (2,), 0.4), "host", {"rank": 2}, "late start"),
+    Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "pauses", _SPORADIC),
+    Case("Python between ops", Fault("python", (1,), 0.02), "host", {"rank": 1}, "late launches"),
     Case(
         "too few microbatches",
         HEALTHY,
@@ -205,10 +206,13 @@ def healthy_table(runs: Sequence[tuple[Setting, Sequence[Finding]]]) -> Iterator
 _PAGE = """\
 # Faults in real runs
 
-Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo. Ops sleep for a stated time, so that two cores keep time for four ranks, and
-a fault is put into some ranks: ops that sleep longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the first finding that is no
-information (of too few microbatches, which is information, `gain_of_twice_ns`); *gained* is the mean step of the faulty run less the median step of the same run without the fault. Other processes
-had the machine's cores too: what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are, and single long steps).
+Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo.
+Ops sleep for a stated time, so that two cores keep time for four ranks, and a fault is put into some ranks: ops that sleep
+longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the
+first finding that is no information (of too few microbatches, which is information, `gain_of_twice_ns`); *gained* is the mean
+step of the faulty run less the median step of the same run without the fault. Other processes had the machine's cores too:
+what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are,
+and single long steps).
 
 """
 
