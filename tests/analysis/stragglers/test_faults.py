@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
+from pptrace.analysis.explain.step_times import _waits
 from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Finding, Report, ScheduleSummary
-from pptrace.model.tables import Int64
+from pptrace.analysis.stragglers.reason import Reason
+from pptrace.model.tables import COMMS, Int64, make_table
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import build
+from pptrace.slices import slice_of
 from tests.analysis.stragglers.test_reasons import DP, OP_NS, STEPS, findings_of, real_gain, report_of, usual
 from tests.support.replayed_times import replayed_times
 
@@ -115,3 +118,27 @@ def test_an_op_whose_message_had_come_before_it_was_asked_for_is_late_for_its_ho
     early = bindings_of(times)
     assert early.ready[0, row] == 103
     assert times.start[0, row] - early.ready[0, row] == 40
+
+
+def test_a_peer_that_was_ready_before_its_rank_asked_for_the_message_held_it_up_by_nothing() -> None:
+    """Two sends of rank 0, posted at 10 and asked for at 100: the peer was ready at 50, and at 150."""
+    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
+    sent = {"kind": "send", "axis": "pp", "peer": 1, "start_ns": 10, "asked_ns": 100}
+    rows = [
+        blank | sent | {"match": match, "transfer_start_ns": ready, "end_ns": end}
+        for match, ready, end in ((0, 50, 101), (1, 150, 151))
+    ]
+    comms = slice_of(make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS}))
+    waits = _waits(0, (0, 1), comms, np.zeros(len(comms), dtype=np.int64))
+    assert waits["ready"].tolist() == [150]
+    assert waits["freed"].tolist() == [151]
+
+
+def test_gains_of_one_step_alone_are_no_finding() -> None:
+    def reason_with(*gains: int) -> Reason:
+        return Reason("pauses", ("host",), {}, "", "", np.array(gains, dtype=np.int64))
+
+    assert reason_with(*[40] * 10).is_finding(1000)
+    assert not reason_with(*[19] * 10).is_finding(1000)
+    assert not reason_with(400, *[1] * 9).is_finding(1000)
+    assert reason_with(100, 1, 1, 1).is_finding(1000)  # too few steps to tell
