@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
+from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
+from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
 from pptrace.analysis.step_findings import findings_of_series
+from pptrace.analysis.stragglers.alike import Place
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import Int64
 
@@ -49,6 +53,10 @@ _CAUSES = {
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
+_ANYWHERE = ("jitter", "communication", "unexplained")
+"""Causes that every run has some of, wherever it has most of them."""
+_COMPARED = ("imbalance", "straggler")
+"""Causes whose gain is that of a run in which one place costs what its like costs."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
 _MOST_FINDINGS = 10
@@ -59,11 +67,17 @@ def find(
     schedule: ScheduleSummary,
     reasons: Sequence[Reason] = (),
     series: StepSeries | None = None,
+    gains: Mapping[Place, Int64] | None = None,
+    studied: Sequence[int] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
     Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others. The time that a reason
-    explains is no part of its cause's any more.
+    explains is no part of its cause's any more, and steps that are long for a reason are no outliers.
+
+    Args:
+        gains: what each step would get back if a stage or a rank cost what its like costs, ns.
+        studied: the numbers of the steps that these and the gains of the reasons are of.
     """
     findings = [
         Finding(
@@ -73,6 +87,7 @@ def find(
         )
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
+    series = _without_explained(series, reasons, studied)
     of_series = list(findings_of_series(series, steps)) if series else []
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
@@ -80,21 +95,16 @@ def find(
         return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
-    reasons = [
-        reason for reason in reasons if reason.name != "gaps" or "host" not in losses
-    ]  # on devices that is the cause
+    if "host" in losses:  # devices tell what their hosts were late with
+        reasons = [reason for reason in reasons if reason.name != LATE_LAUNCHES]
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
             _take(losses, reason, finding.gain_ns or 0)
-    if any(
-        finding is not None and reason.name == "pauses" for reason, finding in zip(reasons, of_reasons, strict=True)
-    ):
-        of_series = [finding for finding in of_series if not _are_pauses(finding)]
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
-    candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
+    candidates = [_finding(losses[name], span, len(explained), gains or {}) for name in _CAUSES if name in losses]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
@@ -103,11 +113,9 @@ def find(
 
 def _finding_of(reason: Reason, span: int) -> Finding | None:
     """The finding of a reason, None where it explains little of a step; ``span`` is that of a mean step."""
-    low, high = gain_interval(reason.gains)
-    gain = int(reason.gains.sum()) // len(reason.gains)
-    is_noise = low <= 0 and len(reason.gains) >= FEWEST_STEPS
-    if gain < LEAST_SHARE * span or is_noise:
+    if not reason.is_finding(span):
         return None
+    (low, high), gain = gain_interval(reason.gains), reason.gain
     known = {"cause": reason.causes[0], "where": reason.where, "share": gain / span, "reason": reason.name}
     return Finding(
         Severity.WARNING,
@@ -130,11 +138,6 @@ def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
         taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
         losses[name] = loss.without(taken)
         ns = max(ns - taken, 0)
-
-
-def _are_pauses(finding: Finding) -> bool:
-    """Return whether it is about outliers that are long for want of ops: they are steps with pauses, which have a finding."""
-    return "steps" in finding.evidence and finding.evidence["cause"] in ("host", "unexplained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,20 +181,38 @@ def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
     return {name: _Loss(name, values, places[name]) for name, values in of_steps.items()}
 
 
-def _finding(loss: _Loss, span: int) -> Finding | None:
-    low, high = gain_interval(loss.of_steps)
-    is_noise = low <= 0 and len(loss.of_steps) >= FEWEST_STEPS
-    if loss.total < LEAST_SHARE * span or is_noise:
+def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64]) -> Finding | None:
+    """The finding of a cause, None where it is too small or varies too much; ``span`` is that of all steps.
+
+    Its gain is what steps would get back if the place that it is at cost what its like costs, where that is known, else the
+    share of the cause.
+    """
+    where, mean_span = loss.where, span / num_steps
+    is_alike = loss.name in _COMPARED
+    of_steps = next((gains[at] for at in where.items() if is_alike and at in gains), loss.of_steps)
+    low, high = gain_interval(of_steps)
+    gain = int(of_steps.sum()) // len(of_steps)
+    is_noise = low <= 0 and len(of_steps) >= FEWEST_STEPS
+    is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
+    least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
+    if gain < least * mean_span or is_noise:
         return None
     anywhere, somewhere, advice = _CAUSES[loss.name]
-    where = loss.where
     place = " ".join(f"{kind} {at}" for kind, at in where.items())
+    share = gain / mean_span
+    evidence: dict[str, Any] = {"cause": loss.name, "where": where, "share": share}
+    if of_steps is not loss.of_steps:
+        evidence["gain_if_spread_ns"] = loss.total // num_steps
+        advice = (
+            f"{gain / 1e6:,.1f} ms a step if it cost what its like costs, {loss.total / num_steps / 1e6:,.1f} ms if its cost "
+            f"were spread over all: {advice}"
+        )
     return Finding(
         Severity.WARNING,
-        f"{loss.name.capitalize()}: {loss.total / span:.1%} of the step {somewhere.format(place=place) if where else anywhere}",
+        f"{loss.name.capitalize()}: {share:.1%} of the step {somewhere.format(place=place) if where else anywhere}",
         advice,
-        gain_ns=loss.total // len(loss.of_steps),
-        evidence={"cause": loss.name, "where": where, "share": loss.total / span},
+        gain_ns=gain,
+        evidence=evidence,
         gain_low_ns=low,
         gain_high_ns=high,
     )
@@ -226,18 +247,45 @@ def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
         for step in known
     ]
     loss = _Loss("host", np.array(starved, dtype=np.int64), {})
-    finding = _finding(loss, sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known))
+    span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known)
+    finding = _finding(loss, span, len(known), {})
     return () if finding is None else (with_synchronisations(finding, known),)
 
 
 def _structural(loss: _Loss, span: int, schedule: ScheduleSummary) -> Finding:
     low, high = gain_interval(loss.of_steps)
+    gain = loss.total // len(loss.of_steps)
+    detail = "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it"
+    evidence: dict[str, Any] = {"cause": "structural", "where": {}, "share": loss.total / span}
+    if (part := part_saved_by_twice(schedule)) is not None and part > 0:
+        evidence["gain_of_twice_ns"] = round(gain * part)
+        detail += (
+            f"; {2 * (schedule.num_microbatches or 0)} microbatches of half the size {gain * part / 1e6:,.1f} ms a step"
+        )
     return Finding(
         Severity.INFO,
         f"Structural: {loss.total / span:.1%} of the step is the fill and drain of {schedule.name} itself",
-        "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it",
-        gain_ns=loss.total // len(loss.of_steps),
-        evidence={"cause": "structural", "where": {}, "share": loss.total / span},
+        detail,
+        gain_ns=gain,
+        evidence=evidence,
         gain_low_ns=low,
         gain_high_ns=high,
     )
+
+
+_EXPLAINED = 0.5
+"""An outlier is none for the findings if reasons explain this part of its excess."""
+
+
+def _without_explained(
+    series: StepSeries | None, reasons: Sequence[Reason], studied: Sequence[int]
+) -> StepSeries | None:
+    """The series without the outliers that are long for a reason whose finding has their time already."""
+    if series is None or not series.outliers:
+        return series
+    of_step: Counter[int] = Counter()
+    for reason in reasons:
+        if reason.is_finding(series.median_ns) and len(studied) == len(reason.gains):
+            of_step.update(dict(zip(studied, reason.gains.tolist(), strict=True)))
+    kept = [outlier for outlier in series.outliers if of_step[outlier.step] < _EXPLAINED * outlier.excess_ns]
+    return replace(series, outliers=tuple(kept))

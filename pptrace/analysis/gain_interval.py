@@ -8,6 +8,9 @@ from pptrace.model.tables import Int64
 
 LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
+LEAST_ANYWHERE = 0.05
+"""The same of what every run has some of, wherever it has most of it: healthy runs have up to about 3 % each of ops that vary,
+of transfers and of time between ops."""
 FEWEST_STEPS = 5
 """With fewer steps the interval of a gain is from the least to the largest."""
 _NUM_SAMPLES = 1000

@@ -46,7 +46,7 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} far longer than the others"
     )
     return Finding(
-        Severity.WARNING,
+        Severity.WARNING if low > 0 else Severity.INFO,  # once is not enough to say that it happens again
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{_op_text(worst.ops)}; "
         "look at what that rank's host did then: input, checkpoints, garbage collection, neighbours",

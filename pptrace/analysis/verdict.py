@@ -167,7 +167,7 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
 
 
 def _of_some_steps(finding: Finding) -> str:
-    """What a finding about single steps is about; "" of one about all of them, whose gain is not that of a typical step."""
+    """Steps that a finding about single steps is about; "" of one about all of them, whose gain is not that of a typical step."""
     if "steps" in finding.evidence:
         return f"outliers{_place(finding)}"
     return f"the slowdown since step {finding.evidence['step']}{_place(finding)}" if "step" in finding.evidence else ""

@@ -38,6 +38,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         inner_bubble=nothing,
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
+        is_early=np.zeros(arrival.shape, dtype=np.bool_),
         arrival=arrival,
         transfer=np.maximum(arrival - np.maximum(asked, end[:, table.dep[entries]]), 0),
         is_whole=np.ones(num_steps, dtype=np.bool_),

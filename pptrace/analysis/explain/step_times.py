@@ -51,7 +51,8 @@ class StepTimes:
     ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
     exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
     after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it;
-    ``sender_is_last``: it began when the sender was ready, not when the reader was.
+    ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
+    which had posted its receive ahead, asked for it, so that it may have arrived before.
     ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """
@@ -71,6 +72,7 @@ class StepTimes:
     arrival: Int64
     transfer: Int64
     sender_is_last: Bool
+    is_early: Bool
     is_whole: Bool
     knows_host: Bool
     waits: PeerWaits
@@ -210,6 +212,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         arrival=np.full(messages, UNKNOWN, dtype=np.int64),
         transfer=np.zeros(messages, dtype=np.int64),
         sender_is_last=np.zeros(messages, dtype=np.bool_),
+        is_early=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
         knows_host=np.ones(len(windows), dtype=np.bool_),
         waits=PeerWaits(*waits),
@@ -223,7 +226,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
             getattr(times, name)[ops["window"], ops["row"]] = ops[name]
         times.tail_bubble[rank.tails["window"], table.rank[rank.tails["row"]]] = rank.tails["bubble"]
         times.knows_host[rank.tails["window"]] &= rank.tails["knows_host"]
-        for name in ("arrival", "transfer", "sender_is_last"):
+        for name in ("arrival", "transfer", "sender_is_last", "is_early"):
             getattr(times, name)[received["window"], received["message"]] = received[name]
     times.is_whole[:] = is_measured.all(axis=1)
     partial = ~times.knows_host
@@ -248,12 +251,14 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
     message = _planned_messages(table, received)
     known = message >= 0
+    begins, posted = received["transfer_start_ns"], received["start_ns"]
     columns = {
         "window": window,
         "message": message,
         "arrival": received["transfer_end_ns"],
         "transfer": _transfer_ns(received),
-        "sender_is_last": received["transfer_start_ns"] > received["start_ns"],
+        "sender_is_last": begins > posted,
+        "is_early": (begins > posted) & (begins <= received["asked_ns"]),
     }
     return Slice({name: column[known] for name, column in columns.items()})
 
@@ -261,7 +266,8 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
 def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
+    # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
+    is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
     held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
     ranks = np.array(pipeline, dtype=np.int64)
     order = np.argsort(ranks)

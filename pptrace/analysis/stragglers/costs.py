@@ -55,6 +55,11 @@ class MeasuredCosts:
         kinds: Int64 = np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
         return kinds
 
+    def of_pipelines(self) -> list[Int64]:
+        """The windows of each pipeline."""
+        _, number = np.unique(self.ranks, axis=0, return_inverse=True)
+        return [np.flatnonzero(number.ravel() == index) for index in range(int(number.max(initial=-1)) + 1)]
+
     def every(self, stride: int) -> MeasuredCosts:
         """The costs of every ``stride``-th step."""
         if stride == 1:

@@ -1,4 +1,4 @@
-"""Pauses and gaps of the host: a rank begins an op late, although all that the op needs is there.
+"""Pauses of the host: a rank begins an op late, although all that the op needs is there.
 
 Pauses are now and then. Garbage collection looks like this: at different times on different ranks, or on all at once where it is
 planned. What a rank waits for in most steps is no pause but a gap: Python between ops, or a late start.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.hosts import late_firsts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
@@ -26,12 +27,12 @@ _MOST_OF_THEM = 0.5
 
 def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
-    paused = [_pauses(costs) for costs in plans]
+    paused = pauses_of(plans)
     times = np.concatenate([pauses[pauses > 0] for pauses in paused])
     if not len(times):
         return None
     gains = [
-        step_lengths(costs, costs.durations + pauses, costs.transfers) - lengths
+        lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - pauses)
         for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
     ]
     of_rank = _by_rank(plans, paused)
@@ -50,57 +51,21 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     )
 
 
-def host_gaps(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
-    """Lateness of one rank's ops in most steps, and what steps would get back without it; None where no rank is apart."""
-    usual = [_usual_delays(costs) for costs in plans]
-    of_rank = _by_rank(plans, usual)
-    rank, most = max(of_rank.items(), key=lambda item: item[1], default=(0, 0))
-    if (
-        most < _MOST_OF_THEM * sum(of_rank.values())
-        or len({*np.concatenate([costs.ranks.ravel() for costs in plans])}) < 2
-    ):
-        return None
-    of_this = [
-        np.where(costs.ranks[:, costs.table.rank] == rank, delays, 0)
-        for costs, delays in zip(plans, usual, strict=True)
-    ]
-    gains = [
-        step_lengths(costs, costs.durations + gaps, costs.transfers) - lengths
-        for costs, gaps, lengths in zip(plans, of_this, measured, strict=True)
-    ]
-    times = np.concatenate(
-        [gaps[gaps >= _LEAST_GAP * costs.durations.mean()] for costs, gaps in zip(plans, of_this, strict=True)]
-    )
-    if not len(times):
-        return None
-    return Reason(
-        "gaps",
-        ("host", "unexplained"),
-        {"rank": rank},
-        f"Gaps: {{share:.1%}} of the step is lost where rank {rank} begins ops late in most steps",
-        f"{len(times)} times an op began late that had all it needed, typically by {np.median(times) / 1e6:,.2f} ms: look at "
-        "what runs on its host between ops: Python, input, logging, synchronisation",
-        np.concatenate(gains),
-        {"num_gaps": len(times), "typical_ns": round(float(np.median(times)))},
-    )
-
-
-def _usual_delays(costs: MeasuredCosts) -> Int64:
-    """The median lateness of each op on its rank, shape (windows, rows), ns; 0 where there are too few steps to know."""
-    usual = np.zeros_like(costs.delays)
-    for pipeline in np.unique(costs.ranks, axis=0):
-        windows = np.flatnonzero((costs.ranks == pipeline).all(axis=1))
-        if len(windows) >= _FEWEST_WINDOWS:
-            usual[windows] = np.median(costs.delays[windows], axis=0).astype(np.int64)
-    return usual
+def pauses_of(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+    """The part of the delays that is pauses, shape (windows, rows), ns, in each plan."""
+    late = late_firsts(plans)
+    return [np.where(starts > 0, 0, _pauses(costs)) for costs, starts in zip(plans, late, strict=True)]
 
 
 def _pauses(costs: MeasuredCosts) -> Int64:
-    """Lateness of each op beyond what is usual before it on its rank, shape (windows, rows), ns; 0 where that is no pause."""
-    _, windows = np.unique(costs.ranks, axis=0, return_inverse=True)
-    is_known = np.bincount(windows.ravel())[windows.ravel()] >= _FEWEST_WINDOWS
-    excess = np.where(is_known[:, None], costs.delays - _usual_delays(costs), 0)
-    return np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
+    """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
+    pauses = np.zeros_like(costs.delays)
+    for windows in costs.of_pipelines():
+        if len(windows) >= _FEWEST_WINDOWS:
+            delays = costs.delays[windows]
+            excess = delays - np.median(delays, axis=0).astype(np.int64)
+            pauses[windows] = np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
+    return pauses
 
 
 def _by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
 from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
 from pptrace.model.tables import Int64
 from pptrace.simulator import makespans
+
+_LEAST_LOW = 0.25
+"""Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +22,7 @@ class Reason:
     """Reason why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
 
     ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for the share of the
-    step, ``detail`` says what was seen and what to do.
+    step, ``detail`` says what was seen and what to do. Below ``least_share`` of the step it is not mentioned.
     """
 
     name: str
@@ -28,16 +32,33 @@ class Reason:
     detail: str
     gains: Int64
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    least_share: float = LEAST_SHARE
+
+    @property
+    def gain(self) -> int:
+        """Gain of a mean step, ns."""
+        return int(self.gains.sum()) // len(self.gains)
+
+    def is_finding(self, span: int) -> bool:
+        """Return whether it is worth a line in steps of this length, ns: large, and not only by what happened in one of them."""
+        low, _ = gain_interval(self.gains)
+        is_sure = low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
+        return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
-def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64) -> Int64:
-    """The length of each step, ns, with some durations (windows, rows) and transfers (windows, messages) of its ops."""
+def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64, delays: Int64 | None = None) -> Int64:
+    """The length of each step, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
+
+    Without ``delays``, ops begin as late as was measured.
+    """
     spans = np.empty(len(costs.step), dtype=np.int64)
+    late = costs.delays if delays is None else delays
     for part in costs.parts():
-        spans[part] = makespans(costs.table, durations[part], np.maximum(transfers[part], 0))
+        taken = durations[part].astype(np.int64) + late[part]
+        spans[part] = makespans(costs.table, taken, np.maximum(transfers[part], 0))
     return longest_of_steps(costs.step, spans)
 
 
 def measured_lengths(plans: Sequence[MeasuredCosts]) -> list[Int64]:
-    """The length of each step of each plan as measured, without any waiting for the host, ns."""
+    """The length of each step of each plan as measured, ns."""
     return [step_lengths(costs, costs.durations, costs.transfers) for costs in plans]

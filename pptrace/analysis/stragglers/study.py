@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from pptrace.analysis.result import Stragglers
+from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.links import slow_link
-from pptrace.analysis.stragglers.pauses import host_gaps, host_pauses
+from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.model.tables import Int64
 
 _MOST_REPLAYED = 100_000_000
 """Ops in the replays of all stages and pipeline ranks together; they take about 40 ns each."""
@@ -19,10 +24,16 @@ _MOST_REPLAYED = 100_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Study:
-    """``stragglers`` is None where there is no whole step."""
+    """``stragglers`` is None where there is no whole step.
+
+    ``gains`` is what each step would get back if the slowest stage or rank cost what its like costs, ns; ``steps`` are the
+    numbers of the steps that they and the gains of the reasons are of.
+    """
 
     stragglers: Stragglers | None = None
     reasons: tuple[Reason, ...] = ()
+    gains: Mapping[Place, Int64] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
 
 
 def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
@@ -33,6 +44,16 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     if not plans:
         return Study()
     measured = measured_lengths(plans)
-    finders = (long_sequences, slow_link, host_pauses, host_gaps)
-    found = [find(plans, measured) for find in finders]
-    return Study(slowdowns(plans), tuple(reason for reason in found if reason is not None))
+    sequences = long_sequences(plans, measured)
+    apart = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
+    known = (
+        sequences,
+        long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long
+        slow_link(plans, measured),
+        late_starts(plans, measured),
+        host_pauses(plans, measured),
+        late_launches(plans, measured, apart),
+    )
+    steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
+    reasons = tuple(reason for reason in known if reason is not None)
+    return Study(slowdowns(plans), reasons, gains_of_places(plans, measured), tuple(steps))

@@ -1,0 +1,194 @@
+"""Gains of steps if something cost what its like costs: a stage what others do, a rank what its replicas do, single
+long ops what is typical of their rank.
+
+These are replays of all that was measured but for that, so that a gain is that of a run without it, and not a share of causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.gain_interval import LEAST_ANYWHERE
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.model.tables import Int64
+
+Place = tuple[str, int | str]
+"""("stage", its number) or ("rank", its number)."""
+_FAR = 6.0
+"""An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
+_LEAST_EXCESS = 0.5
+_DEVIATION = 1.4826
+"""The median deviation of a normal distribution times this is its standard deviation."""
+_MOST_OF_THEM = 0.5
+"""A rank with this share of the long ops' excess is named."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Mapping[Place, Int64]:
+    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
+    gains: dict[Place, Int64] = {}
+    num_stages = {costs.table.num_stages for costs in plans}
+    typical = [_typical(costs) for costs in plans]
+    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
+        scaled = [_with_stage_as_others(costs, of_cells, stage) for costs, of_cells in zip(plans, typical, strict=True)]
+        gains["stage", stage] = _gains(plans, measured, scaled)
+    if (rank := _slowest_rank(plans, typical)) is not None:
+        scaled = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
+        gains["rank", rank] = _gains(plans, measured, scaled)
+    return gains
+
+
+def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+    """Single ops that take far longer than is typical of their kind on their rank; None where there are none."""
+    excess = [_excess(costs) for costs in plans]
+    num_long = sum(int(np.count_nonzero(ns)) for ns in excess)
+    if not num_long:
+        return None
+    share = num_long / sum(ns.size for ns in excess)
+    ratio = np.median(
+        np.concatenate(
+            [(costs.durations / (costs.durations - ns))[ns > 0] for costs, ns in zip(plans, excess, strict=True)]
+        )
+    )
+    where = _where(plans, excess)
+    place = f" of rank {where['rank']}" if where else ""
+    return Reason(
+        "long ops",
+        ("jitter", "straggler"),
+        where,
+        "Jitter: {share:.1%} of the step is lost to single ops" + f"{place} that take far longer than is usual",
+        f"{num_long} ops ({share:.1%}) typically take {ratio:.1f} times what is usual of their kind on their rank: look for "
+        "noise on the hosts, clock changes, first uses (compilation, allocation) and lengths of input",
+        _gains(plans, measured, [costs.durations - ns for costs, ns in zip(plans, excess, strict=True)]),
+        {"num_ops": num_long, "share_of_ops": share, "times_usual": float(ratio)},
+        LEAST_ANYWHERE,
+    )
+
+
+def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], durations: Sequence[Int64]) -> Int64:
+    return np.concatenate(
+        [
+            lengths - step_lengths(costs, changed, costs.transfers)
+            for costs, changed, lengths in zip(plans, durations, measured, strict=True)
+        ]
+    )
+
+
+def _cells(costs: MeasuredCosts) -> tuple[Int64, Int64]:
+    """(kind and stage of each cell as one number, the cell of each row)."""
+    key = costs.table.kind.astype(np.int64) * costs.table.num_stages + costs.table.stage
+    cells, of_row = np.unique(key, return_inverse=True)
+    return cells, of_row
+
+
+def _typical(costs: MeasuredCosts) -> Floats:
+    """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns."""
+    cells, of_row = _cells(costs)
+    typical = np.empty((len(costs.step), len(cells)))
+    for windows in costs.of_pipelines():
+        durations = costs.durations[windows]
+        for cell in range(len(cells)):
+            typical[windows, cell] = np.median(durations[:, of_row == cell])
+    return typical
+
+
+def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[Floats, Floats]:
+    """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
+    cells, _ = _cells(costs)
+    kind, of_cell = np.divmod(cells, costs.table.num_stages)
+    mine = np.flatnonzero(of_cell == stage)
+    lowest = np.sort(typical, axis=0)[(len(typical) - 1) // 2]
+    usual = [
+        np.median(lowest[(kind == kind[cell]) & (of_cell != stage)]) if (kind == kind[cell]).sum() > 1 else np.nan
+        for cell in mine.tolist()
+    ]
+    return lowest[mine], np.array(usual)
+
+
+def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> int | None:
+    """The stage whose ops exceed those of the others most; None where none does."""
+    excess = np.zeros(plans[0].table.num_stages)
+    for costs, of_cells in zip(plans, typical, strict=True):
+        for stage in range(len(excess)):
+            cost, usual = _usual_of_stage(costs, of_cells, stage)
+            excess[stage] += np.nansum(cost - usual) * len(costs.step)
+    return int(excess.argmax()) if excess.max() > 0 else None
+
+
+def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> Int64:
+    """The durations, those of a stage shortened as much as its typical ones exceed those of the others."""
+    cells, of_row = _cells(costs)
+    cost, usual = _usual_of_stage(costs, typical, stage)
+    factor = np.ones(len(cells))
+    factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
+        np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
+    )
+    return _rounded(costs.durations * factor[of_row])
+
+
+def _replicas(costs: MeasuredCosts, typical: Floats) -> Floats:
+    """Typical cost of each cell in the faster half of the pipelines at most, ns."""
+    first = [int(windows[0]) for windows in costs.of_pipelines()]
+    ordered: Floats = np.sort(typical[first], axis=0)[(len(first) - 1) // 2]
+    return ordered
+
+
+def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> int | None:
+    """The rank whose ops exceed those of its replicas most; None where none does."""
+    excess: dict[int, float] = {}
+    for costs, of_cells in zip(plans, typical, strict=True):
+        _, of_row = _cells(costs)
+        beyond = np.maximum(of_cells - _replicas(costs, of_cells), 0)[:, of_row]
+        for place in range(costs.table.pp):
+            of_place = beyond[:, costs.table.rank == place].sum(axis=1)
+            for rank, ns in zip(costs.ranks[:, place].tolist(), of_place.tolist(), strict=True):
+                excess[rank] = excess.get(rank, 0) + ns
+    rank = max(excess, key=excess.__getitem__)
+    return rank if excess[rank] > 0 else None
+
+
+def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> Int64:
+    """The durations, those of a rank shortened as much as its typical ones exceed those of its replicas."""
+    _, of_row = _cells(costs)
+    factor = np.divide(
+        np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
+    )
+    is_of_rank = costs.ranks[:, costs.table.rank] == rank
+    return _rounded(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations))
+
+
+def _excess(costs: MeasuredCosts) -> Int64:
+    """Excess of long ops over what is typical, shape (windows, rows), ns; 0 of all others."""
+    _, of_row = _cells(costs)
+    typical = _typical(costs)[:, of_row]
+    beyond = costs.durations - typical
+    limit = np.zeros(costs.durations.shape)
+    for windows in costs.of_pipelines():
+        for cell in range(int(of_row.max()) + 1):
+            rows = np.flatnonzero(of_row == cell)
+            limit[np.ix_(windows, rows)] = np.median(np.abs(beyond[np.ix_(windows, rows)]))
+    far = np.maximum(_FAR * _DEVIATION * limit, _LEAST_EXCESS * typical)
+    return _rounded(np.where(beyond > far, beyond, 0))
+
+
+def _where(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> dict[str, int | str]:
+    """The rank that has most of some times; {} where none has."""
+    of_rank: dict[int, int] = {}
+    for costs, ns in zip(plans, excess, strict=True):
+        window, row = np.nonzero(ns)
+        for rank, part in zip(
+            costs.ranks[window, costs.table.rank[row]].tolist(), ns[window, row].tolist(), strict=True
+        ):
+            of_rank[rank] = of_rank.get(rank, 0) + part
+    rank = max(of_rank, key=of_rank.__getitem__)
+    return {"rank": rank} if of_rank[rank] >= _MOST_OF_THEM * sum(of_rank.values()) else {}
+
+
+def _rounded(values: Floats) -> Int64:
+    rounded: Int64 = np.rint(values).astype(np.int64)
+    return rounded

@@ -1,0 +1,131 @@
+"""Slow hosts: ranks whose ops begin late although all that they need is there, at the start of steps, now and then, or always.
+
+Where a rank has no device, this is what its host does between ops (Python, input, garbage collection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.model.tables import Int64
+
+LATE_LAUNCHES = "late launches"
+_LEAST_DELAY = 0.25
+"""Share of a mean op: a rank that is less late into a step is none that is late."""
+_MOST_OF_THEM = 0.5
+"""A rank with this share of all excess is named."""
+
+
+def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+    """Ranks that come late into steps, and what steps would get back if they did not; None where none does."""
+    late = [_late_firsts(costs) for costs in plans]
+    times = np.concatenate([ns[ns > 0] for ns in late])
+    if not len(times):
+        return None
+    rank, where = _worst(plans, late)
+    place = f"rank {rank}" if where else "several ranks"
+    return Reason(
+        "late start",
+        ("host", "unexplained"),
+        where,
+        "Late start: {share:.1%} of the step is lost because " + f"{place} begin{'s' if where else ''} it late",
+        f"{len(times)} times the first op of a rank began late that had all it needed, typically by "
+        f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
+        _gains(plans, measured, late),
+        {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
+    )
+
+
+def late_launches(
+    plans: Sequence[MeasuredCosts], measured: Sequence[Int64], apart: Sequence[Int64] = ()
+) -> Reason | None:
+    """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
+
+    Where all ranks are about as late, what they would get back if none was late. ``apart`` is the part of the delays that is a
+    reason of its own, as late starts and pauses are.
+    """
+    delays = [costs.delays - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
+    usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
+    excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
+    if not any(ns.any() for ns in delays):
+        return None
+    rank, where = _worst(plans, excess)
+    if where:
+        removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
+        times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
+        title = "Host: {share:.1%} of the step is lost between the ops of " + f"rank {rank}, which begin late"
+    else:
+        removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
+        title = "Host: {share:.1%} of the step is lost between the ops of all ranks, which begin late"
+    times = times[times > 0]
+    return Reason(
+        LATE_LAUNCHES,
+        ("host", "unexplained"),
+        where,
+        title,
+        f"ops that have all they need typically begin {np.median(times) / 1e6:,.2f} ms late, by the median of all ranks "
+        f"{max(usual) / 1e6:,.2f} ms: look at the Python between ops there, at other processes on that host and at its clocks",
+        _gains(plans, measured, removed),
+        {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
+    )
+
+
+def _late_firsts(costs: MeasuredCosts) -> Int64:
+    """Lateness of each rank's first op of a step beyond what is usual of its ops, shape (windows, rows), ns; 0 for all other
+    ops, and where a rank is not late in most steps: that is a pause.
+    """
+    late, table = np.zeros(costs.delays.shape, dtype=np.int64), costs.table
+    least = _LEAST_DELAY * costs.durations.mean()
+    for windows in costs.of_pipelines():
+        for begin, end in pairwise(table.rank_ptr.tolist()):
+            if begin == end:
+                continue
+            delays = costs.delays[windows, begin:end].astype(np.int64)
+            excess = np.maximum(delays[:, 0] - round(float(np.median(delays))), 0)
+            if np.median(excess) >= least:
+                late[windows, begin] = excess
+    return late
+
+
+def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+    """The part of the delays that :func:`late_starts` is about."""
+    return [_late_firsts(costs) for costs in plans]
+
+
+def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:
+    """The median over ranks and steps of a rank's median delay in a step, ns."""
+    of_places = [np.median(delays[:, costs.table.rank == place], axis=1) for place in range(costs.table.pp)]
+    return round(float(np.median(np.stack(of_places, axis=1))))
+
+
+def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], removed: Sequence[Int64]) -> Int64:
+    return np.concatenate(
+        [
+            lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - ns)
+            for costs, ns, lengths in zip(plans, removed, measured, strict=True)
+        ]
+    )
+
+
+def _is_of(costs: MeasuredCosts, rank: int) -> np.typing.NDArray[np.bool_]:
+    """Mask of the ops of a global rank, shape (windows, rows)."""
+    is_of: np.typing.NDArray[np.bool_] = costs.ranks[:, costs.table.rank] == rank
+    return is_of
+
+
+def _worst(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> tuple[int, dict[str, int | str]]:
+    """(the rank with most of some times, its place if it has most of all)."""
+    of_rank: dict[int, int] = {}
+    for costs, ns in zip(plans, excess, strict=True):
+        for place in range(costs.table.pp):
+            of_place = ns[:, costs.table.rank == place].sum(axis=1, dtype=np.int64)
+            for rank, total in zip(costs.ranks[:, place].tolist(), of_place.tolist(), strict=True):
+                of_rank[rank] = of_rank.get(rank, 0) + total
+    rank = max(of_rank, key=of_rank.__getitem__)
+    most = of_rank[rank]
+    return rank, {"rank": rank} if most and most >= _MOST_OF_THEM * sum(of_rank.values()) else {}

@@ -1,0 +1,161 @@
+"""The GPT example with a fault on some of its ranks: ``faulty_train.py FAULT ARGUMENTS…``, ``FAULT`` as :class:`Fault` writes it.
+
+A fault is what happens on clusters, made of sleeps, so that it takes what is stated: in ops (``slow``), between ops
+(``python``, ``pauses``, ``late``), or on the way of a message (``link``).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+from instrument.examples import train_gpt
+from instrument.models import sleeping
+from instrument.pipeline import runtime, transport
+from instrument.pipeline.step import Handler, Instruction, StepRun
+from pptrace.schedule.actions import Kind
+
+_COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Fault on ``ranks``; "" is a healthy run.
+
+    ``amount`` is the factor of what ops sleep (``slow``), or the time of one occurrence, s; ``chance`` that of an
+    occurrence at an op. A slow link is between the first two of ``ranks``, in both directions.
+    """
+
+    kind: str = ""
+    ranks: tuple[int, ...] = ()
+    amount: float = 0.0
+    chance: float = 1.0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Fault:
+        fields = json.loads(text)
+        return cls(**{**fields, "ranks": tuple(fields["ranks"])})
+
+
+def install(fault: Fault, rank: int) -> None:
+    """Make this process, of a run's ``rank``, have the fault."""
+    if rank in fault.ranks:
+        _FAULTS[fault.kind](fault, Random(fault.seed + rank))
+
+
+def _slow(fault: Fault, chances: Random) -> None:
+    """Ops sleep ``amount`` times as long, each with the chance of the fault."""
+    sleep = sleeping._sleep
+
+    def slower(device: Any, seconds: float) -> None:
+        sleep(device, seconds * (fault.amount if chances.random() < fault.chance else 1))
+
+    sleeping._sleep = slower
+
+
+def _between(fault: Fault, chances: Random, occur: Callable[[], None]) -> None:
+    """Something occurs before ops, each with the chance of the fault."""
+
+    def delayed(handler: Handler) -> Handler:
+        def handle(run: StepRun, instruction: Instruction) -> None:
+            if chances.random() < fault.chance:
+                occur()
+            handler(run, instruction)
+
+        return handle
+
+    handlers: Mapping[Kind, Handler] = runtime.POSTING_HANDLERS
+    changed = {kind: delayed(handler) if kind in _COMPUTE else handler for kind, handler in handlers.items()}
+    runtime.POSTING_HANDLERS = changed  # type: ignore[misc]
+
+
+def _python(fault: Fault, chances: Random) -> None:
+    _between(fault, chances, partial(time.sleep, fault.amount))
+
+
+def _pauses(fault: Fault, chances: Random) -> None:
+    """Collections of a heap so large that one takes about as long as is asked for."""
+    gc.set_threshold(0)  # the profiler turns collections on again: none but those of the fault
+    heap: list[tuple[list[int], ...]] = []
+    while _seconds(gc.collect) < fault.amount:
+        heap.extend(([index], [index]) for index in range(20_000))
+    _heaps.append(heap)
+    _between(fault, chances, gc.collect)  # type: ignore[arg-type]
+
+
+_heaps: list[object] = []
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _late(fault: Fault, chances: Random) -> None:
+    """The rank comes late into steps."""
+    run = runtime.PipelineRuntime.run
+
+    def late(self: runtime.PipelineRuntime, *arguments: Any) -> Any:
+        if chances.random() < fault.chance:
+            time.sleep(fault.amount)
+        return run(self, *arguments)
+
+    runtime.PipelineRuntime.run = late  # type: ignore[method-assign, assignment]
+
+
+def _link(fault: Fault, chances: Random) -> None:
+    """Messages from one of two pipeline ranks to the other begin their way late."""
+    post = transport.Wire._post_one
+    ends = fault.ranks
+
+    def slow(self: transport.Wire, parcel: transport.Parcel, *group: Any) -> Any:
+        is_slow = parcel.sending and {self._rank, parcel.pp_rank} == set(ends)
+        return _Delayed(partial(post, self, parcel, *group), fault.amount) if is_slow else post(self, parcel, *group)
+
+    transport.Wire._post_one = slow  # type: ignore[method-assign]
+
+
+class _Delayed:
+    """A send that begins some time after it was posted; the order of tagged messages does not matter."""
+
+    def __init__(self, post: Callable[[], transport.Pending], seconds: float) -> None:
+        self._post = post
+        self._posted: transport.Pending | None = None
+        self._timer = threading.Timer(seconds, self._begin)
+        self._timer.start()
+
+    def _begin(self) -> None:
+        self._posted = self._post()
+
+    def wait(self) -> Any:
+        self._timer.join()
+        assert self._posted is not None
+        return self._posted.wait()
+
+
+_FAULTS: Mapping[str, Callable[[Fault, Random], None]] = {
+    "slow": _slow,
+    "python": _python,
+    "pauses": _pauses,
+    "late": _late,
+    "link": _link,
+}
+
+
+if __name__ == "__main__":
+    install(Fault.read(sys.argv[1]), int(os.environ.get("RANK", "0")))
+    sys.exit(train_gpt.main(sys.argv[2:]))
