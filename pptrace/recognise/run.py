@@ -35,6 +35,7 @@ from pptrace.recognise.groups.mesh import (
     mesh_with_collectives,
     mesh_with_declared_pipelines,
     mesh_with_groups,
+    mesh_with_messages,
 )
 from pptrace.recognise.groups.rank_layout import with_layout
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
@@ -443,9 +444,12 @@ def _mesh(
     """The mesh declared in the facts, else that of process groups and ops; pipelines that the facts lack come from the ops."""
     declared = mesh_from_metadata(metadata, num_ranks)
     if declared is None:
-        mesh = mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)
+        mesh = mesh_with_messages(_mesh_of_ops(ops, num_ranks), comms)
+        mesh = mesh_with_groups(mesh_with_collectives(mesh, comms), ops, groups)
         return mesh_with_declared_pipelines(mesh, metadata)
-    return declared if declared.pipelines else replace(declared, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
+    if declared.pipelines:
+        return declared
+    return replace(declared, pipelines=mesh_with_messages(_mesh_of_ops(ops, num_ranks), comms).pipelines)
 
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:

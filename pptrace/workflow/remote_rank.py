@@ -95,8 +95,8 @@ def _one_event(work: DeviceWork) -> DeviceWork:
 
 def distinct_rows(comms: pd.DataFrame) -> pd.DataFrame:
     """The first row of each kind of communication: what decides on the mesh and on what labels leave open, but not how often."""
-    kinds = comms[["kind", "axis", "group_size", "direction", "clock"]].assign(
-        **{name: comms[name] < 0 for name in ("stage", "microbatch", "peer")}
+    kinds = comms[["kind", "axis", "group_size", "direction", "peer", "clock"]].assign(
+        **{name: comms[name] < 0 for name in ("stage", "microbatch")}
     )
     return comms[~kinds.duplicated()].reset_index(drop=True)
 

@@ -13,6 +13,7 @@ from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
+from pptrace.slices import distinct_of
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
@@ -88,6 +89,29 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
         pipelines=tuple(tuple(column[index] for column in columns) for index in range(replicas)),
     )
     return mesh.with_sizes(dict.fromkeys(SIZED, single))
+
+
+def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
+    """The mesh whose pipelines are the ranks that exchange messages on axis pp, wherever the numbers of ranks put them.
+
+    Unchanged where messages do not part the ranks into pipelines with one rank for each place.
+    """
+    if len(mesh.pipelines) < 2 or not len(comms):
+        return mesh
+    place = {rank: place for pipeline in mesh.pipelines for place, rank in enumerate(pipeline)}
+    is_message = (comms["kind"].isin(P2P) & (comms["axis"] == "pp")).to_numpy()
+    ends = [comms[name].to_numpy()[is_message] for name in ("rank", "peer")]
+    _, first = distinct_of(ends)
+    pipeline_of = {rank: {rank} for rank in place}
+    for rank, peer in zip(*(end[first].tolist() for end in ends), strict=True):
+        if rank in place and peer in place and pipeline_of[rank] is not pipeline_of[peer]:
+            joined = pipeline_of[rank] | pipeline_of[peer]
+            pipeline_of |= dict.fromkeys(joined, joined)
+    connected = {min(ranks): tuple(sorted(ranks, key=place.__getitem__)) for ranks in pipeline_of.values()}
+    places = list(range(len(mesh.pipelines[0])))
+    if any([place[rank] for rank in ranks] != places for ranks in connected.values()):
+        return mesh
+    return replace(mesh, pipelines=tuple(sorted(connected.values())))
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
