@@ -1,6 +1,6 @@
 """Faults on real ranks: the first finding names each, and states what its steps really are longer than those of a clean run.
 
-Three on two ranks; all of tests/tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has the measured gains.
+Two on two ranks; all of tests/tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has the measured gains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.processes
 
 _SETTING = Setting(pp=2, microbatches=4, forward_ms=25, steps=6)
 _FEW = (
-    Case("slow stage", Fault("slow", (1,), 1.8), "imbalance", {"stage": 1}, setting=_SETTING),
     Case("late start", Fault("late", (1,), 0.25), "host", {"rank": 1}, "late start", _SETTING),
     Case("Python between ops", Fault("python", (1,), 0.03), "host", {"rank": 1}, "late launches", _SETTING),
 )
