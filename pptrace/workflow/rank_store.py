@@ -181,7 +181,7 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
             return None
         hint = next(kind for kind in hint.__args__ if kind is not types.NoneType)
         return _unpacked(hint, node, name, arrays)
-    origin = typing.get_origin(hint) or hint
+    origin = _origin_of(hint)
     if origin is np.ndarray:
         return arrays[name] if node is None else arrays[name].reshape(-1, node)
     if origin is pd.DataFrame:
@@ -191,6 +191,12 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
     if isinstance(origin, type) and issubclass(origin, StrEnum):
         return origin(node)
     return node
+
+
+def _origin_of(hint: Any) -> Any:
+    """Return the class of a type, also where that is an alias of another (``NDArray`` of newer versions of numpy)."""
+    origin = typing.get_origin(hint) or hint
+    return _origin_of(origin.__value__) if hasattr(origin, "__value__") else origin
 
 
 def _unpacked_table(node: Sequence[tuple[str, Any]], name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:

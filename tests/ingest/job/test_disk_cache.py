@@ -10,9 +10,11 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import pptrace.ingest.job.disk_cache as cache_module
@@ -439,3 +441,10 @@ def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
     result = store.peek(file)
     assert result is not None
     assert result[0].info.path == str(path)
+
+
+def test_arrays_come_back_whatever_their_type_is_an_alias_of() -> None:
+    """Newer versions of numpy make ``NDArray`` an alias that is resolved by its ``__value__``."""
+    alias = SimpleNamespace(__value__=npt.NDArray[np.int64])
+    assert rank_store._origin_of(alias) is np.ndarray
+    assert rank_store._origin_of(npt.NDArray[np.int64]) is np.ndarray
