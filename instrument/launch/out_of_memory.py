@@ -1,4 +1,4 @@
-"""A snapshot of a rank's memory when it ran out: ``rank{R}.memory.json`` in the run directory, on GPUs a pickle beside it.
+"""A snapshot of a rank's memory when it ran out: ``rank{R}.memory.json`` in the run directory, on GPUs a pickle next to it.
 
 The JSON file (schema ``pptrace.memory/1``) lists the largest live tensors and sums by what they are, by stage and by operator.
 The pickle is torch's own snapshot of the device's allocator, for https://pytorch.org/memory_viz.

@@ -280,10 +280,10 @@ def test_what_the_host_waits_for_in_its_own_communication_is_blocking() -> None:
     )
     waits = host_waits(comms_of(("host", 12, 12, 35), ("device", 36, 36, 45), ("host", 47, 49, 49)))
     assert waits.tolist() == [[12, 35]]
-    told = with_host_waits(idle, waits)
-    assert told.launch_starved.tolist() == [[10, 12], [35, 50]]
-    assert told.blocking.tolist() == [[12, 22], [30, 35]]
-    assert told.dependency.tolist() == [[60, 70]]
+    idle_by_cause = with_host_waits(idle, waits)
+    assert idle_by_cause.launch_starved.tolist() == [[10, 12], [35, 50]]
+    assert idle_by_cause.blocking.tolist() == [[12, 22], [30, 35]]
+    assert idle_by_cause.dependency.tolist() == [[60, 70]]
 
 
 def intervals(*rows: tuple[int, int]) -> Int64:

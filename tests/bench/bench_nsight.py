@@ -16,6 +16,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def make_export(path: Path, num_kernels: int, num_ranges: int, num_calls: int) -
             start = 10**9 - 5000 + 3000 * number
             yield (start, start + 2000, 0, _OWNER | 4711, number + 1, 90, 0)
 
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({_KERNEL_COLUMNS})")
         connection.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({','.join('?' * 20)})", kernels())

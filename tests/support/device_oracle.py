@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -122,7 +123,7 @@ def _times(event: dict[str, Any]) -> tuple[int, int]:
 def nsight_pieces(path: Path) -> list[list[Piece]]:
     """Device work of a Nsight export, for each process that has any."""
     result: dict[object, list[Piece]] = {}
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db, db:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             full = f"CUPTI_ACTIVITY_KIND_{table}"

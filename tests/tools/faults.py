@@ -93,7 +93,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """First finding of the report of a faulty run, beside the clean run."""
+    """First finding of the report of a faulty run, compared with the clean run."""
 
     case: Case
     findings: Sequence[Finding]

@@ -101,13 +101,13 @@ def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[
     """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
     cells, _ = _cells(costs)
     kind, of_cell = np.divmod(cells, costs.table.num_stages)
-    mine = np.flatnonzero(of_cell == stage)
+    of_stage = np.flatnonzero(of_cell == stage)
     lowest = np.sort(typical, axis=0)[(len(typical) - 1) // 2]
     usual = [
         np.median(lowest[(kind == kind[cell]) & (of_cell != stage)]) if (kind == kind[cell]).sum() > 1 else np.nan
-        for cell in mine.tolist()
+        for cell in of_stage.tolist()
     ]
-    return lowest[mine], np.array(usual)
+    return lowest[of_stage], np.array(usual)
 
 
 def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> int | None:

@@ -192,7 +192,7 @@ def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start
 
 
 _MOST_OVERLAP = 0.05
-"""Share of an item: more of it beside the one before it means that a rank does several things at once."""
+"""Share of an item: more of it at the time of the one before it means that a rank does several things at once."""
 
 
 def _first_of_match(match: Int64) -> Int64:

@@ -62,11 +62,15 @@ class Database:
             uri += "&immutable=1"
         try:
             self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
-            self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-            self._connection.execute("PRAGMA trusted_schema = OFF")
-            self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a truncated file
-            self._roots = self._list_tables()
-            self.tables = {name: self._list_columns(name) for name in self._roots}
+            try:
+                self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+                self._connection.execute("PRAGMA trusted_schema = OFF")
+                self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a truncated file
+                self._roots = self._list_tables()
+                self.tables = {name: self._list_columns(name) for name in self._roots}
+            except DATABASE_ERRORS:
+                self._connection.close()
+                raise
         except DATABASE_ERRORS as err:
             raise TraceError(
                 f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {EXPECTED_INPUT}"

@@ -31,7 +31,9 @@ def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
     index, call = _carried(kernels, calls)
     is_alone = np.ones(len(kernels.row), dtype=np.bool_)
     is_alone[index] = False
-    alone = np.flatnonzero(is_alone & (kernels.kind != 0))  # not a copy beside what a call asks for, as of a wait
+    alone = np.flatnonzero(
+        is_alone & (kernels.kind != 0)
+    )  # not a copy in addition to what a call asks for, as of a wait
     joined = join_calls([calls, _calls_of_kernels(kernels, alone, args)])
     index, call = np.append(index, alone), np.append(call, len(calls) + np.arange(len(alone)))
     order = np.lexsort((call, index))

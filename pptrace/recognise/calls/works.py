@@ -74,17 +74,17 @@ def _owned(calls: Slice, works: Int64, posted: Int64) -> Iterator[_Owned]:
     kind, elements = calls["kind"], calls["elements"]
     queue = np.where((kind == _REDUCE_SCATTER) & _has(calls, posted, _REDUCE_SCATTER), _ALL_REDUCE, kind)
     for each in np.unique(queue[works]).tolist():
-        mine, theirs = works[queue[works] == each], posted[queue[posted] == each]
-        if not len(theirs):
+        of_queue, of_calls = works[queue[works] == each], posted[queue[posted] == each]
+        if not len(of_calls):
             continue
-        sized = [elements[rows] >= 0 for rows in (mine, theirs)]
-        has_several_kinds = len(np.unique(kind[np.append(mine, theirs)])) > 1
+        sized = [elements[rows] >= 0 for rows in (of_queue, of_calls)]
+        has_several_kinds = len(np.unique(kind[np.append(of_queue, of_calls)])) > 1
         if has_several_kinds or not (all(rows.all() for rows in sized) or not all(rows.any() for rows in sized)):
-            yield _one_by_one(calls, mine, theirs)
+            yield _one_by_one(calls, of_queue, of_calls)
         elif all(rows.all() for rows in sized):
-            yield _in_turn(calls, mine, theirs, elements)
+            yield _in_turn(calls, of_queue, of_calls, elements)
         else:
-            yield _in_turn(calls, mine, theirs, np.zeros(len(calls), dtype=np.int64))
+            yield _in_turn(calls, of_queue, of_calls, np.zeros(len(calls), dtype=np.int64))
 
 
 def _has(calls: Slice, rows: Int64, kind: int) -> bool:

@@ -1,4 +1,4 @@
-"""The answers that ByteDance's study published for its trace of a production job, beside ours."""
+"""The answers that ByteDance's study published for its trace of a production job, compared with ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def report() -> Report:
     if not DATA.is_dir():
-        pytest.skip("no folder of public traces beside the checkout: shared/data/bytedance_straggler")
+        pytest.skip("no folder of public traces next to the checkout: shared/data/bytedance_straggler")
     return load([DATA / "trace-ST.parquet"]).report
 
 

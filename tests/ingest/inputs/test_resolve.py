@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_the_format_is_told_by_content_not_by_suffix(write: Write, op: Op, tmp_p
     packed = write([op()], "trace.gz")
     packed.rename(tmp_path / "trace.json")
     database = tmp_path / "report.json.gz"
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE StringIds (id INTEGER)")
     connection.close()
     formats = [file.format for file in open_inputs([tmp_path / "trace.json", database]).files]

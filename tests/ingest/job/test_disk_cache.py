@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -381,7 +382,7 @@ def test_secrets_of_an_nsight_export_reach_no_output(data: Path, tmp_path: Path,
     path = tmp_path / "report.sqlite"
     shutil.copy(data / "nsys_ai" / "mock.sqlite", path)
     path.chmod(0o600)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (globalVid, devStateName, name, nameEnum, value)")
         columns = [row[1] for row in db.execute("PRAGMA table_info(TARGET_INFO_SYSTEM_ENV)")]
         indices = ", ".join("?" for _ in columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def levels(tmp_path: Path, events: list[Event], columns: str = "") -> dict[int, 
     """Times and levels by pid, of events (start, globalPid, contextId, address, bytes, memKind, memoryOperationType)."""
     path = tmp_path / "export.sqlite"
     names = columns or "start, globalPid, contextId, address, bytes, memKind, memoryOperationType"
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute(f"CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS ({names})")
         marks = ",".join("?" * len(names.split(",")))
         db.executemany(f"INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES ({marks})", events)

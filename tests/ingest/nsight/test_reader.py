@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,7 @@ def test_what_emit_nvtx_adds_to_names_is_taken_away_and_torch_ops_are_no_annotat
 def test_tables_of_graphs_synchronisation_overhead_and_mpi_are_read(tmp_path: Path) -> None:
     path = write_report(Report([Process(9, MIXED)]), tmp_path / "a.sqlite")
     owner, at = 1 << 48 | 9 << 24, START - SESSION
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         device = (
             "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
         )
@@ -365,7 +366,7 @@ def test_a_real_export_launches_its_kernels_from_the_calls_of_its_own_process(da
 
 
 def make_database(path: Path, *statements: str) -> bytes:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
     connection.close()
@@ -655,7 +656,7 @@ def test_of_a_recording_in_several_forms_the_furthest_is_read(tmp_path: Path) ->
 
 def add_overhead(path: Path, *pids: int) -> Path:
     """Add what nsys writes of every process that it was in: its own work there."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             "CREATE TABLE PROFILER_OVERHEAD (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)"
         )
@@ -696,7 +697,7 @@ def test_gpus_of_which_nothing_was_recorded_are_said(tmp_path: Path) -> None:
     path = write_report(Report([Process(9, [annotation("forward_step", 0, 50)])]), tmp_path / "a.sqlite")
     (trace,) = read_nsight(path)
     assert trace.warnings == ()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE TARGET_INFO_GPU (vmId INTEGER, id INTEGER, name TEXT)")
         connection.execute("INSERT INTO TARGET_INFO_GPU VALUES (1, 0, 'H200')")
     connection.close()

@@ -250,12 +250,14 @@ def test_all_time_is_busy_or_idle_for_one_cause_by_the_definition(
         return
     assert parts(machine, first, last)[3] == 0 or not all(row[6] for row in rows)
     idle = machine.idle()
-    told = [owned(intervals) for intervals in (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)]
+    idle_by_cause = [
+        owned(intervals) for intervals in (idle.launch_starved, idle.blocking, idle.dependency, idle.unknown)
+    ]
     for time in range(first, last):
         is_busy = any(row[0] <= time < row[0] + row[1] for row in rows)
-        assert [time in times for times in told].count(True) == (not is_busy)
+        assert [time in times for times in idle_by_cause].count(True) == (not is_busy)
         if not is_busy and all(row[6] for row in rows):
-            assert time in told[cause_at(time, rows, syncs)]
+            assert time in idle_by_cause[cause_at(time, rows, syncs)]
 
 
 def owned(intervals: Int64) -> set[int]:
