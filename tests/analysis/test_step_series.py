@@ -92,6 +92,14 @@ def test_an_outlier_is_far_above_its_own_level_and_not_above_the_whole_run() -> 
     assert [(outlier.step, outlier.excess_ns) for outlier in outliers] == [(30, 1_000_000), (7, 500_000)]
 
 
+def test_a_step_longer_by_less_than_a_tenth_is_no_outlier_however_even_the_others_are() -> None:
+    spans = np.full(20, 1_000_000)
+    spans[7] = 1_090_000
+    assert series_with(spans).outliers == ()
+    spans[7] = 1_110_000
+    assert [outlier.step for outlier in series_with(spans).outliers] == [7]
+
+
 def test_few_steps_have_neither_outliers_nor_changes() -> None:
     series = series_with(np.array([1, 1, 1, 10]) * 1_000_000)
     assert (series.outliers, series.changes) == ((), ())

@@ -705,3 +705,21 @@ def test_gpus_of_which_nothing_was_recorded_are_said(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in trace.warnings] == [
         "the machine has GPUs, but no device event was recorded"
     ]
+
+
+def test_an_export_that_is_refused_is_left_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = large_report(tmp_path / "a.sqlite")
+    path.write_bytes(path.read_bytes()[:100] + b"\xff" * 4000)
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remember(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", remember)
+    with pytest.raises(TraceError, match="damaged"):
+        Database(path)
+    (connection,) = opened
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
