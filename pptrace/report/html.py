@@ -10,6 +10,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
 from pptrace.report import units
@@ -19,6 +20,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
@@ -61,6 +63,20 @@ def simulation_page(simulation: Simulation) -> str:
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     return _page(f"pptrace · {plan.name}", parts)
+
+
+def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> str:
+    """Predictions as a page: the table, and replays of the typical step on one scale, each with its title; times are ms."""
+    parts = [
+        f'<h1>What would get it back <small>predicted from the run</small></h1><p class="verdict">{escape(headline(result))}</p>',
+        f"<p>{escape(replay_line(result))}</p>",
+        *(_report_table(table) for table in whatif_tables(result)),
+    ]
+    extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
+    for title, simulation in pictures:
+        parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
+    parts.append(_warning_list(result.warnings))
+    return _page("pptrace · what would get it back", parts)
 
 
 def _figure(figure: Any) -> str:
@@ -171,7 +187,11 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 
 def _warnings(report: Report) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in warning_lines(report))
+    return _warning_list(warning_lines(report))
+
+
+def _warning_list(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 

@@ -28,6 +28,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
@@ -56,13 +57,17 @@ from pptrace.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A report and the tables it was made from, for figures and exports."""
+    """A report and the tables it was made from, for figures, exports and predictions.
+
+    ``costs`` are what the ops and messages of the whole steps cost, by plan.
+    """
 
     report: Report
     data: AlignedRun
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
+    costs: tuple[MeasuredCosts, ...] = ()
 
 
 def analyse(
@@ -114,7 +119,7 @@ def analyse_ranks(
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
     report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
-    return Analysis(report, data, run.schedule, run.mesh, windows)
+    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs)
 
 
 def make_report(

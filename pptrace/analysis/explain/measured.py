@@ -25,7 +25,9 @@ def costs_of_steps(
     delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    every = MeasuredCosts(times.table, number, ranks, durations, transfers, delays, outside)
+    every = MeasuredCosts(
+        times.table, number, ranks, durations, transfers, delays, _compact(times.communication), outside
+    )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
@@ -35,4 +37,8 @@ def costs_of_steps(
 
 def _compact(times: Int64) -> Int64:
     """The same numbers in as few bytes as they need: the costs of all steps are kept."""
-    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
+    least, most = (int(times.min()), int(times.max())) if times.size else (0, 0)
+    for dtype in (np.int8, np.int32):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return times.astype(dtype)
+    return times

@@ -28,7 +28,8 @@ _CELLS = 1 << 19
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
-    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
+    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
+    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
     message whose ends were not matched is −1.
@@ -40,6 +41,7 @@ class MeasuredCosts:
     durations: Int64
     transfers: Int64
     delays: Int64
+    inner: Int64
     outside: Slice = field(default_factory=nothing_outside)
 
     @cached_property
@@ -98,7 +100,7 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     return tuple(plans)
 
 
-_MATRICES = ("step", "ranks", "durations", "transfers", "delays")
+_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "inner")
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:
