@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from pptrace.analysis.result import (
-    Bubble,
-    Cause,
     ClockSummary,
     Finding,
     MeshSizes,
@@ -19,8 +17,8 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     Severity,
     StepReport,
-    Waterfall,
 )
+from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.verdict import with_verdict
 from pptrace.model.device import DeviceBreakdown
 

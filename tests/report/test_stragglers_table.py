@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.result import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
+from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 from pptrace.report.tables import Amount
 from pptrace.report.tables.stragglers import stragglers_table
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.result import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.replays import Replays, replays_of
+from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 
 LEAST_SLOWDOWN = 1.03
 """Least slowdown of which shares are given, as in the study (its ``decompose_threshold``)."""

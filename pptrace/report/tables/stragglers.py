@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.report import units
 from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
 
