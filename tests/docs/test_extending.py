@@ -160,6 +160,8 @@ def test_the_analysis_gives_the_longest_op_of_each_stage_as_a_table(
         same = [other for rank in step.ranks for other in rank.ops if other.stage == op.stage]
         assert op.duration_ns == max(other.end_ns - other.start_ns for other in same)
     shown = type("Step", (), {"longest_ops": result})
-    table = module("pptrace/report/tables/longest_ops.py", made).longest_ops_table(shown, Amount.BRIEF)
-    assert len(table.rows) == 4
-    assert all(len(row) == len(table.columns) for row in table.rows)
+    tables = module("pptrace/report/tables/longest_ops.py", made)
+    whole, brief = (tables.longest_ops_table(shown, amount) for amount in (Amount.WHOLE, Amount.BRIEF))
+    assert (len(whole.rows), whole.notes) == (4, ())
+    assert (brief.rows, len(brief.notes)) == (whole.rows[:3], 1)
+    assert all(len(row) == len(whole.columns) for row in whole.rows)

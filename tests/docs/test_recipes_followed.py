@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.recipes import PAGE, copy_sources, follow_all
+from tests.docs.recipes import PAGE, copy_sources, follow_all, make_axis_runnable
 from tests.support.extent import ALL
 
 LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache'
@@ -24,10 +24,17 @@ NAMED = " ".join(f"tests/{path}" for path in sorted({*re.findall(r"`tests/([\w/]
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, set[str]]]:
+    """A copy in which all recipes were followed, and the files that each of them changed."""
     root = tmp_path_factory.mktemp("clone")
     copy_sources(root)
-    follow_all(root)
+    return root, follow_all(root)
+
+
+@pytest.fixture(scope="module")
+def clone(followed: tuple[Path, dict[str, set[str]]]) -> Path:
+    root, _ = followed
+    make_axis_runnable(root)
     ended = run(root, "tests/tools/schedule_table.py --catalogue --write docs/schedules.md")
     assert ended.returncode == 0, ended.stderr
     return root
@@ -43,6 +50,14 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
         timeout=1500,
         check=False,
     )
+
+
+def test_each_recipe_changes_as_many_files_as_its_table_says(followed: tuple[Path, dict[str, set[str]]]) -> None:
+    table = dict(re.findall(r"^\| \[([\w ]+)\]\(#[\w-]+\) \| (\d+)[ ,]", PAGE, re.MULTILINE))
+    sources = {recipe: [name for name in names if name.endswith(".py")] for recipe, names in followed[1].items()}
+    assert {recipe: str(len(names)) for recipe, names in sources.items()} == table
+    pages = {recipe: [name for name in names if name.endswith(".md")] for recipe, names in followed[1].items()}
+    assert all(len(names) <= 1 for names in pages.values())
 
 
 @pytest.mark.skipif(not ALL, reason="runs hundreds of tests: PPTRACE_ALL")
