@@ -11,6 +11,7 @@ from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
 from pptrace.analysis.whole_run import LateRank, Link, MemoryReport, StepSeries, Stragglers
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
+from pptrace.model.mesh import MeshSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +22,6 @@ class InputInfo:
     num_events: int
     producer: str
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeshSizes:
-    num_ranks: int
-    pp: int | None
-    vpp: int | None
-    tp: int | None
-    cp: int | None
-    dp: int | None
-    ep: int | None
-
-    @property
-    def axes(self) -> dict[str, int | None]:
-        """The size of each axis, and the chunks per rank."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "num_ranks"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import pytest
 from pptrace.analysis.result import (
     ClockSummary,
     Finding,
-    MeshSizes,
     OpSummary,
     RankDevice,
     RankStep,
@@ -21,6 +20,7 @@ from pptrace.analysis.result import (
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.verdict import with_verdict
 from pptrace.model.device import DeviceBreakdown
+from pptrace.model.mesh import MeshSizes
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 FALL = Waterfall(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)

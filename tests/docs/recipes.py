@@ -104,10 +104,7 @@ def _axis(root: Path) -> None:
     axes = root / "pptrace" / "axes.py"
     _insert(axes, '    EP = "ep"\n', '    XP = "xp"\n')
     _insert(axes, "MESH_ORDER = (Axis.TP, Axis.CP, ", "Axis.XP, ")
-    field = "    known_pp_ranks: tuple[tuple[int, int], ...] = ()\n"
-    _insert(root / "pptrace" / "model" / "mesh.py", field, "    xp: int | None = 1\n")
-    result = root / "pptrace" / "analysis" / "result.py"
-    _insert(result, "    ep: int | None\n", "    xp: int | None = 1\n")
+    _insert(root / "pptrace" / "model" / "mesh.py", "    ep: int | None\n", "    xp: int | None = 1\n")
     _insert(root / "docs" / "report.md", " | sizes of the axes", ", `xp`", before=True)
 
 
