@@ -109,7 +109,7 @@ def _axis(root: Path) -> None:
 
 
 def make_axis_runnable(root: Path) -> None:
-    """What runs an axis at size 1."""
+    """Give the runtime the axis, at size 1."""
     _insert(
         root / "instrument" / "mesh.py",
         "    tp: int = 1\n    order: tuple[Axis, ...] = MESH_ORDER\n",

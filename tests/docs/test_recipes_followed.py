@@ -15,6 +15,8 @@ import pytest
 
 from tests.docs.recipes import PAGE, copy_sources, follow_all, make_axis_runnable
 from tests.support.extent import ALL
+from tests.support.programs import ROOT
+from tests.tools.house import recipes_of
 
 LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache'
 LONG = {"instrument/pipeline/test_kinds.py", "instrument/models/test_mixes.py", "ingest/test_fuzz.py"}
@@ -56,7 +58,7 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_recipe_changes_as_many_files_as_its_table_says(followed: tuple[Path, dict[str, set[str]]]) -> None:
-    table = dict(re.findall(r"^\| \[([\w ]+)\]\(#[\w-]+\) \| (\d+)[ ,]", PAGE, re.MULTILINE))
+    table = dict(recipes_of(ROOT / "docs" / "extending.md"))
     sources = {recipe: [name for name in names if name.endswith(".py")] for recipe, names in followed[1].items()}
     assert {recipe: str(len(names)) for recipe, names in sources.items()} == table
     pages = {recipe: [name for name in names if name.endswith(".md")] for recipe, names in followed[1].items()}
