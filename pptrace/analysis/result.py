@@ -213,9 +213,9 @@ class CommTotal:
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
 
     Times are those of the calls or kernels, waiting for the others included. ``busy_ns`` is their union, ``overlap_ratio`` the
-    part of it beside compute; None where these are calls on the host, both None where nothing tells when they ran. ``bytes`` is
-    None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a device: with the
-    waiting, so at least that.
+    part of it that compute overlaps; None where these are calls on the host, both None where nothing tells when they ran.
+    ``bytes`` is None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a
+    device: with the waiting, so at least that.
     """
 
     axis: str
