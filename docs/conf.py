@@ -50,7 +50,7 @@ _ROOMS = "|".join(
             "slices",
             "marking",
         ),
-        *(r"analysis\.(?!result)", r"report\.(?!to_json)", r"api\.exports"),
+        *(r"analysis\.(?!result|step_parts|whole_run)", r"report\.(?!to_json)", r"api\.exports"),
     )
 )
 nitpick_ignore_regex = [

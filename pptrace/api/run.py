@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import Exports

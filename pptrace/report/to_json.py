@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from pptrace.analysis.result import Blame, CriticalPath, OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed

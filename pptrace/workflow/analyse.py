@@ -19,7 +19,6 @@ from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
-    MeshSizes,
     RankDevice,
     Report,
     ScheduleCandidate,
@@ -144,7 +143,7 @@ def make_report(
         pptrace_version=__version__,
         inputs=inputs,
         framework=run.framework,
-        mesh=MeshSizes(*(getattr(run.mesh, name) for name in MeshSizes.__slots__)),
+        mesh=run.mesh.sizes,
         schedule=summary,
         clock=ClockSummary(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.costs import RECEIVES, MeasuredCosts, joined
 from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.stragglers.study import study_steps
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
