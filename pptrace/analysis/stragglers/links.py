@@ -16,7 +16,7 @@ from pptrace.model.tables import Int64
 
 _LEAST_RATIO = 2.0
 """A link is slow whose messages typically take this many times as long as those of its like."""
-_FEWEST_ALIKE = 2
+FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
 
@@ -51,6 +51,11 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
         np.concatenate(gains),
         {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
     )
+
+
+def num_links(costs: MeasuredCosts) -> int:
+    """Pairs of pipeline ranks with messages between them."""
+    return len(np.unique(_ends(costs)))
 
 
 def _ends(costs: MeasuredCosts) -> Int64:
@@ -91,7 +96,7 @@ def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int)
         return float(np.median(replicas))
     others = np.delete(typical[pipeline], boundary)
     others = others[~np.isnan(others)]
-    return float(np.median(others)) if len(others) >= _FEWEST_ALIKE else None
+    return float(np.median(others)) if len(others) >= FEWEST_ALIKE else None
 
 
 def _as_usual(costs: MeasuredCosts, link: _Link) -> Int64:

@@ -42,7 +42,7 @@ class Reason:
     def is_finding(self, span: int) -> bool:
         """Return whether it is worth a line in steps of this length, ns: large, and not only by what happened in one of them."""
         low, _ = gain_interval(self.gains)
-        is_sure = low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
+        is_sure = low is None or low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
