@@ -9,7 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
@@ -19,7 +19,7 @@ from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
@@ -29,7 +29,7 @@ from pptrace.workflow.analyse import Analysis
 def report_page(analysis: Analysis) -> str:
     """The report as a page, with a timeline of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
+    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report)]
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
@@ -177,13 +177,14 @@ def _memory(analysis: Analysis) -> str:
     return "" if figure is None else f"<h3>Memory over time</h3>{_figure(figure)}"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(report: Report) -> str:
     items = []
-    for finding in findings:
+    for finding in report.findings:
         gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
         title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
         items.append(f"<li>{title}{gain}<p>{escape(finding.detail)}</p></li>")
-    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>" if items else ""
+    unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
+    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
 
 
 def _warnings(report: Report) -> str:
