@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # type checkers know this name; importing typing would ta
 if TYPE_CHECKING:
     from pptrace.analysis.result import Report
     from pptrace.api.catalogue import schedules
+    from pptrace.api.compare import RunComparison, compare
     from pptrace.api.hang import HangReport, hang
     from pptrace.api.load import load
     from pptrace.api.run import Run
@@ -30,9 +31,11 @@ __all__ = [
     "PptraceError",
     "Report",
     "Run",
+    "RunComparison",
     "Schedule",
     "SimulatedStep",
     "__version__",
+    "compare",
     "hang",
     "load",
     "mark",
@@ -46,8 +49,10 @@ _MODULES = {
     "Plan": "pptrace.schedule.plan",
     "Report": "pptrace.analysis.result",
     "Run": "pptrace.api.run",
+    "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
+    "compare": "pptrace.api.compare",
     "hang": "pptrace.api.hang",
     "load": "pptrace.api.load",
     "schedules": "pptrace.api.catalogue",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
+from instrument.launch.environment import read_environment
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     ClockSample,
@@ -97,7 +98,7 @@ class TracedSession(Session):
 
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
-        self._writer.add_facts(versions=read_versions())
+        self._writer.add_facts(versions=read_versions(), environment=read_environment(os.environ))
         keep_maxrss(self._memory.process)
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
@@ -331,7 +332,7 @@ class TracedSession(Session):
         started = self._started or stopped
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
         stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._recorded.stop)
-        self._writer.add_facts(backend=backend, device=device, clock=clock)
+        self._writer.add_facts(backend=backend, device=device, clock=clock, environment=read_environment(os.environ))
         if self._adapters is not None:
             learnt = self._adapters.facts()
             known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
@@ -347,6 +348,7 @@ class TracedSession(Session):
             "world_size": self._process.world_size,
             "host": self._process.host,
             "versions": facts["versions"],
+            "environment": facts["environment"],
             "mesh": facts.get("mesh"),
             "pp_ranks": facts.get("pp_ranks"),
             "plan": facts.get("plan"),

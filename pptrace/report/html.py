@@ -9,6 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
@@ -19,6 +20,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables.comparison import comparison_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
@@ -31,7 +33,7 @@ def report_page(analysis: Analysis) -> str:
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
-    parts.append(_warnings(report))
+    parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
 
@@ -61,6 +63,14 @@ def simulation_page(simulation: Simulation) -> str:
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     return _page(f"pptrace · {plan.name}", parts)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Two runs beside each other as a page; times are ms."""
+    parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']
+    parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
+    parts.append(_warnings(comparison.warnings))
+    return _page(f"pptrace · {comparison.verdict}", parts)
 
 
 def _figure(figure: Any) -> str:
@@ -170,8 +180,8 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f"<h2>Findings</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
-def _warnings(report: Report) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in warning_lines(report))
+def _warnings(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 

@@ -1,4 +1,6 @@
-"""The JSON report, ``pptrace.report/1``, and the JSON of a simulation, ``pptrace.simulation/1``."""
+"""The JSON report, ``pptrace.report/1``, and the JSON of a comparison, ``pptrace.compare/1``, and of a simulation,
+``pptrace.simulation/1``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import Blame, CriticalPath, OpSummary, RankStep, Report, StepReport
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
@@ -16,6 +19,7 @@ from pptrace.simulator import SimulatedRank, Simulation
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"
+COMPARISON_SCHEMA = "pptrace.compare/1"
 
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
@@ -115,6 +119,11 @@ _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
 def _op(op: OpSummary) -> dict[str, Any]:
     row = {name: getattr(op, name) for name in _OP_FIELDS}
     return row | {"parts": [_plain(part) for part in op.parts]} if op.parts else row
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """Two runs beside each other as a JSON object."""
+    return {"schema": COMPARISON_SCHEMA, **_plain(comparison)}
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
@@ -56,13 +57,19 @@ from pptrace.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A report and the tables it was made from, for figures and exports."""
+    """A report and the tables it was made from, for figures and exports.
+
+    ``facts`` are what each rank's recorder wrote about itself ({} for others' traces), ``run`` what ``pptrace run`` did of the
+    whole run (run.json).
+    """
 
     report: Report
     data: AlignedRun
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 def analyse(
@@ -114,7 +121,7 @@ def analyse_ranks(
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
     report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
-    return Analysis(report, data, run.schedule, run.mesh, windows)
+    return Analysis(report, data, run.schedule, run.mesh, windows, run.facts)
 
 
 def make_report(
