@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
+from instrument.launch.core_wait import CoreWait
 from instrument.launch.environment import read_environment
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -74,6 +75,7 @@ class TracedSession(Session):
         self._hold = hold
         self._expected = 0
         self._started: ClockSample | None = None
+        self._core_wait: CoreWait | None = None
         self._recorded = range(window.first, window.first)
         """The steps that are recorded, or are to be: those of the window, or later ones."""
         self._script_profilers: ScriptProfilers | None = None
@@ -316,7 +318,7 @@ class TracedSession(Session):
 
     def _start(self, profiler: Profiler) -> None:
         with self._hold():
-            self._started = sample_clock()
+            self._started, self._core_wait = sample_clock(), CoreWait.now()
             try:
                 profiler.start()
             except RuntimeError as err:
@@ -357,6 +359,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **watched,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pptrace.analysis.compare.compare import ComparedRun
-from pptrace.analysis.compare.facts import facts_of
+from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
@@ -33,7 +33,8 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
             "compared step by step; record some with pptrace run --steps 2:52, or mark them with pptrace.mark"
         )
     facts = facts_of(report, analysis.facts, analysis.run)
-    return ComparedRun(figures, report.schedule.name, report.mesh.num_ranks, facts, report.warnings)
+    core_wait = core_wait_of(analysis.facts)
+    return ComparedRun(figures, report.schedule.name, report.mesh.num_ranks, facts, report.warnings, core_wait)
 
 
 def read_compared(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf, log, sqrt
+from math import ceil, hypot, inf, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
 memory differently, which no step of either run shows."""
+CORE_WAIT = 0.5
+"""The same as a share of the time for which ranks waited for a core: what else a machine does is another thing for each run."""
 _NUM_SAMPLES = 500
 _MOST_CELLS = 5_000_000
 """Samples × steps that are drawn; long series, whose medians vary little, get fewer samples."""
@@ -39,12 +41,14 @@ _MOST_CORRELATED = 0.95
 class Typical:
     """The median of a series of steps, ns (of an even number the lower one, which is a step's), and how certain it is.
 
-    ``deviation`` is its standard deviation, ``freedom`` the degrees of freedom of that; both None with too few steps.
+    ``deviation`` is its standard deviation, None with too few steps, and ``freedom`` the degrees of freedom of that.
+    ``run_to_run`` is a deviation that comes on top of it, as a share.
     """
 
     ns: int
     deviation: float | None = None
     freedom: float = inf
+    run_to_run: float = RUN_TO_RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +66,52 @@ class Difference:
         return self.estimate - half, self.estimate + half
 
 
-def typical_of(series: Int64) -> Typical:
+def run_to_run_of(core_wait: float | None) -> float:
+    """The deviation from run to run, as a share, of a run whose ranks waited for a core for this share of the time."""
+    return hypot(RUN_TO_RUN, CORE_WAIT * (core_wait or 0.0))
+
+
+def typical_of(series: Int64, run_to_run: float = RUN_TO_RUN) -> Typical:
     """The typical value of a series of steps in order, ns."""
     num_steps = len(series)
     middle = int(_lower_median(series))
     if num_steps < FEWEST_STEPS:
-        return Typical(middle)
+        return Typical(middle, run_to_run=run_to_run)
     length = ceil(num_steps ** (1 / 3) - 1e-9)
     correlation = _correlation(series)
     samples = _lower_median(series[_drawn_steps(num_steps, length)])
     deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
     freedom = max(min(num_steps / length, independent) - 1, 1.0)
-    return Typical(middle, deviation * _beyond_blocks(correlation, length, num_steps), freedom)
+    return Typical(middle, deviation * _beyond_blocks(correlation, length, num_steps), freedom, run_to_run)
 
 
 def relative_difference(a: Typical, b: Typical) -> Difference | None:
     """The difference of the logarithms, which is ln(1 + change); None with too few steps or where a step takes no time."""
     if a.deviation is None or b.deviation is None or a.ns <= 0 or b.ns <= 0:
         return None
-    return _difference(log(b.ns / a.ns), (a.deviation / a.ns, a.freedom), (b.deviation / b.ns, b.freedom), RUN_TO_RUN)
+    variances = [((of.deviation or 0.0) / of.ns) ** 2 for of in (a, b)]
+    allowed = a.run_to_run**2 + b.run_to_run**2
+    return _difference(log(b.ns / a.ns), variances, (a.freedom, b.freedom), allowed)
 
 
 def difference(a: Typical, b: Typical) -> Difference | None:
     """The difference, ns; None with too few steps."""
     if a.deviation is None or b.deviation is None:
         return None
-    allowed = RUN_TO_RUN * max(abs(a.ns), abs(b.ns))
-    return _difference(b.ns - a.ns, (a.deviation, a.freedom), (b.deviation, b.freedom), allowed)
+    allowed = (a.run_to_run**2 + b.run_to_run**2) * max(abs(a.ns), abs(b.ns)) ** 2
+    return _difference(b.ns - a.ns, [a.deviation**2, b.deviation**2], (a.freedom, b.freedom), allowed)
 
 
-def _difference(estimate: float, a: tuple[float, float], b: tuple[float, float], run_to_run: float) -> Difference:
-    """The difference of two typical values, each (deviation, freedom), which are allowed ``run_to_run`` besides."""
-    variances = [(deviation**2, freedom) for deviation, freedom in (a, b)]
-    total = sum(variance for variance, _ in variances) + 2 * run_to_run**2
-    spread = sum(variance**2 / freedom for variance, freedom in variances)
-    deviation, freedom = sqrt(total), total**2 / spread if spread > 0 else _KNOWN
+def _difference(
+    estimate: float, variances: Sequence[float], freedoms: Sequence[float], run_to_run: float
+) -> Difference:
+    """The difference of two values of these variances, each with its degrees of freedom; ``run_to_run`` is a known one."""
+    total = sum(variances) + run_to_run
+    spread = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    deviation, freedom = sqrt(total), min(total**2 / spread, _KNOWN) if spread > 0 else _KNOWN
     t = estimate / deviation if deviation > 0 else inf if estimate else 0.0
-    return Difference(estimate, deviation, min(freedom, _KNOWN), student.p_value(t, min(freedom, _KNOWN)))
+    return Difference(estimate, deviation, freedom, student.p_value(t, freedom))
 
 
 _KNOWN = 1e6

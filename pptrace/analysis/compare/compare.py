@@ -9,16 +9,18 @@ from math import exp
 import numpy as np
 
 from pptrace.analysis.compare.bootstrap import (
+    CORE_WAIT,
     FEWEST_STEPS,
-    Difference,
+    Typical,
     difference,
     holm,
     relative_difference,
+    run_to_run_of,
     typical_of,
 )
 from pptrace.analysis.compare.facts import Facts, differing
-from pptrace.analysis.compare.figures import EXPOSED, Series, StepFigures
-from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
+from pptrace.analysis.compare.figures import CAUSE, EXPOSED, Series, StepFigures
+from pptrace.analysis.compare.matching import match_figures, unmatched_names
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
@@ -32,22 +34,37 @@ from pptrace.model.wording import counted, listed
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """What is compared of one run; ``warnings`` are lines about it."""
+    """What is compared of one run; ``warnings`` are lines about it.
+
+    ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
+    """
 
     figures: StepFigures
     schedule: str
     num_ranks: int
     facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    core_wait: float | None = None
+
+    def typical(self, series: Int64) -> Typical:
+        """The typical value of a series of its steps."""
+        return typical_of(series, run_to_run_of(self.core_wait))
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
     """The change from A to B; both have a whole step."""
     span_a, span_b, note = _lengths(a.figures, b.figures)
-    span = _span_change(span_a, span_b)
-    parts = _part_changes(list(match_figures(a.figures, b.figures, a.schedule == b.schedule)))
+    span = _span_change(a.typical(span_a), b.typical(span_b))
+    parts = _part_changes(a, b)
     verdict = _verdict(span)
-    warnings = (*_too_few(a, b), *note, *_other_ranks(a, b), *_not_compared(a, b), *_of_runs(a, b))
+    warnings = (
+        *_too_few(a, b),
+        *_busy_machines(a, b),
+        *note,
+        *_other_ranks(a, b),
+        *_not_compared(a, b),
+        *_of_runs(a, b),
+    )
     counts = StepCounts(a.figures.num_steps, b.figures.num_steps)
     return Comparison(
         verdict, _detail(verdict, span, parts), span, counts, parts, differing(a.facts, b.facts), warnings
@@ -66,12 +83,11 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
     return a.window, b.window, (line,)
 
 
-def _span_change(a: Int64, b: Int64) -> SpanChange:
-    typical_a, typical_b = typical_of(a), typical_of(b)
-    change = typical_b.ns / typical_a.ns - 1 if typical_a.ns else None
-    found = relative_difference(typical_a, typical_b)
+def _span_change(a: Typical, b: Typical) -> SpanChange:
+    change = b.ns / a.ns - 1 if a.ns else None
+    found = relative_difference(a, b)
     low, high = (None, None) if found is None else (exp(end) - 1 for end in found.interval())
-    return SpanChange(typical_a.ns, typical_b.ns, change, low, high)
+    return SpanChange(a.ns, b.ns, change, low, high)
 
 
 def _verdict(span: SpanChange) -> ChangeVerdict:
@@ -80,30 +96,25 @@ def _verdict(span: SpanChange) -> ChangeVerdict:
     return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
 
 
-def _part_changes(matched: Sequence[MatchedPart]) -> tuple[PartChange, ...]:
+def _part_changes(a: ComparedRun, b: ComparedRun) -> tuple[PartChange, ...]:
     """The parts that are known in whole steps of both runs and not 0 in both, largest change first."""
-    changes: list[PartChange] = []
-    found: list[Difference | None] = []
-    for part in matched:
-        a, b = _known(part.a), _known(part.b)
-        if not len(a) or not len(b) or not (a.any() or b.any()):
-            continue
-        typical_a, typical_b = typical_of(a), typical_of(b)
-        found.append(difference(typical_a, typical_b))
-        changes.append(
-            PartChange(
-                part.name, dict(part.place), typical_a.ns, typical_b.ns, typical_b.ns - typical_a.ns, significant=None
-            )
+    matched = match_figures(a.figures, b.figures, a.schedule == b.schedule)
+    known = [(part, _known(part.a), _known(part.b)) for part in matched]
+    typical = [(part, a.typical(of_a), b.typical(of_b)) for part, of_a, of_b in known if _shows(of_a, of_b)]
+    found = [difference(of_a, of_b) for _, of_a, of_b in typical]
+    marks = iter(holm([tests.p for tests in found if tests is not None]))
+    changes = [
+        PartChange(
+            part.name, dict(part.place), of_a.ns, of_b.ns, of_b.ns - of_a.ns, None if tests is None else next(marks)
         )
-    tested = [index for index, tests in enumerate(found) if tests is not None]
-    marks = holm([tests.p for tests in found if tests is not None])
-    for index, is_significant in zip(tested, marks, strict=True):
-        changes[index] = _marked(changes[index], is_significant)
+        for (part, of_a, of_b), tests in zip(typical, found, strict=True)
+    ]
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
 
 
-def _marked(part: PartChange, is_significant: bool) -> PartChange:
-    return PartChange(part.name, part.where, part.a_ns, part.b_ns, part.change_ns, is_significant)
+def _shows(a: Int64, b: Int64) -> bool:
+    """Return whether a part is known in both runs and is not 0 in all steps of both."""
+    return bool(len(a) and len(b) and (a.any() or b.any()))
 
 
 def _known(series: Series) -> Int64:
@@ -122,6 +133,20 @@ def _too_few(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
         yield (
             f"not enough evidence: {' and '.join(few)}, and from {FEWEST_STEPS} on it shows how much steps vary; record more, as "
             "with pptrace run --steps 2:52"
+        )
+
+
+_MUCH_CORE_WAIT = 0.02
+"""From this share of the time on, waiting for a core is worth a line."""
+
+
+def _busy_machines(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+    waits = {name: run.core_wait for name, run in (("A", a), ("B", b)) if (run.core_wait or 0) >= _MUCH_CORE_WAIT}
+    if waits:
+        listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits.items())
+        yield (
+            f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
+            f"cores: that differs from run to run, so {CORE_WAIT:.0%} of it is allowed for in the interval; use a quiet machine"
         )
 
 
@@ -159,7 +184,8 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
         lengths += f" ({span.change:+.2%}{interval})"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
         return f"No difference: {lengths}"
-    largest = next((part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0), None)
+    along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
+    largest = next((part for part in along if part.name != CAUSE), None)
     most = (
         ""
         if largest is None

@@ -46,6 +46,7 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         **_options(run),
         "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
         "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),
+        "waited for a core": _percent(core_wait_of(of_ranks)),
         "device": _distinct(_device(facts.get("device")) for facts in of_ranks.values()),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
@@ -96,6 +97,10 @@ def _is_option(part: str) -> bool:
     return re.match(r"--?[A-Za-z]", part) is not None
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%} of the time"
+
+
 def _device(device: object) -> str | None:
     """The kind of a device: its name without its number."""
     return re.sub(r"^(\w+):\d+", r"\1", device) if isinstance(device, str) else None
@@ -105,3 +110,15 @@ def _distinct(values: Iterable[object]) -> str:
     """Each different text once."""
     texts: Sequence[str] = sorted({value for value in values if isinstance(value, str) and value})
     return listed(texts, _MOST_HOSTS)
+
+
+def core_wait_of(of_ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
+    """The share of the time for which a rank was ready to run and had no core, the mean over ranks; None where none tells."""
+    waits = [_mapping(facts.get("core_wait")) for facts in of_ranks.values()]
+    shares = [share for wait in waits if (share := _share(wait.get("wait_ns"), wait.get("elapsed_ns"))) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _share(part: object, whole: object) -> float | None:
+    is_known = isinstance(part, int) and isinstance(whole, int) and part >= 0 and whole > 0
+    return part / whole if is_known else None  # type: ignore[operator]
