@@ -20,7 +20,7 @@ from pptrace.model.tables import COMMS, MEMORY, OPS, make_table
 from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
-from tests.analysis.gpt_runs import facts
+from tests.support.gpt_runs import facts
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, ((0, 1),))
