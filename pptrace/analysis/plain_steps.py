@@ -77,6 +77,7 @@ def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, 
         end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
         comparable=np.array([comparable[window.step] for window in windows], dtype=np.bool_),
         is_alone=np.zeros(len(windows), dtype=np.bool_),
+        is_whole=np.ones(len(windows), dtype=np.bool_),
     )
 
 

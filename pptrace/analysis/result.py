@@ -207,6 +207,13 @@ class StepReport:
         """Return whether these are ops of a pipeline; else each rank's window is its own STEP range."""
         return any(rank.ops or rank.phases for rank in self.ranks)
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Return whether it has forwards and no backward: it trains nothing."""
+        phases = [phase for rank in self.ranks for phase in rank.phases.values()]
+        has_forwards = any(phase.num_forward for phase in phases)
+        return has_forwards and all(rank.phases for rank in self.ranks) and not any(p.num_backward for p in phases)
+
 
 @dataclass(frozen=True, slots=True)
 class CommTotal:
@@ -260,7 +267,7 @@ class Severity(StrEnum):
 class Finding:
     """Finding about a run: ``gain_ns`` is what a step would get back, None where that is not known.
 
-    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary.
+    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary, None of a single step.
     """
 
     severity: Severity
@@ -270,6 +277,14 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     gain_low_ns: int | None = None
     gain_high_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingEvidence:
+    """Kinds of ``findings`` for which the run has too little evidence, and the ``reason``."""
+
+    findings: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +309,13 @@ class Report:
     links: tuple[Link, ...] = ()
     late_ranks: tuple[LateRank, ...] = ()
     stragglers: Stragglers | None = None
+    missing_evidence: tuple[MissingEvidence, ...] = ()
 
     @property
     def typical_step(self) -> StepReport | None:
-        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all."""
-        known = [step for step in self.steps if step.bubble.ratio is not None] or list(self.steps)
+        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all; of
+        training steps, if there are any.
+        """
+        training = [step for step in self.steps if not step.is_evaluation] or list(self.steps)
+        known = [step for step in training if step.bubble.ratio is not None] or training
         return sorted(known, key=lambda step: step.span_ns or 0)[(len(known) - 1) // 2] if known else None

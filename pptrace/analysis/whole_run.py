@@ -44,7 +44,10 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Lengths of a run's steps, ns: percentiles, the outliers, the longest first, and where the level changes."""
+    """Lengths of a run's training steps, ns: percentiles, the outliers, the longest first, and where the level changes.
+
+    ``evaluations`` are the numbers of the steps without backwards, which are left out.
+    """
 
     num_steps: int
     min_ns: int
@@ -54,6 +57,7 @@ class StepSeries:
     max_ns: int
     outliers: tuple[StepOutlier, ...]
     changes: tuple[StepChange, ...]
+    evaluations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class MeshInfo(MeshSizes):
 
     ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
     number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
-    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``.
+    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``. ``is_cut``:
+    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer.
     """
 
     pipelines: tuple[tuple[int, ...], ...] = ()
@@ -42,6 +43,7 @@ class MeshInfo(MeshSizes):
     in_order: bool = False
     is_guess: bool = False
     known_pp_ranks: tuple[tuple[int, int], ...] = ()
+    is_cut: bool = False
 
     @property
     def sizes(self) -> MeshSizes:
@@ -71,11 +73,13 @@ class MeshInfo(MeshSizes):
 
     def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
         """Return whether the pipeline of ``rank`` has ranks that are not in ``present``."""
-        return bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
+        return self.is_cut or bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
 
     @property
     def num_pipeline_ranks(self) -> int | None:
         """Number of ranks of all pipelines; None where their length is unknown."""
+        if self.is_cut:
+            return None
         if not self.known_pp_ranks:
             return sum(map(len, self.pipelines))
         return None if self.pp is None else self.pp * len(self.pipelines)

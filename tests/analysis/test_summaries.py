@@ -315,10 +315,10 @@ def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_ge
     straggler, imbalance = find(steps, SCHEDULE)
     assert straggler.title == "Straggler: 10.0% of the step is lost to rank 27, which is slower than its replicas"
     assert straggler.evidence == {"cause": "straggler", "where": {"rank": 27}, "share": 0.1}
-    assert (straggler.gain_low_ns, straggler.gain_ns, straggler.gain_high_ns) == (80, 100, 120)
+    assert (straggler.gain_low_ns, straggler.gain_ns, straggler.gain_high_ns) == (-27, 100, 227)  # Student: 6.3138 · 20
     assert imbalance.title == "Imbalance: 4.5% of the step goes to stages of unequal cost"
     assert imbalance.evidence["where"] == {}
-    assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (0, 45, 90)
+    assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (-240, 45, 330)
 
 
 def reason_with(gain: int, causes: tuple[str, ...], name: str = "long sequences") -> Reason:

@@ -62,6 +62,7 @@ SECTIONS = {
         f"step_series.{entries}": "`step_series`"
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
+    "missing_evidence": "`missing_evidence[]`",
     "hang.edges": "`hang`",
 }
 FREE = {
