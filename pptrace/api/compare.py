@@ -32,7 +32,7 @@ class RunComparison:
 
     @property
     def verdict(self) -> Literal["slower", "faster", "no difference"]:
-        """What B is against A."""
+        """Comparison of run B with run A."""
         return self.result.verdict.value
 
     @property
