@@ -224,6 +224,12 @@ OPS: Schema = {
     "pair": "str",  # of an OVERLAP_F_B: the action as text; the other columns are those of its forward half
 }
 
+SLACK: Schema = {
+    "slack_ns": "int64",  # −1 where the step lacks ops of its plan, or ranks' times do not compare
+    "on_critical_path": "boolean",  # <NA> there
+}
+"""Columns of ops in exports and in the API, found when they are asked for."""
+
 COMMS: Schema = {
     "rank": "int64",
     "step": "int64",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -15,6 +16,7 @@ from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
+from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -36,7 +38,7 @@ from pptrace.errors import UsageError
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
@@ -54,7 +56,7 @@ from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Analysis:
     """A report and the tables it was made from, for figures and exports."""
 
@@ -63,6 +65,19 @@ class Analysis:
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
+
+    @property
+    def ops_with_slack(self) -> pd.DataFrame:
+        """The ops with ``slack_ns`` (−1 where unknown) and ``on_critical_path`` (nullable)."""
+        slack = self.op_slack
+        known = slack.on_critical_path >= 0
+        on_path = pd.arrays.BooleanArray(slack.on_critical_path > 0, ~known)
+        return self.data.ops.assign(slack_ns=slack.slack_ns, on_critical_path=on_path)
+
+    @cached_property
+    def op_slack(self) -> OpSlack:
+        """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
+        return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 
 def analyse(
@@ -256,7 +271,7 @@ def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> list[PlannedStep]:
+def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPlan) -> list[PlannedStep]:
     """The windows by step, each with its plan and ideal, where these are known."""
     is_plan_of_all_ranks = is_plan_of_all(run)
     shapes: dict[int, _Shape] = {}

@@ -39,7 +39,7 @@ def bindings_of(times: StepTimes) -> Bindings:
     for number in range(int(nth.max(initial=-1)) + 1):
         of_number = nth == number
         reader, sender, message = readers[of_number], senders[of_number], table.dep_message[entries[of_number]]
-        came = _came(times, sender, message)
+        came = arrivals(times, sender, message)
         later = came > ready[:, reader]
         row[:, reader] = np.where(later, sender, row[:, reader])
         ready[:, reader] = np.where(later, came, ready[:, reader])
@@ -48,7 +48,7 @@ def bindings_of(times: StepTimes) -> Bindings:
     return Bindings(row, np.minimum(ready, times.start), is_message)
 
 
-def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
+def arrivals(times: StepTimes, sender: Int64, message: Int64) -> Int64:
     """Arrivals of messages that their readers waited for, ns; for those that a reader found waiting, the end of the sending
     op, and for those that came before their reader asked for them, that and what messages of their link typically take.
     """
