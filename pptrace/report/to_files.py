@@ -55,5 +55,5 @@ def _polars_column(column: pd.Series[Any]) -> polars.Series:
         return texts.gather(column.cat.codes.to_numpy().astype("uint32"))
     if isinstance(column.dtype, pd.BooleanDtype):
         values = pd.Series(column.to_numpy(dtype=bool, na_value=False))
-        return polars.Series(values.to_numpy()).set(polars.Series(column.isna().to_numpy()), None)  # type: ignore[arg-type]
+        return polars.Series(values.to_numpy()).set(polars.Series(column.isna().to_numpy()), None)
     return polars.Series(column.to_numpy() if column.dtype != object else column.tolist())
