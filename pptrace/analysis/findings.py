@@ -16,6 +16,7 @@ from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, S
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import Int64
 
@@ -69,6 +70,7 @@ def find(
     series: StepSeries | None = None,
     gains: Mapping[Place, Int64] | None = None,
     studied: Sequence[int] = (),
+    noise: Noise | None = None,
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
@@ -78,6 +80,7 @@ def find(
     Args:
         gains: what each step would get back if a stage or a rank cost what its like costs, ns.
         studied: the numbers of the steps that these and the gains of the reasons are of.
+        noise: what ops that vary by chance explain, so that it is no finding.
     """
     findings = [
         Finding(
@@ -105,6 +108,7 @@ def find(
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     candidates = [_finding(losses[name], span, len(explained), gains or {}) for name in _CAUSES if name in losses]
+    candidates = [None if finding and _is_chance(finding, noise) else finding for finding in candidates]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
@@ -216,6 +220,12 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
         gain_low_ns=low,
         gain_high_ns=high,
     )
+
+
+def _is_chance(finding: Finding, noise: Noise | None) -> bool:
+    """Return whether ops that vary by chance explain a finding."""
+    evidence = finding.evidence
+    return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:

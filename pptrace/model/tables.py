@@ -94,6 +94,8 @@ SESSION = "session "
 
 HOST = "host "
 """Prefix of ``one_clock`` for processes with the same host name: they should share its clock; messages may disprove it."""
+DEVICE_NAMES = "device_names"
+"""Fact: the names of the devices of the rank's host, as the trace's producer wrote them."""
 HOST_NAME = "host_name"
 """Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 

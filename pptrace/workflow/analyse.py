@@ -128,7 +128,7 @@ def analyse_ranks(
         *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
-    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
+    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 
@@ -162,7 +162,7 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, study.reasons, series, study.gains, study.steps),
+        findings=find(steps, summary, study.reasons, series, study.gains, study.steps, study.noise),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,

@@ -122,7 +122,7 @@ def analyse_on_workers(
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study)
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
-    report = with_links(report, traffic, run.facts)
+    report = with_links(report, traffic, run.facts, run.mesh)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 
