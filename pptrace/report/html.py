@@ -19,6 +19,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables.steps import steps_table
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
@@ -29,6 +30,8 @@ def report_page(analysis: Analysis) -> str:
     report = analysis.report
     parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
     typical = report.typical_step
+    if typical is not None and len(report.steps) > 1:
+        parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
     parts.append(_warnings(report))
@@ -145,7 +148,7 @@ def _report_table(table: ReportTable) -> str:
     columns = [column for column, shown in zip(table.columns, is_shown, strict=True) if shown]
     rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in table.rows]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows)}{notes}"
+    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
 
 
 def _of_whole_traces(report: Report) -> str:
@@ -175,9 +178,15 @@ def _warnings(report: Report) -> str:
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
+    """A table whose first columns are labels, to the left; the others are numbers, to the right."""
+
+    def cells(tag: str, texts: Sequence[object]) -> str:
+        classes = (' class="label"' if index < num_labels else "" for index in range(len(texts)))
+        return "".join(f"<{tag}{of}>{escape(str(text))}</{tag}>" for of, text in zip(classes, texts, strict=True))
+
+    head = cells("th", columns)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
