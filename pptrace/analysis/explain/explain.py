@@ -251,7 +251,8 @@ def _blames(
 ) -> list[Blame | None]:
     """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
 
-    Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``).
+    Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
+    bubble inside ops whose device had nothing launched.
     """
     charges = charge_bubbles(times, bindings, typical_of(times, bindings))
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
@@ -260,7 +261,10 @@ def _blames(
     by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
     of_host = _host_of_idle(charges.idle, times.start - bindings.ready, host_before).sum(axis=1)
+    inside = np.minimum(times.host, charges.inner).sum(axis=1)
     others["idle"] -= of_host
+    others["wait"] -= inside
+    of_host += inside
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
         windows = np.flatnonzero(step == number)
