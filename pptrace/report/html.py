@@ -179,15 +179,21 @@ def _warnings(report: Report) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
-    """A table whose first columns are labels, to the left; the others are numbers, to the right."""
+    """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
 
     def cells(tag: str, texts: Sequence[object]) -> str:
-        classes = (' class="label"' if index < num_labels else "" for index in range(len(texts)))
-        return "".join(f"<{tag}{of}>{escape(str(text))}</{tag}>" for of, text in zip(classes, texts, strict=True))
+        is_label = [index < num_labels or not column for index, column in enumerate(columns)]
+        return "".join(
+            f"<{tag}{_LABEL if label else ''}>{escape(str(text))}</{tag}>"
+            for label, text in zip(is_label, texts, strict=True)
+        )
 
     head = cells("th", columns)
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+_LABEL = ' class="label"'
 
 
 def _page(title: str, parts: Sequence[str]) -> str:

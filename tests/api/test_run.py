@@ -134,6 +134,14 @@ def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptra
         assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()  # type: ignore[arg-type]
 
 
+def test_a_page_has_all_steps_as_a_table_with_labels_to_the_left(run: pptrace.Run) -> None:
+    page = run.to_html()
+    assert "<h3>Steps</h3>" in page
+    for step in run.report.steps:
+        assert f'<td class="label">{step.step}</td><td>{(step.span_ns or 0) / 1e6:.2f}</td>' in page
+    assert "<h3>Steps</h3>" not in pptrace.load(P4, step=3).to_html()
+
+
 def test_one_step_can_be_reported(run: pptrace.Run) -> None:
     assert pptrace.load(P4, step=3).steps.step.tolist() == [3]
     assert pptrace.load([P4], schedule="gpipe").report.schedule.source == "option"
