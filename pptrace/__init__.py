@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pptrace.api.load import load
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
+    from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
 
@@ -28,6 +29,7 @@ __all__ = [
     "HangReport",
     "Plan",
     "PptraceError",
+    "Predictions",
     "Report",
     "Run",
     "Schedule",
@@ -44,6 +46,7 @@ __all__ = [
 _MODULES = {
     "HangReport": "pptrace.api.hang",
     "Plan": "pptrace.schedule.plan",
+    "Predictions": "pptrace.api.whatif",
     "Report": "pptrace.analysis.result",
     "Run": "pptrace.api.run",
     "Schedule": "pptrace.schedule.registry",

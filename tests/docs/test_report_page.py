@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.memory.result import PredictedMemory, StageActivations
-from pptrace.analysis.result import (
-    BlamedOp,
-    Cause,
+from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.whole_run import (
     CollectiveRate,
     DevicePeak,
     Interconnect,
     LateRank,
-    Report,
-    ScheduleCandidate,
+    PredictedMemory,
+    StageActivations,
     StepChange,
     StepOutlier,
     StepSeries,
@@ -74,6 +73,7 @@ SECTIONS = {
         f"step_series.{entries}": "`step_series`"
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
+    "missing_evidence": "`missing_evidence[]`",
     "hang.edges": "`hang`",
 }
 FREE = {

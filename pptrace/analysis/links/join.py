@@ -12,7 +12,8 @@ import pandas as pd
 from pptrace.analysis.links.interconnect import interconnect_of
 from pptrace.analysis.links.peaks import is_same_host, peak_between
 from pptrace.analysis.links.rank_traffic import RankTraffic
-from pptrace.analysis.result import LateRank, Link, Report
+from pptrace.analysis.result import Report
+from pptrace.analysis.whole_run import LateRank, Link
 from pptrace.intervals import Int64
 from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice

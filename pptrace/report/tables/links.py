@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.result import Interconnect, Report
+from pptrace.analysis.result import Report
+from pptrace.analysis.whole_run import Interconnect
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
 
