@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # type checkers know this name; importing typing would ta
 if TYPE_CHECKING:
     from pptrace.analysis.result import Report
     from pptrace.api.catalogue import schedules
+    from pptrace.api.compare import RunComparison, compare
     from pptrace.api.hang import HangReport, hang
     from pptrace.api.load import load
     from pptrace.api.run import Run
@@ -32,9 +33,11 @@ __all__ = [
     "Predictions",
     "Report",
     "Run",
+    "RunComparison",
     "Schedule",
     "SimulatedStep",
     "__version__",
+    "compare",
     "hang",
     "load",
     "mark",
@@ -49,8 +52,10 @@ _MODULES = {
     "Predictions": "pptrace.api.whatif",
     "Report": "pptrace.analysis.result",
     "Run": "pptrace.api.run",
+    "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
+    "compare": "pptrace.api.compare",
     "hang": "pptrace.api.hang",
     "load": "pptrace.api.load",
     "schedules": "pptrace.api.catalogue",

@@ -9,6 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
@@ -20,6 +21,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
+from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
@@ -36,7 +38,7 @@ def report_page(analysis: Analysis) -> str:
         parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
-    parts.append(_warnings(report))
+    parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
 
@@ -78,8 +80,16 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
     extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
     for title, simulation in pictures:
         parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
-    parts.append(_warning_list(result.warnings))
+    parts.append(_warnings(result.warnings))
     return _page("pptrace · what would get it back", parts)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Two runs beside each other as a page; times are ms."""
+    parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']
+    parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
+    parts.append(_warnings(comparison.warnings))
+    return _page(f"pptrace · {comparison.verdict}", parts)
 
 
 def _figure(figure: Any) -> str:
@@ -190,11 +200,7 @@ def _findings(report: Report) -> str:
     return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
 
 
-def _warnings(report: Report) -> str:
-    return _warning_list(warning_lines(report))
-
-
-def _warning_list(lines: Iterable[str]) -> str:
+def _warnings(lines: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 

@@ -1,4 +1,4 @@
-"""The JSON of a report, ``pptrace.report/1``, a simulation, ``pptrace.simulation/1``, and predictions, ``pptrace.whatif/1``."""
+"""The JSON of reports, ``pptrace.report/1``, simulations, ``pptrace.simulation/1``, comparisons and predictions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.analysis.whatif.result import WhatIf
@@ -19,6 +20,7 @@ from pptrace.simulator import SimulatedRank, Simulation
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"
 WHATIF_SCHEMA = "pptrace.whatif/1"
+COMPARISON_SCHEMA = "pptrace.compare/1"
 
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
@@ -126,6 +128,11 @@ _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
 def _op(op: OpSummary) -> dict[str, Any]:
     row = {name: getattr(op, name) for name in _OP_FIELDS}
     return row | {"parts": op.parts} if op.parts else row
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """Two runs beside each other as a JSON object."""
+    return {"schema": COMPARISON_SCHEMA, **_plain(comparison)}
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:

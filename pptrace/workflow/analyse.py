@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -60,9 +61,10 @@ from pptrace.version import __version__
 
 @dataclass(frozen=True)
 class Analysis:
-    """A report and the tables it was made from, for figures, exports and predictions.
+    """A report and the tables it was made from, for figures, exports, comparisons and predictions.
 
-    ``costs`` are what the ops and messages of the whole steps cost, by plan.
+    ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
+    itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json).
     """
 
     report: Report
@@ -71,6 +73,8 @@ class Analysis:
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
     costs: tuple[MeasuredCosts, ...] = ()
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ops_with_slack(self) -> pd.DataFrame:
@@ -136,7 +140,7 @@ def analyse_ranks(
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
     report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
-    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs)
+    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
 
 
 def make_report(
