@@ -24,11 +24,22 @@ def costs_of_steps(
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
     delays = _compact(times.start - bindings.ready - bindings.moving)
-    moving, moved_with = _compact(bindings.moving), times.moved_with.astype(np.int32)
+    moving, moved_with = _compact(bindings.moving), _compact(times.moved_with)
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
-    every = MeasuredCosts(times.table, number, ranks, *costs, outside)
+    every = MeasuredCosts(
+        times.table,
+        number,
+        ranks,
+        durations,
+        transfers,
+        delays,
+        times.sender_is_last,
+        moving,
+        moved_with,
+        _compact(times.communication),
+        outside,
+    )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
