@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pptrace.api.load import load
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
+    from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
 
@@ -29,6 +30,7 @@ __all__ = [
     "HangReport",
     "Plan",
     "PptraceError",
+    "Predictions",
     "Report",
     "Run",
     "RunComparison",
@@ -47,6 +49,7 @@ __all__ = [
 _MODULES = {
     "HangReport": "pptrace.api.hang",
     "Plan": "pptrace.schedule.plan",
+    "Predictions": "pptrace.api.whatif",
     "Report": "pptrace.analysis.result",
     "Run": "pptrace.api.run",
     "RunComparison": "pptrace.api.compare",

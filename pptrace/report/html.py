@@ -10,7 +10,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.compare.result import Comparison
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
 from pptrace.report import units
@@ -19,8 +20,9 @@ from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
+from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
@@ -29,7 +31,7 @@ from pptrace.workflow.analyse import Analysis
 def report_page(analysis: Analysis) -> str:
     """The report as a page, with a timeline of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
+    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report)]
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
@@ -63,6 +65,20 @@ def simulation_page(simulation: Simulation) -> str:
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     return _page(f"pptrace · {plan.name}", parts)
+
+
+def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> str:
+    """Predictions as a page: the table, and replays of the typical step on one scale, each with its title; times are ms."""
+    parts = [
+        f'<h1>What would get it back <small>predicted from the run</small></h1><p class="verdict">{escape(headline(result))}</p>',
+        f"<p>{escape(replay_line(result))}</p>",
+        *(_report_table(table) for table in whatif_tables(result)),
+    ]
+    extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
+    for title, simulation in pictures:
+        parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
+    parts.append(_warnings(result.warnings))
+    return _page("pptrace · what would get it back", parts)
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -171,13 +187,14 @@ def _memory(analysis: Analysis) -> str:
     return "" if figure is None else f"<h3>Memory over time</h3>{_figure(figure)}"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(report: Report) -> str:
     items = []
-    for finding in findings:
+    for finding in report.findings:
         gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
         title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
         items.append(f"<li>{title}{gain}<p>{escape(finding.detail)}</p></li>")
-    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>" if items else ""
+    unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
+    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
 
 
 def _warnings(lines: Sequence[str]) -> str:

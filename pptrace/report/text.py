@@ -13,7 +13,7 @@ from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table
@@ -98,6 +98,8 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
         lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
     if left_out := len(report.findings) - len(shown):
         lines.append(Text(MORE.format(left_out), style="dim"))
+    if unknown := unknown_line(report):
+        lines.append(Text(unknown, style="dim"))
     return Group(Text("\nFindings, means over all steps", style="bold"), *lines) if lines else Text()
 
 

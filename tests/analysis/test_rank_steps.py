@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.result import RankStep, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
@@ -324,8 +325,8 @@ def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() 
         ([forward, backward], 25),
         ([forward], 20),
         ([backward], 5),
-        ([forward | {"match": -1}, backward | {"kind": "send"}], 0),
-        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 0),
+        ([forward | {"match": -1}, backward | {"kind": "send"}], 5),  # a send that its rank waited for
+        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 25),  # not the plan's, and exposed all the same
         ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2),
     ):
         data = run_of(rows, comms)

@@ -156,7 +156,7 @@ def _pieces(
     tails = np.flatnonzero(bubbles.is_tail)
     if len(tails):
         step, row = bubbles.step[tails], bubbles.row[tails]
-        yield _piece(tails, "work", step, row, times.durations[step, row], typical.work)
+        yield _piece(tails, "work", step, row, times.durations[step, row], typical.work[step, row])
     cursor = times.start[bubbles.step, bubbles.row]
     walks = walk_back(times, bindings, bubbles.step, bubbles.row, cursor)
     exposed = bubbles.exposed
@@ -167,19 +167,18 @@ def _pieces(
         if number == 0:  # what of it is exposed communication is no bubble
             transfer, rest = np.maximum(transfer - exposed, 0), np.maximum(exposed - transfer, 0)
             idle = np.maximum(idle - rest, 0)
-        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle)
-        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer, hop.row)
+        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle[hop.step, hop.row])
+        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer[hop.step, hop.row])
         continues = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
         on = continues if continues.all() else np.flatnonzero(continues)
-        yield _piece(walk[on], "work", hop.step[on], source[on], hop.work[on], typical.work)
+        step, row = hop.step[on], source[on]
+        yield _piece(walk[on], "work", step, row, hop.work[on], typical.work[step, row])
         try:
             hop, number = walks.send(continues & is_open(walk)), number + 1
         except StopIteration:
             return
 
 
-def _piece(
-    walk: Int64, to: str, step: Int64, row: Int64, length: Int64, typical: Int64, reader: Int64 | None = None
-) -> _Piece:
-    usual = typical[step, row if reader is None else reader]
+def _piece(walk: Int64, to: str, step: Int64, row: Int64, length: Int64, usual: Int64) -> _Piece:
+    """A piece of the given lengths, of which ``usual`` is none of its excess."""
     return _Piece(walk, to, step, row, length, np.maximum(length - usual, 0))

@@ -54,7 +54,7 @@ def walk_back(
         ended = np.where(has_source, times.end[step, source], begun)
         sent = np.where(is_message, np.minimum(begun, ended), begun)
         start = np.where(has_source, np.minimum(sent, times.start[step, source]), sent)
-        moving = np.where(is_message, 0, np.minimum(times.gap_exposed[step, row], cursor - begun))
+        moving = np.where(is_message, 0, np.minimum(bindings.moving[step, row], cursor - begun))
         idle, transfer = cursor - begun - moving, begun - sent + moving
         continues = yield Hop(walk, step, row, source, idle, transfer, sent - start)
         on = has_source if continues is None else has_source & continues

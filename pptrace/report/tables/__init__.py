@@ -20,7 +20,7 @@ from pptrace.report.tables.stragglers import stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
-__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "warning_lines"]
+__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "unknown_line", "warning_lines"]
 
 
 def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
@@ -68,3 +68,9 @@ def warning_lines(report: Report) -> list[str]:
     for info in report.inputs:
         lines += [line if info.path in line else f"{info.path}: {line}" for line in info.warnings]
     return lines
+
+
+def unknown_line(report: Report) -> str:
+    """The kinds of findings that the run has too little evidence for, in one line; "" where there are none."""
+    reasons = "; ".join(kinds.reason for kinds in report.missing_evidence)
+    return f"not enough evidence: {reasons}" if reasons else ""
