@@ -150,7 +150,7 @@ def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place
 
 
 def _computes(steps: Sequence[StepReport], data: AlignedRun) -> list[dict[Place, Series]]:
-    """What each rank computes by kind and stage, all microbatches together; [] where that is not known of one of them."""
+    """Compute of each rank by kind and stage, all microbatches together, ns; [] where that is not known of one of them."""
     numbers = np.array([step.step for step in steps], dtype=np.int64)
     ranks = sorted({rank.rank for step in steps for rank in step.ranks})
     of_ranks = [_compute_of_rank(rank, numbers, data) for rank in ranks]
