@@ -33,7 +33,7 @@ from pptrace.model.wording import counted, listed
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """What is compared of one run; ``warnings`` are lines about it.
+    """One run as far as it is compared; ``warnings`` are lines about it.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
     """
