@@ -100,6 +100,7 @@ def held_up_op(ops: Slice) -> Callable[[int], str | None]:
         index = int(np.searchsorted(latest, time_ns, side="right"))
         if index >= len(latest) or ops["stage"][index] < 0 or ops["microbatch"][index] < 0:
             return None
-        return f"{ops['stage'][index]}{ops['kind'][index]}{ops['microbatch'][index]}"
+        kind = ops.where(slice(index, index + 1)).first("kind")
+        return f"{ops['stage'][index]}{kind}{ops['microbatch'][index]}"
 
     return name
