@@ -135,7 +135,7 @@ def _explain_part(
     causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
     blames = _blames(times, bindings, waits, step, list(map(len, steps)))
-    costs = costs_of_steps(times, bindings, outside, step, list(map(len, steps)))
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations

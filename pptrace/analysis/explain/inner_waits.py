@@ -25,7 +25,8 @@ _COLUMNS = ("window", "row", "match", "start", "since", "wait")
 class InnerWaits:
     """Waits inside ops, a row each: of the op ``row`` in the window ``step`` for the op ``late_row`` in ``late_step``, ns.
 
-    ``longer`` is the part of ``ns`` by which the late op computed longer until there; for the rest it was late already.
+    ``longer`` is the part of ``ns`` by which the late op computed longer until there; for the rest it was late already. Waits in
+    one collective have one ``match``.
     """
 
     step: Int64
@@ -34,6 +35,7 @@ class InnerWaits:
     late_step: Int64
     late_row: Int64
     longer: Int64
+    match: Int64
 
     def sums(self, shape: tuple[int, ...]) -> Int64:
         """The time for which each op waited, shape (steps, rows), ns."""
@@ -43,7 +45,7 @@ class InnerWaits:
 
 
 def no_inner_waits() -> InnerWaits:
-    return InnerWaits(*(np.zeros(0, dtype=np.int64) for _ in range(6)))
+    return InnerWaits(*(np.zeros(0, dtype=np.int64) for _ in range(7)))
 
 
 def collectives_in_ops(comms: Slice, window: Int64, ops: Slice, lane: Lane) -> Slice:
@@ -95,4 +97,27 @@ def inner_waits(ranks: Sequence[Slice], is_whole: Bool) -> InnerWaits:
     late = late[waited]
     ns = columns["wait"][waited]
     longer = np.clip(columns["since"][late] - columns["since"][waited], 0, ns)
-    return InnerWaits(number[waited], columns["row"][waited], ns, number[late], columns["row"][late], longer)
+    rows, match = columns["row"], columns["match"][waited]
+    return InnerWaits(number[waited], rows[waited], ns, number[late], rows[late], longer, match)
+
+
+def holds_of(waits: InnerWaits, ranks: Int64) -> Slice:
+    """Rows of ops that collectives held up: by ``ns`` they would be shorter if the member that came last, a global rank, had
+    computed no longer than the one before it. ``is_late`` are its own ops, the others waited.
+
+    ``ranks`` (steps, rows) are the global ranks of all ops.
+    """
+    _, first, number = np.unique(waits.match, return_index=True, return_inverse=True)
+    lead = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(lead, number, waits.longer)
+    rank = ranks[waits.late_step, waits.late_row]
+    columns = {
+        "window": np.concatenate((waits.step, waits.late_step[first])),
+        "row": np.concatenate((waits.row, waits.late_row[first])),
+        "rank": np.concatenate((rank, rank[first])),
+        "ns": np.concatenate((lead[number], lead)),
+        "is_late": np.repeat([0, 1], [len(rank), len(first)]),
+    }
+    order = np.argsort(columns["window"], kind="stable")
+    kept = order[columns["ns"][order] > 0]
+    return Slice({name: column[kept] for name, column in columns.items()})

@@ -112,6 +112,25 @@ def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
     assert after.blame.by_kind["wait"] == 0
 
 
+@pytest.mark.parametrize("tp", [0, 1])
+def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
+    tmp_path: Path, table: PlanTable, tp: int
+) -> None:
+    """Both ranks of the stage take as long, the one for the other; which pipeline is the longer one is left to chance."""
+    healthy = usual(table) + np.random.default_rng(0).integers(0, 60, (STEPS, TP, len(table)))
+    computing = healthy.copy()
+    computing[:, tp, table.rank == 2] = computing[:, tp, table.rank == 2] * 3 // 2
+    clean = report_of(tmp_path / "clean", table, healthy)
+    report = report_of(tmp_path / "slow", table, computing)
+    assert not any(finding.evidence["cause"] in ("straggler", "imbalance") for finding in clean.findings)
+    found = [finding for finding in report.findings if finding.evidence["cause"] in ("straggler", "imbalance")]
+    (late,) = found
+    assert (late.evidence["reason"], late.evidence["where"]) == ("late member", {"rank": 2 * TP + tp})
+    assert late.evidence["waiting_ranks"] == [2 * TP + 1 - tp]
+    spans = [np.mean([step.span_ns or 0 for step in each.steps]) for each in (report, clean)]
+    assert late.gain_ns == pytest.approx(spans[0] - spans[1], rel=0.02)
+
+
 def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable) -> None:
     late = np.zeros((STEPS, TP, len(table)), dtype=np.int64)
     row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 3) & (table.kind == Kind.F.code))[0])
