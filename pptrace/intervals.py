@@ -23,9 +23,11 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Int64:
     starts = np.asarray(start, dtype=np.int64)
     ends = np.asarray(end, dtype=np.int64)
     keep = ends > starts
-    starts, ends = np.sort(starts[keep], kind="stable"), np.sort(ends[keep], kind="stable")
+    if not keep.all():
+        starts, ends = starts[keep], ends[keep]
     if not len(starts):
         return EMPTY
+    starts, ends = np.sort(starts, kind="stable"), np.sort(ends, kind="stable")
     opens = np.concatenate(([True], starts[1:] > ends[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return np.stack((starts[opens], ends[closes]), axis=1)
@@ -108,12 +110,14 @@ def length(a: Int64) -> int:
 
 def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
     """Length of a set within each of several intervals, ns."""
-    past = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
+    edges = a.reshape(-1)
+    past = np.zeros(len(edges) + 1, dtype=np.int64)
+    np.cumsum(a[:, 1] - a[:, 0], out=past[2::2])
+    np.subtract(past[:-2:2], a[:, 0], out=past[1::2])
 
     def before(times: Int64) -> Int64:
-        index = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
-        inside = np.minimum(times, a[index, 1]) - a[index, 0] if len(a) else 0
-        return np.where(index >= 0, past[np.maximum(index, 0)] + inside, 0)
+        num_edges = np.searchsorted(edges, times)  # an odd number: the time is inside the set
+        return past[num_edges] + (num_edges & 1) * times
 
     first, last = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     return np.where(last > first, before(last) - before(first), 0)

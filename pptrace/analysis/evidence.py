@@ -49,7 +49,7 @@ def _missing(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> Ite
 
 
 def _without_like(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
-    """What one pipeline has nothing to compare with."""
+    """Findings for which one pipeline has nothing to compare with."""
     if not plans or max(costs.table.pp for costs in plans) == 1:
         return
     if max(len(np.unique(costs.ranks, axis=0)) for costs in plans) > 1:

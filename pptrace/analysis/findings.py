@@ -13,19 +13,13 @@ from pptrace.analysis.evidence import STRAGGLER
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.more_microbatches import part_saved_by_twice
-from pptrace.analysis.result import (
-    Cause,
-    Finding,
-    MissingEvidence,
-    ScheduleSummary,
-    Severity,
-    StepReport,
-    StepSeries,
-)
+from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_findings import findings_of_series
+from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.reason import Reason
+from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 
 _CAUSES = {

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.result import RankDevice, StepReport, Stragglers
+from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork

@@ -19,7 +19,8 @@ from pptrace.analysis.rank_steps import (
     masked,
     memory_of_steps,
 )
-from pptrace.analysis.result import Bubble, RankStep, StepReport
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)

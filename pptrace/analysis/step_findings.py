@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pptrace.analysis.gain_interval import LEAST_SHARE, gain_interval
-from pptrace.analysis.result import BlamedOp, Cause, Finding, Severity, StepChange, StepOutlier, StepReport, StepSeries
+from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 
 _MOST_OF_IT = 0.5
 """A cause or a place with this share of a difference is named."""

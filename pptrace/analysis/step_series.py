@@ -13,7 +13,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.result import Cause, StepChange, StepOutlier, StepReport, StepSeries
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Int64
 
 FEWEST_OF_LEVEL = 5

@@ -11,7 +11,8 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import Explanation, explain_steps
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
-from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport
+from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS

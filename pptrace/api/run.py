@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import Exports
@@ -21,6 +22,8 @@ from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from pptrace.api.whatif import Predictions
 
 FigureKind = Literal["timeline", "waterfall", "overview"]
 
@@ -145,6 +148,55 @@ class Run(Exports):
             raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
         return chosen
 
+    def whatif(
+        self,
+        schedules: str | Sequence[str] = (),
+        *,
+        chunks: int | None = None,
+        microbatches: int | None = None,
+        microbatch_size: float | None = None,
+        split: Sequence[int] | None = None,
+        ideals: str | Sequence[str] = (),
+        link_speed: float | None = None,
+        placement: Sequence[int] | None = None,
+    ) -> Predictions:
+        """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
+
+        All that is given is one scenario, for each schedule one; without any, all sensible changes are tried.
+
+            >>> import pptrace
+            >>> run = pptrace.load("sample_traces/1f1b_p2")
+            >>> run.whatif("zb-h1").scenarios.loc[0, "num_microbatches"].item()
+            4
+
+        Args:
+            schedules: names of ``pptrace.schedules``, or "all".
+            chunks: virtual stages per rank.
+            microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
+            microbatch_size: size of a microbatch in parts of that of the run.
+            split: layers of each stage of the model.
+            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers" or "host": what is named costs what its
+                like costs elsewhere in the run.
+            link_speed: how many times as fast messages are.
+            placement: the pipeline rank of the run that each rank of the pipeline then is.
+
+        Raises:
+            PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
+        """
+        from pptrace.api.whatif import Wishes, predict_changes
+
+        wishes = Wishes(
+            _names(schedules),
+            chunks,
+            microbatches,
+            microbatch_size,
+            None if split is None else tuple(split),
+            _names(ideals),
+            link_speed,
+            None if placement is None else tuple(placement),
+        )
+        return predict_changes(self.analysis, wishes)
+
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts
 
@@ -228,6 +280,10 @@ class Run(Exports):
         from pptrace.api.summary import run_summary
 
         return run_summary(self.report)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pptrace import axes
@@ -11,14 +11,8 @@ from pptrace.axes import MESH_ORDER, Axis
 
 
 @dataclass(frozen=True, slots=True)
-class MeshInfo:
-    """The report's ``mesh``: sizes of the axes, None where unknown, and the pipelines as global ranks.
-
-    ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
-    number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
-    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``. ``is_cut``:
-    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer.
-    """
+class MeshSizes:
+    """The report's ``mesh``: the number of ranks, the size of each axis and the chunks per rank, None where unknown."""
 
     num_ranks: int
     pp: int | None
@@ -27,12 +21,34 @@ class MeshInfo:
     cp: int | None
     dp: int | None
     ep: int | None
+
+    @property
+    def axes(self) -> dict[str, int | None]:
+        """The size of each axis, and the chunks per rank."""
+        return {field.name: getattr(self, field.name) for field in fields(MeshSizes) if field.name != "num_ranks"}
+
+
+@dataclass(frozen=True, slots=True)
+class MeshInfo(MeshSizes):
+    """The sizes of a mesh, and its pipelines as global ranks.
+
+    ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
+    number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
+    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``. ``is_cut``:
+    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer.
+    """
+
     pipelines: tuple[tuple[int, ...], ...] = ()
     order: tuple[str, ...] = MESH_ORDER
     in_order: bool = False
     is_guess: bool = False
     known_pp_ranks: tuple[tuple[int, int], ...] = ()
     is_cut: bool = False
+
+    @property
+    def sizes(self) -> MeshSizes:
+        """The sizes alone."""
+        return MeshSizes(self.num_ranks, **self.axes)
 
     def size_of(self, axis: str) -> int | None:
         """The size of an axis; None where unknown, 1 of an axis that has no field."""
@@ -41,8 +57,8 @@ class MeshInfo:
 
     def with_sizes(self, sizes: Mapping[str, int | None]) -> MeshInfo:
         """The mesh with other sizes of axes; those of axes that have no field are left out."""
-        fields: dict[str, Any] = {str(axis): size for axis, size in sizes.items() if axis in self.__slots__}
-        return replace(self, **fields)
+        known: dict[str, Any] = {str(axis): size for axis, size in sizes.items() if axis in self.axes}
+        return replace(self, **known)
 
     @property
     def is_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""The JSON report, ``pptrace.report/1``, and the JSON of a simulation, ``pptrace.simulation/1``."""
+"""The JSON of reports, ``pptrace.report/1``, simulations, ``pptrace.simulation/1``, comparisons and predictions."""
 
 from __future__ import annotations
 
@@ -9,45 +9,51 @@ from typing import Any
 
 import msgspec
 
-from pptrace.analysis.result import Blame, CriticalPath, OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Blame, CriticalPath
+from pptrace.analysis.whatif.result import WhatIf
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
 from pptrace.simulator import SimulatedRank, Simulation
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"
+WHATIF_SCHEMA = "pptrace.whatif/1"
+COMPARISON_SCHEMA = "pptrace.compare/1"
 
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
     """The report as a JSON object; ``ops`` of each rank only on request."""
     value = report_in_parts(report, with_ops)
-    return value | {"steps": list(value["steps"])}
+    plain: dict[str, Any] = _plain(value | {"steps": list(value["steps"])})
+    return plain
 
 
 def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
-    """The same for :func:`parts_of`: ``steps`` is an iterator."""
+    """The same for :func:`parts_of`: ``steps`` is an iterator, and members of the report are as they are."""
     return _with_rest(
         report,
         {
             "schema": REPORT_SCHEMA,
             "pptrace_version": report.pptrace_version,
-            "inputs": _plain(report.inputs),
+            "inputs": report.inputs,
             "framework": report.framework,
-            "mesh": _plain(report.mesh),
-            "schedule": _plain(report.schedule),
-            "clock": _plain(report.clock),
+            "mesh": report.mesh,
+            "schedule": report.schedule,
+            "clock": report.clock,
             "steps": (_step(step, with_ops) for step in report.steps),
-            "marked_steps": _plain(report.marked_steps),
+            "marked_steps": report.marked_steps,
             "device": [
-                {"rank": entry.rank, **_plain(entry.breakdown)}
-                | {name: _plain(getattr(entry, name)) for name in ("comms", "host", "synchronisations")}
+                {"rank": entry.rank, **_members(entry.breakdown)}
+                | {name: getattr(entry, name) for name in ("comms", "host", "synchronisations")}
                 for entry in report.device
             ],
-            "stragglers": _plain(report.stragglers),
-            "findings": _plain(report.findings),
+            "stragglers": report.stragglers,
+            "findings": report.findings,
             "verdict": report.verdict,
             "hang": report.hang,
-            "warnings": list(report.warnings),
+            "warnings": report.warnings,
         },
     )
 
@@ -55,7 +61,7 @@ def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
 def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
     return _with_rest(
         step,
-        {name: _plain(getattr(step, name)) for name in _HEAD_OF_STEP}
+        {name: getattr(step, name) for name in _HEAD_OF_STEP}
         | {
             "ranks": [_rank(rank, with_ops) for rank in step.ranks],
             "critical_path": _sums(step.critical_path, {"parts": "kind", "by_stage": "stage"}),
@@ -69,7 +75,7 @@ def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[s
     if value is None:
         return None
     sums = {name: [{key: of, "ns": ns} for of, ns in getattr(value, name).items()] for name, key in keys.items()}
-    return {name: sums[name] if name in sums else _plain(getattr(value, name)) for name in _names_of(type(value))}
+    return _members(value) | sums
 
 
 _HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")
@@ -77,19 +83,26 @@ _HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")
 
 def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:
     """Extend what is written by every other field as it is."""
-    return written | {
-        entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.name not in written
-    }
+    return written | {name: member for name, member in _members(value).items() if name not in written}
 
 
 def _plain(value: Any) -> Any:
     """A value in the types of JSON: members of a report by their names."""
-    names = _names_of(type(value))
-    if names:
-        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple | list):
         return [_plain(member) for member in value]
-    return {key: _plain(member) for key, member in value.items()} if isinstance(value, Mapping) else value
+    if is_dataclass(value) or isinstance(value, Mapping):
+        return {key: _plain(member) for key, member in _members(value).items()}
+    return value
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """The members of a dataclass or mapping, as they are."""
+    names = _names_of(type(value))
+    if names:
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no type of JSON")
 
 
 def _names_of(kind: type[Any]) -> tuple[str, ...]:
@@ -103,8 +116,8 @@ _NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
-    names = (name for name in _names_of(RankStep) if name != "ops")
-    row = {name: _plain(getattr(rank, name)) for name in names}
+    row = _members(rank)
+    del row["ops"]
     row["phases"] = row["phases"] or None
     return row | {"ops": [_op(op) for op in rank.ops]} if with_ops else row
 
@@ -114,7 +127,12 @@ _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
 
 def _op(op: OpSummary) -> dict[str, Any]:
     row = {name: getattr(op, name) for name in _OP_FIELDS}
-    return row | {"parts": [_plain(part) for part in op.parts]} if op.parts else row
+    return row | {"parts": op.parts} if op.parts else row
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """Two runs beside each other as a JSON object."""
+    return {"schema": COMPARISON_SCHEMA, **_plain(comparison)}
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
@@ -130,6 +148,11 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
         "bubble_share": simulation.bubble_share,
         "ranks": [_simulated_rank(rank, with_ops) for rank in simulation.ranks],
     }
+
+
+def whatif_object(result: WhatIf) -> dict[str, Any]:
+    """The predictions from a run as a JSON object."""
+    return {"schema": WHATIF_SCHEMA, **_plain(result)}
 
 
 def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:
@@ -168,7 +191,7 @@ def parts_of(value: Mapping[str, Any]) -> Iterator[str]:
     for name, member in value.items():
         head = f"{before}\n {json.dumps(name, ensure_ascii=False)}: "
         before = ","
-        if isinstance(member, Iterator | list):
+        if isinstance(member, Iterator | list | tuple):
             yield from _parts_of_list(head, member)
         else:
             yield head + _indented(member, 1)
@@ -185,6 +208,7 @@ def _parts_of_list(head: str, members: Iterable[Any]) -> Iterator[str]:
 
 def _indented(value: Any, depth: int) -> str:
     """Strict JSON of a value that stands at some depth of an object."""
-    compact = json.dumps(value, ensure_ascii=False, allow_nan=False)  # indenting, it would be written in Python
+    # With an indent it would be written in Python.
+    compact = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members)
     indented: bytes = msgspec.json.format(compact.encode("utf-8", "surrogatepass"), indent=1)
     return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
@@ -20,7 +21,6 @@ from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
-    MeshSizes,
     MissingEvidence,
     RankDevice,
     Report,
@@ -30,6 +30,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
@@ -58,13 +59,20 @@ from pptrace.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A report and the tables it was made from, for figures and exports."""
+    """A report and the tables it was made from, for figures, exports, comparisons and predictions.
+
+    ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
+    itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json).
+    """
 
     report: Report
     data: AlignedRun
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
+    costs: tuple[MeasuredCosts, ...] = ()
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 def analyse(
@@ -117,7 +125,7 @@ def analyse_ranks(
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
     report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
-    return Analysis(report, data, run.schedule, run.mesh, windows)
+    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
 
 
 def make_report(
@@ -144,7 +152,7 @@ def make_report(
         pptrace_version=__version__,
         inputs=inputs,
         framework=run.framework,
-        mesh=MeshSizes(*(getattr(run.mesh, name) for name in MeshSizes.__slots__)),
+        mesh=run.mesh.sizes,
         schedule=summary,
         clock=ClockSummary(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns

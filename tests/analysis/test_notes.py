@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.notes import explain_nulls
-from pptrace.analysis.result import Bubble, CommSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import CommSummary, RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.result import RankStep, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod

@@ -10,23 +10,12 @@ import pytest
 
 from pptrace.analysis.communication import summarise_steps, total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.result import (
-    Bubble,
-    Cause,
-    CommSummary,
-    CommTotal,
-    RankStep,
-    ScheduleSummary,
-    Severity,
-    StepChange,
-    StepOutlier,
-    StepReport,
-    StepSeries,
-    Waterfall,
-)
+from pptrace.analysis.result import CommSummary, CommTotal, RankStep, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.steps import marked_steps
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.volume.transformer import Calls
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, make_table

@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.memory.result import PredictedMemory, StageActivations
-from pptrace.analysis.result import (
-    BlamedOp,
-    Cause,
-    LateRank,
-    Report,
-    ScheduleCandidate,
-    StepChange,
-    StepOutlier,
-    StepSeries,
-)
+from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.whole_run import LateRank, PredictedMemory, StageActivations, StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object

@@ -32,4 +32,5 @@ def measured_costs(
         np.ones((num_windows, table.num_messages), dtype=np.bool_),
         np.zeros((num_windows, num_rows), dtype=np.int64),
         np.zeros((num_windows, num_rows), dtype=np.int64),
+        np.zeros((num_windows, num_rows), dtype=np.int64),
     )

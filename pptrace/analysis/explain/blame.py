@@ -235,8 +235,8 @@ def _pieces(
         if number == 0:  # what of it is exposed communication is no bubble
             transfer, rest = np.maximum(transfer - exposed, 0), np.maximum(exposed - transfer, 0)
             idle = np.maximum(idle - rest, 0)
-        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle)
-        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer, hop.row)
+        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle[hop.step, hop.row])
+        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer[hop.step, hop.row])
         continues = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
         on = continues if continues.all() else np.flatnonzero(continues)
         yield from _op_pieces(walk[on], hop.step[on], source[on], hop.work[on], typical, held)
@@ -250,12 +250,10 @@ def _op_pieces(walk: Int64, step: Int64, row: Int64, length: Int64, typical: Typ
     """An op, in what it waited for in collectives and the rest."""
     waiting = np.minimum(held[step, row], length)
     if waiting.any():
-        yield _piece(walk, "held", step, row, waiting, typical.held)
-    yield _piece(walk, "work", step, row, length - waiting, typical.work)
+        yield _piece(walk, "held", step, row, waiting, typical.held[step, row])
+    yield _piece(walk, "work", step, row, length - waiting, typical.work[step, row])
 
 
-def _piece(
-    walk: Int64, to: str, step: Int64, row: Int64, length: Int64, typical: Int64, reader: Int64 | None = None
-) -> _Piece:
-    usual = typical[step, row if reader is None else reader]
+def _piece(walk: Int64, to: str, step: Int64, row: Int64, length: Int64, usual: Int64) -> _Piece:
+    """A piece of the given lengths, of which ``usual`` is none of its excess."""
     return _Piece(walk, to, step, row, length, np.maximum(length - usual, 0))

@@ -17,7 +17,7 @@ from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
-from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64

@@ -25,11 +25,11 @@ def costs_of_steps(
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
     delays = _compact(times.start - bindings.ready - bindings.moving)
-    moving, moved_with = _compact(bindings.moving), times.moved_with.astype(np.int32)
+    moving, moved_with = _compact(bindings.moving), _compact(times.moved_with)
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     holds = holds_of(waits, ranks[:, times.table.rank])
-    costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with)
+    costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
     every = MeasuredCosts(times.table, number, ranks, *costs, outside, holds)
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
@@ -40,4 +40,8 @@ def costs_of_steps(
 
 def _compact(times: Int64) -> Int64:
     """The same numbers in as few bytes as they need: the costs of all steps are kept."""
-    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
+    least, most = (int(times.min()), int(times.max())) if times.size else (0, 0)
+    for dtype in (np.int8, np.int32):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return times.astype(dtype)
+    return times

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.links.rank_traffic import RankTraffic
-from pptrace.analysis.result import LateRank, Link, Report
+from pptrace.analysis.result import Report
+from pptrace.analysis.whole_run import LateRank, Link
 from pptrace.intervals import Int64
 from pptrace.model.tables import HOST_NAME
 from pptrace.slices import Slice

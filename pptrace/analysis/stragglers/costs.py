@@ -33,7 +33,8 @@ def nothing_held() -> Slice:
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
-    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
+    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
+    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute.
     A message of which the sender came last (``sender_is_last``) takes its transfer from its sender's end on. Of others it is part
     of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
     that begin late and sends that block do. The longest of them were with ``moved_with``
@@ -53,6 +54,7 @@ class MeasuredCosts:
     sender_is_last: Bool
     moving: Int64
     moved_with: Int64
+    inner: Int64
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
 
@@ -83,11 +85,11 @@ class MeasuredCosts:
     def of_windows(self, windows: Int64) -> MeasuredCosts:
         """The costs of some windows, in their order."""
         columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
-        rows = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
+        rows: dict[str, Any] = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
         return MeasuredCosts(self.table, **columns, **rows)
 
     def held(self, where: Bool) -> Int64:
-        """How much shorter each op would be without some of the ``holds``, shape (windows, rows), ns."""
+        """Time by which each op would be shorter without some of the ``holds``, shape (windows, rows), ns."""
         total = np.zeros(self.durations.shape, dtype=np.int64)
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
@@ -106,7 +108,7 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     plans = []
     for same in of_table.values():
         before = np.cumsum([0, *(len(part.step) for part in same)])
-        rows = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
+        rows: dict[str, Any] = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
         every = MeasuredCosts(same[0].table, **columns, **rows)
         order = np.lexsort((every.ranks[:, 0], every.step))
@@ -125,7 +127,7 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
 
 
 _SPARSE = ("outside", "holds")
-_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with")
+_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:

@@ -55,7 +55,7 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
 
 def peer_bit(place: Int64 | int) -> Int64:
     """The bit of a pipeline rank in a set of peers: those of one rank are few, and near it or at the other end."""
-    bits: Int64 = np.int64(1) << (np.int64(place) % 31)
+    bits: Int64 = np.left_shift(1, np.asarray(place, dtype=np.int64) % 31)
     return bits
 
 

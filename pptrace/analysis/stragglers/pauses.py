@@ -19,8 +19,6 @@ FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 _LEAST_SHARE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
-_LEAST_GAP = 0.02
-"""Share of a mean op: a shorter delay in every step is not counted."""
 _MOST_OF_THEM = 0.5
 """A rank with this share of all pauses' or gaps' time is named."""
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
@@ -17,6 +16,7 @@ from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import Int64
 
 _MOST_REPLAYED = 100_000_000

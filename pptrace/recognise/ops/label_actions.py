@@ -122,7 +122,7 @@ class _Halves:
         return cls(row, np.append(0, row[1:] == row[:-1])[: len(row)])
 
     def column(self, actions: Slice, name: str) -> Int64:
-        first = actions[name]
+        first: Int64 = actions[name]
         if name == "kind":  # of a pair the forward
             first = np.where(actions["second_kind"] >= 0, Kind.F.code, first)
         return np.where(self.is_second, actions[f"second_{name}"][self.row], first[self.row])

@@ -27,7 +27,7 @@ def table() -> PlanTable:
 
 
 def usual(table: PlanTable) -> Int64:
-    """What each op computes before its sum over tp, shape (steps, tp ranks, rows), ns."""
+    """Compute of each op before its sum over tp, shape (steps, tp ranks, rows), ns."""
     return np.broadcast_to(np.where(table.kind == Kind.F.code, 1000, 2000), (STEPS, TP, len(table))).astype(np.int64)
 
 
