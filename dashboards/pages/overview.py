@@ -145,11 +145,16 @@ def _tables(step: StepReport) -> list[Node]:
     return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
 
 
+_OF_WHOLE_TRACES = frozenset(
+    ("steps", "stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
+)
+
+
 def _of_whole_traces(report: Report) -> list[Node]:
-    """Tables that are not of one step: stragglers, devices, and where there are no steps communication."""
+    """Tables that are not of one step: all steps, stragglers, links, devices, and where there are no steps communication."""
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return [
         report_table(table)
         for table in tables
-        if table.key in ("stragglers", "memory", "device", "device-host", "comm-totals")
+        if table.key in _OF_WHOLE_TRACES and (table.key != "steps" or len(report.steps) > 1)
     ]

@@ -19,7 +19,7 @@ P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE P2P_PXN_LEVEL P2P_USE_CUDA_MEMCPY PASSTHRU P
 PROXY_APPEND_BATCH_SIZE PXN_C2C PXN_DISABLE RAS_ENABLE RINGS RUNTIME_CONNECT SET_STACK_SIZE SHM_DISABLE SHM_LOCALITY
 SOCKET_MIN_TASKSIZE SOCKET_NTHREADS SOCKET_RETRY_CNT STORE_QUEUE_SIZE THREAD_THRESHOLDS
 """
-"""What NCCL's documentation lists, after ``NCCL_``, without what holds paths, addresses and identifiers."""
+"""Variables that NCCL's documentation lists, after ``NCCL_``, without those of paths, addresses and identifiers."""
 RECORDED = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", *(_NCCL + name for name in _TUNING.split())})
 """Variables whose values are recorded."""
 NOT_RECORDED = "set"

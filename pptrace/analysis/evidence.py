@@ -49,7 +49,7 @@ def _missing(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> Ite
 
 
 def _without_like(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
-    """Findings for which one pipeline has nothing to compare with."""
+    """Evidence that a single pipeline cannot give: it has no other to be compared with."""
     if not plans or max(costs.table.pp for costs in plans) == 1:
         return
     if max(len(np.unique(costs.ranks, axis=0)) for costs in plans) > 1:

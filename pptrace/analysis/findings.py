@@ -18,6 +18,7 @@ from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
@@ -72,6 +73,7 @@ def find(
     series: StepSeries | None = None,
     gains: Mapping[Place, Int64] | None = None,
     studied: Sequence[int] = (),
+    noise: Noise | None = None,
     missing: Sequence[MissingEvidence] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
@@ -82,6 +84,7 @@ def find(
     Args:
         gains: what each step would get back if a stage or a rank cost what its like costs, ns.
         studied: the numbers of the steps that these and the gains of the reasons are of.
+        noise: what ops that vary by chance explain, so that it is no finding.
         missing: what cannot be told.
     """
     findings = [
@@ -110,6 +113,7 @@ def find(
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     candidates = [_finding(losses[name], span, len(explained), gains or {}) for name in _CAUSES if name in losses]
+    candidates = [None if finding and _is_chance(finding, noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
@@ -223,6 +227,12 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
         gain_low_ns=low,
         gain_high_ns=high,
     )
+
+
+def _is_chance(finding: Finding, noise: Noise | None) -> bool:
+    """Return whether ops that vary by chance explain a finding."""
+    evidence = finding.evidence
+    return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
 
 
 def _with_doubt(finding: Finding) -> Finding:

@@ -15,6 +15,7 @@ from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
+from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
@@ -85,7 +86,7 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
         )
 
 
-def is_plan_of_all(run: RecognisedRun) -> bool:
+def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
-from pptrace.analysis.whole_run import LateRank, Link, MemoryReport, StepSeries, Stragglers
+from pptrace.analysis.whole_run import Interconnect, LateRank, Link, MemoryReport, StepSeries, Stragglers
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from pptrace.model.mesh import MeshSizes
@@ -309,6 +309,7 @@ class Report:
     links: tuple[Link, ...] = ()
     late_ranks: tuple[LateRank, ...] = ()
     stragglers: Stragglers | None = None
+    interconnect: Interconnect | None = None
     missing_evidence: tuple[MissingEvidence, ...] = ()
 
     @property

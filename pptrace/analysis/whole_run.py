@@ -66,7 +66,8 @@ class Link:
 
     For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
     been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
-    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth.
+    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth. ``peak_gbps`` is the
+    reference peak of the devices' links, per direction, and ``share_of_peak`` what ``algbw_gbps`` is of it.
     """
 
     axis: str
@@ -83,6 +84,42 @@ class Link:
     algbw_gbps: float | None
     latency_ns: int | None
     bandwidth_gbps: float | None
+    peak_gbps: float | None = None
+    share_of_peak: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The reference peak of a rank's device: ``peak_gbps`` in GB/s per direction, over ``link`` (``nvlink``, ``pcie``).
+
+    Both are None where :mod:`pptrace.analysis.links.peaks` has none.
+    """
+
+    rank: int
+    device: str | None
+    link: str | None
+    peak_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRate:
+    """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps, GB/s."""
+
+    axis: str
+    kind: str
+    is_same_host: bool | None
+    busbw_gbps: float
+    peak_gbps: float | None
+    share_of_peak: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interconnect:
+    """What the links between devices can do at most, and what collectives reach; ``reasons`` why peaks are None, a line each."""
+
+    devices: tuple[DevicePeak, ...]
+    collectives: tuple[CollectiveRate, ...]
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class RunComparison:
 
     @property
     def verdict(self) -> Literal["slower", "faster", "no difference"]:
-        """What B is against A."""
+        """The verdict on B against A."""
         return self.result.verdict.value
 
     @property

@@ -17,7 +17,7 @@ from pptrace.api.copies import a_copy
 from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, without_categories
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class Run(Exports):
         ``rank`` (global), ``step``, ``kind`` (F forward, B full backward, I input gradient, W weight gradient, OVERLAP_F_B,
         OPTIMIZER, GRAD_SYNC, STEP, …), ``stage``, ``chunk`` (of the rank's stages, from 0), ``microbatch``, ``phase`` (warmup,
         steady, cooldown), ``start_ns``, ``end_ns``, ``clock`` (device or host: which of them timed it), ``source`` (label or
-        inferred), ``pair`` (of an OVERLAP_F_B, whose other columns are its forward's: both halves as text).
+        inferred), ``pair`` (of an OVERLAP_F_B, whose other columns are its forward's: both halves as text); ``slack_ns`` (how
+        much longer it could have taken, all else as measured, without its pipeline's step ending later) and
+        ``on_critical_path`` (of that step; nullable), which are found when the table is first asked for.
 
             >>> import pptrace
             >>> ops = pptrace.load("sample_traces/1f1b_p4").ops
@@ -62,7 +64,7 @@ class Run(Exports):
 
     @cached_property
     def _ops(self) -> pd.DataFrame:
-        return _table(self.analysis.data.ops, OPS)
+        return _table(self.analysis.ops_with_slack, {**OPS, **SLACK})
 
     @property
     def comms(self) -> pd.DataFrame:

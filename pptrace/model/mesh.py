@@ -28,7 +28,7 @@ class MeshSizes:
         return {field.name: getattr(self, field.name) for field in fields(MeshSizes) if field.name != "num_ranks"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshInfo(MeshSizes):
     """The sizes of a mesh, and its pipelines as global ranks.
 

@@ -22,6 +22,7 @@ from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
+from pptrace.report.tables.steps import steps_table
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
@@ -33,6 +34,8 @@ def report_page(analysis: Analysis) -> str:
     report = analysis.report
     parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report)]
     typical = report.typical_step
+    if typical is not None and len(report.steps) > 1:
+        parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
     parts.append(_warnings(warning_lines(report)))
@@ -171,12 +174,12 @@ def _report_table(table: ReportTable) -> str:
     columns = [column for column, shown in zip(table.columns, is_shown, strict=True) if shown]
     rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in table.rows]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows)}{notes}"
+    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
 
 
 def _of_whole_traces(report: Report) -> str:
     """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    wanted = ("stragglers", "links", "late-ranks", "memory", "device", "device-host", "comm-totals")
+    wanted = ("stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
 
@@ -202,10 +205,22 @@ def _warnings(lines: Sequence[str]) -> str:
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
+    """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
+
+    def cells(tag: str, texts: Sequence[object]) -> str:
+        is_label = [index < num_labels or not column for index, column in enumerate(columns)]
+        return "".join(
+            f"<{tag}{_LABEL if label else ''}>{escape(str(text))}</{tag}>"
+            for label, text in zip(is_label, texts, strict=True)
+        )
+
+    head = cells("th", columns)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+_LABEL = ' class="label"'
 
 
 def _page(title: str, parts: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
+from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -39,7 +41,7 @@ from pptrace.errors import UsageError
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
@@ -57,7 +59,7 @@ from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Analysis:
     """A report and the tables it was made from, for figures, exports, comparisons and predictions.
 
@@ -73,6 +75,19 @@ class Analysis:
     costs: tuple[MeasuredCosts, ...] = ()
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ops_with_slack(self) -> pd.DataFrame:
+        """The ops with ``slack_ns`` (−1 where unknown) and ``on_critical_path`` (nullable)."""
+        slack = self.op_slack
+        known = slack.on_critical_path >= 0
+        on_path = pd.arrays.BooleanArray(slack.on_critical_path > 0, ~known)
+        return self.data.ops.assign(slack_ns=slack.slack_ns, on_critical_path=on_path)
+
+    @cached_property
+    def op_slack(self) -> OpSlack:
+        """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
+        return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 
 def analyse(
@@ -124,7 +139,7 @@ def analyse_ranks(
         *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
-    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
+    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
     return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
 
 
@@ -160,7 +175,7 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, study.reasons, series, study.gains, study.steps, missing),
+        findings=find(steps, summary, study.reasons, series, study.gains, study.steps, study.noise, missing),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,
@@ -270,7 +285,7 @@ def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> list[PlannedStep]:
+def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPlan) -> list[PlannedStep]:
     """The windows by step, each with its plan and ideal, where these are known."""
     is_plan_of_all_ranks = is_plan_of_all(run)
     shapes: dict[int, _Shape] = {}

@@ -125,7 +125,7 @@ def analyse_on_workers(
         inputs, run, clock, steps, data.ops, step, device, lines, study, missing_evidence(steps, reported.costs)
     )
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
-    report = with_links(report, traffic, run.facts)
+    report = with_links(report, traffic, run.facts, run.mesh)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

@@ -96,9 +96,8 @@ def test_the_verdict_of_a_hang_is_the_hang() -> None:
 
 
 def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
-    assert (
-        with_verdict(replace(WHOLE, steps=(), device=())).verdict == "No training step was recognised in these traces."
-    )
+    nothing = with_verdict(replace(WHOLE, steps=(), device=(), step_series=None))
+    assert nothing.verdict == "No training step was recognised in these traces."
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:

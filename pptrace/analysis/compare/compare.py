@@ -15,7 +15,6 @@ from pptrace.analysis.compare.bootstrap import (
     difference,
     holm,
     relative_difference,
-    run_to_run_of,
     typical_of,
 )
 from pptrace.analysis.compare.facts import Facts, differing
@@ -34,7 +33,7 @@ from pptrace.model.wording import counted, listed
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """What is compared of one run; ``warnings`` are lines about it.
+    """One run as far as it is compared; ``warnings`` are lines about it.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
     """
@@ -47,8 +46,8 @@ class ComparedRun:
     core_wait: float | None = None
 
     def typical(self, series: Int64) -> Typical:
-        """The typical value of a series of its steps."""
-        return typical_of(series, run_to_run_of(self.core_wait))
+        """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
+        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
@@ -163,8 +162,8 @@ def _not_compared(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
     for name, run in unmatched_names(a.figures, b.figures):
         lacking.setdefault(name, []).append(run)
     for name, runs in lacking.items():
-        what = "waiting is not told from transfer" if name == EXPOSED else "it is not known"
-        yield f"{name} is not compared, or not all of it: {what} in {' and '.join(runs)}"
+        what = "not all of it was recorded" if name == EXPOSED else "it is not known"
+        yield f"{name} is not compared where one run alone has it: {what} in {' and '.join(runs)}"
 
 
 def _of_runs(a: ComparedRun, b: ComparedRun) -> Iterator[str]:

@@ -18,7 +18,7 @@ _HIDDEN = "not shown"
 _MOST_HOSTS = 4
 
 Facts = Mapping[str, str]
-"""What a run says of itself, by name."""
+"""Facts of a run as text, by name."""
 
 
 def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Mapping[str, Any]) -> dict[str, str]:

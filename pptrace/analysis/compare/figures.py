@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.intervals import lengths_within
-from pptrace.model.tables import Int64
+from pptrace.model.tables import InputFormat, Int64
 
 Place = tuple[tuple[str, int | str], ...]
 """Coordinates of a figure, by name: ``(("kind", "F"), ("stage", 2))``."""
@@ -41,8 +41,8 @@ class StepFigures:
     ``compute`` at (kind, stage) is what a rank of the stage computes in all ops of that kind, the mean over the stage's ranks.
     All else is the mean over all ranks: ``compute of ranks`` by kind, ``bubble`` by phase, ``exposed communication`` by axis and
     kind, ``device idle`` by reason, ``range`` (what a rank does besides its ops: OPTIMIZER, …) by kind. ``cause`` has the step's
-    causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: an axis without a
-    figure has nothing exposed.
+    causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: everything that was
+    communicated is in the traces, so that an axis without a figure has nothing exposed.
     """
 
     span: Int64 | None
@@ -64,7 +64,7 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         COMPUTE_OF_RANKS: _mean_over_ranks(of_ranks),
         BUBBLE: _of_ranks(steps, _bubbles),
         EXPOSED: _of_ranks(steps, _exposed),
-        CAUSE: _causes(steps),
+        CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
         IDLE: _of_ranks(steps, _idle),
         RANGE: _of_ranks(steps, _ranges),
     }
@@ -74,8 +74,19 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         np.array(spans, dtype=np.int64) if len(spans) == len(steps) else None,
         np.array(windows, dtype=np.int64),
         {name: of_part for name, of_part in parts.items() if of_part},
-        all(rank.exposed_comm_ns is not None for step in steps for rank in step.ranks),
+        _knows_communication(report, steps),
     )
+
+
+def _knows_communication(report: Report, steps: Sequence[StepReport]) -> bool:
+    """Return whether these are traces of profilers, which record every call, and tell waiting from transfer."""
+    ranks = [rank for step in steps for rank in step.ranks]
+    is_recorded = any(rank.comms for rank in ranks) and all(info.format in _RECORD_ALL for info in report.inputs)
+    return is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks)
+
+
+_RECORD_ALL = (str(InputFormat.KINETO), str(InputFormat.NSYS_SQLITE))
+"""Formats in which what is not recorded did not happen; a table has what its writer put there."""
 
 
 def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
@@ -122,19 +133,24 @@ def _ranges(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
             yield (("kind", str(kind)),), ns
 
 
-def _causes(steps: Sequence[StepReport]) -> dict[Place, Series]:
-    """The ideal and the causes of each step; {} where a step is not explained."""
+def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place, Series]:
+    """The ideal and the causes of each step; {} where a step is not explained.
+
+    Without any communication in the traces nothing is known of its share.
+    """
     if any(step.causes is None for step in steps):
         return {}
     series: dict[Place, Series] = {}
     for index, step in enumerate(steps):
         for cause, ns in (step.span_parts or {}).items():
+            if cause == "communication" and not with_communication:
+                continue
             series.setdefault((("cause", cause),), np.zeros(len(steps)))[index] = ns
     return series
 
 
 def _computes(steps: Sequence[StepReport], data: AlignedRun) -> list[dict[Place, Series]]:
-    """What each rank computes by kind and stage, all microbatches together; [] where that is not known of one of them."""
+    """Compute of each rank by kind and stage, all microbatches together, ns; [] where that is not known of one of them."""
     numbers = np.array([step.step for step in steps], dtype=np.int64)
     ranks = sorted({rank.rank for step in steps for rank in step.ranks})
     of_ranks = [_compute_of_rank(rank, numbers, data) for rank in ranks]

@@ -54,7 +54,9 @@ def match_figures(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Ite
 
 def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) -> Iterator[MatchedPart]:
     for place in sorted({*of_a, *of_b}, key=str):
-        series_a, series_b = _or_nothing(of_a.get(place), name, a), _or_nothing(of_b.get(place), name, b)
+        series_a, series_b = (
+            _or_nothing(of, name, place, run) for of, run in ((of_a.get(place), a), (of_b.get(place), b))
+        )
         if series_a is not None and series_b is not None:
             yield MatchedPart(name, place, series_a, series_b)
 
@@ -84,8 +86,8 @@ def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]
     for name in (COMPUTE, *_LEVELS):
         if (name in a.parts) != (name in b.parts) and name not in (EXPOSED, RANGE):
             yield name, "B" if name in a.parts else "A"
-    for name, run in (("A", a), ("B", b)):
-        if not run.knows_communication:
+    for name, run, other in (("A", a, b), ("B", b, a)):
+        if not run.knows_communication and EXPOSED in other.parts:
             yield EXPOSED, name
 
 
@@ -102,10 +104,23 @@ def _summed(parts: Parts, level: Level) -> dict[Place, Series]:
     return sums
 
 
-def _or_nothing(series: Series | None, name: str, run: StepFigures) -> Series | None:
+def _or_nothing(series: Series | None, name: str, place: Place, run: StepFigures) -> Series | None:
     """The series; 0 where the run is known to have nothing of the kind, None where it is not."""
-    has_none = name == CAUSE or (name == EXPOSED and run.knows_communication)
-    return np.zeros(run.num_steps) if series is None and has_none else series
+    if series is None and _has_none(name, place, run):
+        return np.zeros(run.num_steps)
+    return series
+
+
+def _has_none(name: str, place: Place, run: StepFigures) -> bool:
+    """Return whether a run without this part has nothing of it, rather than that it is not known."""
+    if name == EXPOSED:
+        return run.knows_communication
+    return name == CAUSE and CAUSE in run.parts and place in _RARE_CAUSES and (place != _HOST or IDLE in run.parts)
+
+
+_HOST: Place = (("cause", "host"),)
+_RARE_CAUSES: tuple[Place, ...] = (_HOST, (("cause", "straggler"),))
+"""Causes that a report leaves out where a step has none of them."""
 
 
 def _kind_level(a: set[object], b: set[object], is_same_schedule: bool) -> Callable[[str], str]:

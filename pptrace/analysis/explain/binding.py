@@ -46,7 +46,7 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
     for number in range(int(nth.max(initial=-1)) + 1):
         of_number = nth == number
         reader, sender, message = readers[of_number], senders[of_number], table.dep_message[entries[of_number]]
-        came = _came(times, sender, message)
+        came = arrivals(times, sender, message)
         later = came > ready[:, reader]
         row[:, reader] = np.where(later, sender, row[:, reader])
         ready[:, reader] = np.where(later, came, ready[:, reader])
@@ -57,7 +57,7 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
     return Bindings(row, ready, is_message, np.minimum(moving, times.start - ready))
 
 
-def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
+def arrivals(times: StepTimes, sender: Int64, message: Int64) -> Int64:
     """Arrivals of messages that their readers waited for, ns; for those that a reader found waiting, the end of the sending
     op, and for those that came before their reader asked for them, that and what messages of their link typically take.
     """

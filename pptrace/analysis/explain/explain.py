@@ -134,7 +134,7 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen, before)
     causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
-    blames = _blames(times, bindings, waits, step, list(map(len, steps)))
+    blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
     costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
@@ -256,15 +256,24 @@ def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
 
 
 def _blames(
-    times: StepTimes, bindings: Bindings, waits: InnerWaits, step: Int64, sizes: Sequence[int]
+    times: StepTimes, bindings: Bindings, waits: InnerWaits, step: Int64, sizes: Sequence[int], host_before: Int64
 ) -> list[Blame | None]:
-    """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op."""
+    """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
+
+    Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
+    bubble inside ops whose device had nothing launched.
+    """
     charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
     total = charges.total
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
     by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
+    of_host = _host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
+    inside = np.minimum(times.host, charges.inner).sum(axis=1)
+    others["idle"] -= of_host
+    others["wait"] -= inside
+    of_host += inside
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
         windows = np.flatnonzero(step == number)
@@ -274,6 +283,9 @@ def _blames(
         kinds = {
             names[code]: int(ns) for code, ns in enumerate(by_kind[windows].sum(axis=0).tolist()) if code in table.kind
         }
+        of_others = {name: int(of_windows[windows].sum()) for name, of_windows in others.items()}
+        if times.knows_host[windows].all():
+            of_others["host"] = int(of_host[windows].sum())
         ranks = [
             (rank, ns)
             for window in windows.tolist()
@@ -284,11 +296,17 @@ def _blames(
                 int(total[windows].sum()),
                 dict(sorted(ranks)),
                 dict(enumerate(by_stage[windows].sum(axis=0).tolist())),
-                kinds | {name: int(of_windows[windows].sum()) for name, of_windows in others.items()},
+                kinds | of_others,
                 _most_blamed(charges, times, windows),
             )
         )
     return blames
+
+
+def _host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
+    """The host's part of what is charged to idle times, in proportion, rounded down, ns."""
+    share = np.minimum(host_before, idle) / np.maximum(idle, 1)
+    return np.minimum(np.floor(charged * share).astype(np.int64), charged)
 
 
 _OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}

@@ -170,9 +170,9 @@ class RankTimes:
         pipeline, steps = windows.windows[int(indices[0])].ranks, windows.step[indices]
         lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
         rows = data.rows.of_rank(rank)
-        measured, window = _in_steps(rows.ops, steps, indices)
-        comms, window_of_comms = _in_steps(rows.comms, steps, indices)
-        planned = _planned_rows(table, measured)
+        measured, window = rows_in_steps(rows.ops, steps, indices)
+        comms, window_of_comms = rows_in_steps(rows.comms, steps, indices)
+        planned = planned_rows(table, measured)
         known = planned >= 0
         if not known.all():
             measured, window, planned = measured.where(known), window[known], planned[known]
@@ -180,7 +180,7 @@ class RankTimes:
         inside = _inside_ops(comms, measured, lane)
         peers = _moved_with(pipeline, comms, window_of_comms, ops)
         ops = Slice({**ops.columns, **inside, "moved_with": peers})
-        spans, window_of_spans = _in_steps(rows.spans, steps, indices)
+        spans, window_of_spans = rows_in_steps(rows.spans, steps, indices)
         outside = outside_of(
             (spans, window_of_spans), (comms, window_of_comms), (ops, len(begin)), pipeline.index(rank)
         )
@@ -401,7 +401,7 @@ def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> In
     return latest
 
 
-def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
+def rows_in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
     """(rows of these steps, for each of them the index that belongs to its step); ``rows`` are in the order of steps."""
     order = np.argsort(steps, kind="stable")
     first, last = np.searchsorted(rows["step"], (steps[order[0]], steps[order[-1]] + 1))
@@ -414,7 +414,7 @@ def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
     return rows, indices[order][position]
 
 
-def _planned_rows(table: PlanTable, ops: Slice) -> Int64:
+def planned_rows(table: PlanTable, ops: Slice) -> Int64:
     """The row of the plan that each op is; −1 where it is none."""
     kind, kinds = ops.codes("kind")
     code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]

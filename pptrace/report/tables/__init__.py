@@ -12,7 +12,7 @@ from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.host import device_host_table, host_table
-from pptrace.report.tables.links import late_ranks_table, links_table
+from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
@@ -35,6 +35,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     if amount is Amount.WHOLE:
         tables += [links_table(report)] if report.links else []
         tables += [late_ranks_table(report)] if report.late_ranks else []
+        if report.interconnect is not None and report.interconnect.collectives:
+            tables.append(collectives_table(report.interconnect))
     if report.memory is not None and has_memory(report.memory):
         tables.append(memory_table(report.memory, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):

@@ -15,20 +15,22 @@ _LEAST_SHARE = 0.001
 
 def comparison_tables(comparison: Comparison, amount: Amount) -> list[ReportTable]:
     """The tables in reading order."""
-    tables = [_steps_table(comparison)]
-    tables += [_parts_table(comparison, amount)] if comparison.parts else []
+    parts = _parts_table(comparison, amount)
+    tables = [_steps_table(comparison, has_parts=bool(parts.rows))]
+    tables += [parts] if parts.rows else []
     tables += [_facts_table(comparison.facts)] if comparison.facts else []
     return tables
 
 
-def _steps_table(comparison: Comparison) -> ReportTable:
+def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
     span, counts = comparison.span, comparison.num_steps
     rows = (
         ("A", str(counts.a), units.milliseconds(span.a_ns), "", ""),
         ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span)),
     )
     columns = ("run", "whole steps", "typical ms", "change", "95 % interval")
-    return ReportTable("compared-steps", "Steps", columns, rows)
+    notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
+    return ReportTable("compared-steps", "Steps", columns, rows, notes)
 
 
 def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.compare.bootstrap import (
+    CORE_WAIT,
     FEWEST_STEPS,
     RUN_TO_RUN,
-    Typical,
     difference,
     holm,
     relative_difference,
-    run_to_run_of,
     typical_of,
 )
 
@@ -76,7 +77,7 @@ def test_an_interval_leaves_out_0_exactly_where_the_difference_is_significant() 
     decided = set()
     for shift in np.linspace(0.98, 1.02, 41):
         a, b = typical_of(random_series(30, 0.3, 0.01, rng)), typical_of(random_series(30, 0.3, 0.01, rng))
-        found = relative_difference(a, Typical(round(b.ns * shift), b.deviation, b.freedom))
+        found = relative_difference(a, replace(b, ns=round(b.ns * shift)))
         assert found is not None
         low, high = found.interval()
         assert (low > 0 or high < 0) == (found.p < 0.05)
@@ -124,11 +125,11 @@ def test_what_is_0_in_both_runs_does_not_differ() -> None:
 
 def test_waiting_for_a_core_widens_the_interval() -> None:
     series = random_series(50, 0.0, 0.001, np.random.default_rng(6))
-    quiet, busy = (typical_of(series, run_to_run_of(wait)) for wait in (None, 0.1))
+    quiet, busy = typical_of(series), typical_of(series, 0.1 * USUAL)
     calm, upset = relative_difference(quiet, quiet), relative_difference(busy, quiet)
     assert calm is not None
     assert upset is not None
-    assert upset.deviation == pytest.approx(np.hypot(calm.deviation, 0.05), rel=1e-3)
+    assert upset.deviation == pytest.approx(np.hypot(calm.deviation, 0.1 * CORE_WAIT), rel=1e-3)
     assert upset.freedom > calm.freedom
 
 

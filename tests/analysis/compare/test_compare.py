@@ -23,14 +23,16 @@ from tests.tools.compare_table import NOISES, alarms_of
 
 RUN = NoisyRun()
 RUN_PLAN = build("1f1b", 2, 4)
+KERNEL_GAP_NS = 3
+"""Time between the two kernels of an op of :mod:`tests.support.synthetic`."""
 
 
 def _other_name(name: str) -> str:
-    """Another name for everything but marks."""
-    return name if name.startswith("pptrace") else f"another_{name}_kernel"
+    """Another name for kernels that compute."""
+    return {"gemm_f16": "nvjet_hsh_128x256", "layer_norm": "triton_red_fused_3"}.get(name, name)
 
 
-def _other_names(trace: Trace) -> Trace:
+def _with_other_kernels(trace: Trace) -> Trace:
     return renamed(trace, _other_name)
 
 
@@ -124,6 +126,17 @@ def test_other_numbers_of_ranks_are_compared_by_kind(tmp_path: Path) -> None:
     assert any(line.startswith("A has 4 ranks and B 2") for line in found.warnings)
 
 
+def test_what_a_table_does_not_have_is_not_0(tmp_path: Path) -> None:
+    """A table without messages knows nothing of communication, neither exposed nor as a cause."""
+    traced, table = read_compared(SAMPLES / "1f1b_p4"), read_compared(RUN.write(tmp_path / "a.csv", 0))
+    found = compare_runs(traced, table)
+    assert not [part for part in found.parts if "communication" in (part.name, part.where.get("cause"))]
+    assert not [part for part in found.parts if part.name == "exposed communication"]
+    assert any(line.startswith("exposed communication is not compared where one run alone") for line in found.warnings)
+    both = compare_runs(traced, traced)
+    assert {"exposed communication", "cause"} <= {part.name for part in both.parts}
+
+
 def test_few_steps_are_no_evidence_and_say_so() -> None:
     found = compare_runs(*(read_compared(SAMPLES / name) for name in ("1f1b_p2", "1f1b_p4")))
     assert found.verdict == "no difference"
@@ -134,21 +147,18 @@ def test_few_steps_are_no_evidence_and_say_so() -> None:
 
 
 def test_renamed_kernels_still_match() -> None:
-    """On devices: every kernel, stream and operator of B has another name, and its ops take twice as long."""
-    recording = [
-        record(RUN_PLAN, lambda action, factor=factor: factor * 1000, 100, steps=10, device=True) for factor in (1, 2)
-    ]
-    a, b = (
-        compared_run(analyse([_other_names(trace) if index else trace for trace in one.traces()]), "run")
-        for index, one in enumerate(recording)
+    """On devices: every kernel that computes has another name in B, whose ops take twice as long."""
+    usual, longer = (
+        record(RUN_PLAN, lambda action, ns=ns: ns, 100, steps=10, device=True).traces() for ns in (1000, 2000)
     )
-    found = compare_runs(a, b)
-    kernels = {name for trace in recording[1].traces() for name in trace.events.names}
-    assert any("kernel" in _other_name(name) for name in kernels)
-    for stage in range(2):
-        forward = part(found, "compute", kind="F", stage=stage)
-        assert forward.b_ns > 1.9 * forward.a_ns
-        assert forward.significant
+    others = [_with_other_kernels(trace) for trace in longer]
+    assert not {"gemm_f16", "layer_norm"} & {name for trace in others for name in trace.events.names}
+    found = compare_runs(compared_run(analyse(usual), "A"), compared_run(analyse(others), "B"))
+    for kind in ("F", "B"):
+        for stage in range(2):
+            of_stage = part(found, "compute", kind=kind, stage=stage)
+            assert (of_stage.a_ns, of_stage.b_ns) == (4 * (1000 - KERNEL_GAP_NS), 4 * (2000 - KERNEL_GAP_NS))
+            assert of_stage.significant
     assert any(part.name == "device idle" for part in found.parts)
 
 

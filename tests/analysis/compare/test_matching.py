@@ -119,10 +119,17 @@ def test_an_axis_is_left_out_where_waiting_is_not_told_from_transfer() -> None:
     assert list(unmatched_names(a, b)) == [(EXPOSED, "B")]
 
 
-def test_a_cause_that_one_run_does_not_have_is_0_there() -> None:
-    a = figures(cause={(("cause", "host"),): 5, (("cause", "jitter"),): 6})
+def test_a_rare_cause_that_one_run_does_not_have_is_0_there() -> None:
+    a = figures(cause={(("cause", "straggler"),): 5, (("cause", "jitter"),): 6, (("cause", "communication"),): 8})
     b = figures(cause={(("cause", "jitter"),): 7})
-    assert matched(a, b) == {(CAUSE, "host"): (5, 0), (CAUSE, "jitter"): (6, 7)}
+    assert matched(a, b) == {(CAUSE, "straggler"): (5, 0), (CAUSE, "jitter"): (6, 7)}
+
+
+def test_the_host_is_no_cause_only_where_it_is_known_why_devices_were_idle() -> None:
+    a = figures(cause={(("cause", "host"),): 5})
+    idle: dict[Place, int] = {(("reason", "blocking"),): 5}
+    assert matched(a, figures(cause={(("cause", "jitter"),): 7})) == {}
+    assert matched(a, figures(cause={(("cause", "jitter"),): 7}, device_idle=idle)) == {(CAUSE, "host"): (5, 0)}
 
 
 def test_idle_time_of_one_run_alone_is_not_compared() -> None:
