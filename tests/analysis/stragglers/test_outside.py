@@ -15,7 +15,7 @@ from pptrace.slices import Slice
 from pptrace.workflow.load import load
 
 Item = tuple[int, int, int, str, int, int, int]
-"""(window, place, side, name, match, start, end); a collective begins when its last member is there."""
+"""(window, pp_rank, side, name, match, start, end); a collective begins when its last member is there."""
 
 
 def rows_of(*items: Item) -> Slice:
