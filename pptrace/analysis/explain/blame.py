@@ -10,15 +10,15 @@ last op is that of the step's last op. Bubble inside an op is the op's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.analysis.explain.walk import walk_back
+from pptrace.analysis.explain.walk import Hop, Walks
 from pptrace.model.tables import Int64
-from pptrace.schedule.plan_table import NONE, PlanTable
+from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians
 
@@ -75,29 +75,31 @@ def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64) -> tuple[Int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bubbles:
-    """Bubbles, each before an op or at a rank's end (``is_tail``); ``row`` is the op that was waited for or with."""
+    """Bubbles, each before an op or at a rank's end (``is_tail``); ``cell`` (step × rows + row) is the op that was waited for
+    or with, ``of_plan`` what of the bubble the plan would have anyway.
+    """
 
-    step: Int64
-    row: Int64
+    cell: Int64
     rank: Int64
     length: Int64
     exposed: Int64
+    of_plan: Int64
     is_tail: Bool
 
 
-def _bubbles_of(times: StepTimes) -> _Bubbles:
+def _bubbles_of(times: StepTimes, typical: Typical) -> _Bubbles:
     """All bubbles between ops and after the last one."""
-    table = times.table
-    step, row = np.nonzero(times.gap_bubble)
-    tail_step, tail_rank = np.nonzero(times.tail_bubble)
-    last = times.end.argmax(axis=1)
+    rows, pp = len(times.table), times.table.pp
+    gaps, tails = np.flatnonzero(times.gap_bubble), np.flatnonzero(times.tail_bubble)
+    last = times.end.argmax(axis=1) + np.arange(len(times.end)) * rows
+    length = np.concatenate((times.gap_bubble.take(gaps), times.tail_bubble.take(tails)))
     return _Bubbles(
-        np.concatenate((step, tail_step)),
-        np.concatenate((row, last[tail_step])),
-        np.concatenate((table.rank[row], tail_rank)),
-        np.concatenate((times.gap_bubble[step, row], times.tail_bubble[tail_step, tail_rank])),
-        np.concatenate((times.gap_exposed[step, row], np.zeros(len(tail_step), dtype=np.int64))),
-        np.repeat([False, True], [len(step), len(tail_step)]),
+        np.concatenate((gaps, last[tails // pp])),
+        np.concatenate((times.table.rank[gaps % rows], tails % pp)),
+        length,
+        np.concatenate((times.gap_exposed.take(gaps), np.zeros(len(tails), dtype=np.int64))),
+        np.minimum(length, np.concatenate((typical.gap.take(gaps), typical.tail.take(tails)))),
+        np.repeat([False, True], [len(gaps), len(tails)]),
     )
 
 
@@ -107,8 +109,7 @@ class _Piece:
 
     walk: Int64
     to: str
-    step: Int64
-    row: Int64
+    cell: Int64
     length: Int64
     excess: Int64
 
@@ -117,15 +118,13 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Ch
     """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles."""
     work, transfer, idle = (np.zeros_like(times.start) for _ in range(3))
     charges = Charges(work, transfer, idle, times.inner_bubble.copy())
-    bubbles = _bubbles_of(times)
-    of_plan = np.where(
-        bubbles.is_tail, typical.tail[bubbles.step, bubbles.rank], typical.gap[bubbles.step, bubbles.row]
-    )
-    beyond = bubbles.length - np.minimum(bubbles.length, of_plan)
+    bubbles = _bubbles_of(times, typical)
+    walks = _BubbleWalks(times, bindings, typical, bubbles)
+    beyond = bubbles.length - bubbles.of_plan
     """Part that exceeds the plan's bubble; then the part of it that no excess explains."""
-    for piece in _pieces(times, bindings, typical, bubbles, lambda walk: beyond[walk] > 0):
+    for piece in walks.pieces(lambda walk: beyond[walk] > 0):
         beyond[piece.walk] -= np.minimum(piece.excess, beyond[piece.walk])
-    usual = np.minimum(bubbles.length, of_plan) + beyond
+    usual = bubbles.of_plan + beyond
     unusual = bubbles.length - usual
     """Part that is still to be charged to excesses; ``usual`` to the rest."""
 
@@ -133,53 +132,62 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Ch
         is_left: Bool = usual[walk] + unusual[walk] > 0
         return is_left
 
-    for piece in _pieces(times, bindings, typical, bubbles, is_open):
+    for piece in walks.pieces(is_open):
         first = np.minimum(piece.excess, unusual[piece.walk])
         unusual[piece.walk] -= first
         then = np.minimum(piece.length - first, usual[piece.walk])
         usual[piece.walk] -= then
-        _add(getattr(charges, piece.to), piece.step, piece.row, first + then)
-    _add(charges.idle, bubbles.step, bubbles.row, usual + unusual)
+        _add(getattr(charges, piece.to), piece.cell, first + then)
+    _add(charges.idle, bubbles.cell, usual + unusual)
     return charges
 
 
-def _add(matrix: Int64, step: Int64, row: Int64, ns: Int64) -> None:
+def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:
     """Add to cells, of which some may be named several times."""
-    np.add.at(matrix.reshape(-1), step * matrix.shape[1] + row, ns)
+    np.add.at(matrix.reshape(-1), cell, ns)
 
 
-def _pieces(
-    times: StepTimes, bindings: Bindings, typical: Typical, bubbles: _Bubbles, is_open: Callable[[Int64], Bool]
-) -> Iterator[_Piece]:
-    """The pieces of the walks back from all bubbles, until ``is_open`` of a walk is false or it is back on its own rank."""
-    table = times.table
-    tails = np.flatnonzero(bubbles.is_tail)
-    if len(tails):
-        step, row = bubbles.step[tails], bubbles.row[tails]
-        yield _piece(tails, "work", step, row, times.durations[step, row], typical.work)
-    cursor = times.start[bubbles.step, bubbles.row]
-    walks = walk_back(times, bindings, bubbles.step, bubbles.row, cursor)
-    exposed = bubbles.exposed
-    hop, number = next(walks, None), 0
-    while hop is not None:
-        walk, source = hop.walk, np.maximum(hop.source, 0)
-        idle, transfer = hop.idle, hop.transfer
-        if number == 0:  # what of it is exposed communication is no bubble
-            transfer, rest = np.maximum(transfer - exposed, 0), np.maximum(exposed - transfer, 0)
-            idle = np.maximum(idle - rest, 0)
-        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle)
-        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer, hop.row)
-        continues = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
-        on = continues if continues.all() else np.flatnonzero(continues)
-        yield _piece(walk[on], "work", hop.step[on], source[on], hop.work[on], typical.work)
-        try:
-            hop, number = walks.send(continues & is_open(walk)), number + 1
-        except StopIteration:
-            return
+class _BubbleWalks:
+    """The walks back from all bubbles; their first hop, which is more than half of the work, is made once."""
 
+    def __init__(self, times: StepTimes, bindings: Bindings, typical: Typical, bubbles: _Bubbles) -> None:
+        self._walks, self._rank = Walks(times, bindings), bubbles.rank
+        self._rank_of_cell = np.tile(times.table.rank, len(times.start))
+        self._typical = {name: getattr(typical, name).reshape(-1) for name in ("work", "transfer", "idle")}
+        self._first = self._walks.first(bubbles.cell, times.start.take(bubbles.cell))
+        tails = np.flatnonzero(bubbles.is_tail)
+        ends = bubbles.cell[tails]
+        of_ends = self._piece(tails, "work", ends, times.durations.take(ends), ends)
+        # What of the first idle time and transfer is exposed communication is no bubble.
+        transfer = np.maximum(self._first.transfer - bubbles.exposed, 0)
+        rest = np.maximum(bubbles.exposed - self._first.transfer, 0)
+        hop = replace(self._first, idle=np.maximum(self._first.idle - rest, 0), transfer=transfer)
+        self._first_continues = self._continues(hop)
+        self._first_pieces = (of_ends, *self._pieces_of(hop, self._first_continues))
 
-def _piece(
-    walk: Int64, to: str, step: Int64, row: Int64, length: Int64, typical: Int64, reader: Int64 | None = None
-) -> _Piece:
-    usual = typical[step, row if reader is None else reader]
-    return _Piece(walk, to, step, row, length, np.maximum(length - usual, 0))
+    def pieces(self, is_open: Callable[[Int64], Bool]) -> Iterator[_Piece]:
+        """The pieces of the walks, until ``is_open`` of a walk is false or it is back on its own rank."""
+        yield from self._first_pieces
+        hop, continues = self._first, self._first_continues
+        for _ in range(self._walks.most_hops - 1):
+            hop = self._walks.after(hop, continues & is_open(hop.walk))
+            if not len(hop):
+                return
+            continues = self._continues(hop)
+            yield from self._pieces_of(hop, continues)
+
+    def _continues(self, hop: Hop) -> Bool:
+        continues: Bool = hop.has_source & (self._rank_of_cell.take(hop.source) != self._rank[hop.walk])
+        return continues
+
+    def _pieces_of(self, hop: Hop, continues: Bool) -> tuple[_Piece, _Piece, _Piece]:
+        on = np.flatnonzero(continues)
+        source = hop.source[on]
+        return (
+            self._piece(hop.walk, "idle", hop.cell, hop.idle, hop.cell),
+            self._piece(hop.walk, "transfer", hop.source, hop.transfer, hop.cell),
+            self._piece(hop.walk[on], "work", source, hop.work[on], source),
+        )
+
+    def _piece(self, walk: Int64, to: str, cell: Int64, length: Int64, usual_of: Int64) -> _Piece:
+        return _Piece(walk, to, cell, length, np.maximum(length - self._typical[to].take(usual_of), 0))
