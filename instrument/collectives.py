@@ -169,12 +169,7 @@ class AxisGroup:
     def all_to_all(self, tensor: Tensor) -> Tensor:
         """Send part i along the first dimension to rank i; part i of the result came from rank i."""
         self._require_divisible(tensor, 0)
-        return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, False))
-
-    def start_all_to_all(self, tensor: Tensor) -> Pending[Tensor]:
-        """:meth:`all_to_all`, started."""
-        self._require_divisible(tensor, 0)
-        return self._start(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, True))
+        return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Broadcast from rank ``source`` of the axis, in place; returns ``tensor``."""
@@ -248,10 +243,10 @@ class AxisGroup:
         work = getattr(dist, _REDUCE_SCATTER)(received.view(-1), buffer.view(-1), group=self._group, async_op=async_op)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
-    def _all_to_all(self, tensor: Tensor, async_op: bool) -> _Posted[Tensor]:
+    def _all_to_all(self, tensor: Tensor) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())
         received = self._receive_buffer(buffer.shape, tensor)
-        work = dist.all_to_all_single(received, buffer, group=self._group, async_op=async_op)
+        work = dist.all_to_all_single(received, buffer, group=self._group)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
     def _rotate(self, tensor: Tensor, target: int, source: int) -> _Posted[Tensor]:

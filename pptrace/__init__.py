@@ -17,10 +17,12 @@ TYPE_CHECKING = False  # type checkers know this name; importing typing would ta
 if TYPE_CHECKING:
     from pptrace.analysis.result import Report
     from pptrace.api.catalogue import schedules
+    from pptrace.api.compare import RunComparison, compare
     from pptrace.api.hang import HangReport, hang
     from pptrace.api.load import load
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
+    from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
 
@@ -28,11 +30,14 @@ __all__ = [
     "HangReport",
     "Plan",
     "PptraceError",
+    "Predictions",
     "Report",
     "Run",
+    "RunComparison",
     "Schedule",
     "SimulatedStep",
     "__version__",
+    "compare",
     "hang",
     "load",
     "mark",
@@ -44,10 +49,13 @@ __all__ = [
 _MODULES = {
     "HangReport": "pptrace.api.hang",
     "Plan": "pptrace.schedule.plan",
+    "Predictions": "pptrace.api.whatif",
     "Report": "pptrace.analysis.result",
     "Run": "pptrace.api.run",
+    "RunComparison": "pptrace.api.compare",
     "Schedule": "pptrace.schedule.registry",
     "SimulatedStep": "pptrace.api.simulate",
+    "compare": "pptrace.api.compare",
     "hang": "pptrace.api.hang",
     "load": "pptrace.api.load",
     "schedules": "pptrace.api.catalogue",

@@ -51,7 +51,7 @@ def complete_order(words: Sequence[str]) -> tuple[Axis, ...] | None:
 
 
 def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> dict[Axis, int]:
-    """The place of a global rank on each axis."""
+    """The coordinate of a global rank on each axis."""
     coordinates = {}
     for axis in order:
         rank, coordinates[axis] = divmod(rank, sizes[axis])
@@ -59,7 +59,7 @@ def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] =
 
 
 def rank_of(coordinates: Mapping[Axis, int], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> int:
-    """The global rank at a place; the inverse of :func:`coordinates_of`."""
+    """The global rank at coordinates; the inverse of :func:`coordinates_of`."""
     rank = 0
     for axis in reversed(order):
         rank = rank * sizes[axis] + coordinates[axis]

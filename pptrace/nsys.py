@@ -29,7 +29,7 @@ def find_importer(nsys: str | None) -> Path | None:
     """The QdstrmImporter of an installation, else one on PATH; None without any.
 
     Packages spread an installation over folders that links join, so that nsys does not find its own importer: it is looked for
-    beside every link on the way from ``nsys`` to the program itself.
+    next to every link on the way from ``nsys`` to the program itself.
     """
     for folder in _installation_folders(nsys) if nsys else ():
         for host in sorted(folder.glob("host-*")):
@@ -65,7 +65,7 @@ def import_stream(nsys: str | None, stream: Path, report: Path, timeout_s: float
     importer = find_importer(nsys)
     if importer is None:
         raise TraceError(
-            f"{stream}: a recording that nsys could not import, and there is no {IMPORTER} beside nsys or on PATH; install all "
+            f"{stream}: a recording that nsys could not import, and there is no {IMPORTER} next to nsys or on PATH; install all "
             f"of Nsight Systems (its folder host-linux-x64), or run '{IMPORTER} -i {stream.name}' where it is installed and "
             "give the .nsys-rep file"
         )

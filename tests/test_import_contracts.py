@@ -40,8 +40,13 @@ _PLANTED = [
     ("pptrace.cli.run", "instrument.mesh", "the command line knows of the runtime its launcher alone"),
     ("pptrace.cli.analyze", "torch", "traces are read without torch"),
     ("pptrace.analysis.volume", "pptrace.analysis.steps", "analysis is built in layers"),
+    ("pptrace.analysis.result", "pptrace.analysis.memory", "analysis is built in layers"),
+    ("pptrace.analysis.whole_run", "pptrace.analysis.stragglers", "analysis is built in layers"),
+    ("pptrace.analysis.links", "pptrace.analysis.explain", "analysis is built in layers"),
     ("pptrace.analysis.volume.transformer", "pptrace.analysis.volume.step", "predicted volumes are built in layers"),
     ("pptrace.report.tables.steps", "pptrace.report.text", "the report is built in layers"),
+    ("pptrace.report.timeline_traces", "pptrace.report.idle_traces", "the report is built in layers"),
+    ("pptrace.report.tables.memory", "pptrace.report.tables.stragglers", "a table of the report knows no other"),
     ("pptrace.report.tables.steps", "pptrace.report.tables.ranks", "a table of the report knows no other"),
 ]
 

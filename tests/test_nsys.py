@@ -83,7 +83,7 @@ def test_an_importer_that_fails_or_is_missing_is_one_line(tmp_path: Path) -> Non
     with pytest.raises(TraceError, match=r"node0.qdstrm: QdstrmImporter made no report of it \(it is broken\)"):
         exported_report(str(nsys), stem)
     (tmp_path / "lib" / "nsight-systems" / "host-linux-x64" / IMPORTER).unlink()
-    with pytest.raises(TraceError, match="there is no QdstrmImporter beside nsys or on PATH"):
+    with pytest.raises(TraceError, match="there is no QdstrmImporter next to nsys or on PATH"):
         exported_report(str(nsys), stem)
     assert stream.read_text() == "recorded"
 

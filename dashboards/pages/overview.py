@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -10,10 +10,10 @@ from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.result import Report, StepReport
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.tables import Amount, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables import Amount, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.units import milliseconds
 
 
@@ -53,7 +53,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         html.P(report.verdict, className="verdict", id="verdict"),
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
-        html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
+        html.Div([_findings(report), _warnings(report)], className="columns wide-left ragged"),
         *_tables(step),
         *_of_whole_traces(report),
     ]
@@ -97,7 +97,7 @@ def _waterfall(step: StepReport) -> Node:
     return panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
 
 
-def _findings(findings: Sequence[Finding]) -> Node:
+def _findings(report: Report) -> Node:
     cards: list[Node] = [
         html.Div(
             [
@@ -116,11 +116,11 @@ def _findings(findings: Sequence[Finding]) -> Node:
             ],
             className="finding",
         )
-        for finding in findings
+        for finding in report.findings
     ]
-    return panel(
-        "Findings", *(cards or [html.P("Nothing stands out.", className="empty")]), note="over all steps", id="findings"
-    )
+    shown = cards or [html.P("Nothing stands out.", className="empty")]
+    unknown = [html.P(line, className="empty")] if (line := unknown_line(report)) else []
+    return panel("Findings", *shown, *unknown, note="over all steps", id="findings")
 
 
 def _warnings(report: Report) -> Node:
@@ -130,7 +130,7 @@ def _warnings(report: Report) -> Node:
 
 
 def _messages(report: Report) -> Node:
-    return html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged")
+    return html.Div([_findings(report), _warnings(report)], className="columns wide-left ragged")
 
 
 _NOTES = {
@@ -145,11 +145,16 @@ def _tables(step: StepReport) -> list[Node]:
     return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
 
 
+_OF_WHOLE_TRACES = frozenset(
+    ("steps", "stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
+)
+
+
 def _of_whole_traces(report: Report) -> list[Node]:
-    """Tables that are not of one step: stragglers, devices, and where there are no steps communication."""
+    """Tables that are not of one step: all steps, stragglers, links, devices, and where there are no steps communication."""
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return [
         report_table(table)
         for table in tables
-        if table.key in ("stragglers", "memory", "device", "device-host", "comm-totals")
+        if table.key in _OF_WHOLE_TRACES and (table.key != "steps" or len(report.steps) > 1)
     ]

@@ -135,7 +135,7 @@ class PipeliningHooks:
         self._pass.schedule = None
 
     def _plan(self, schedule: Any, stage: Any) -> Plan | None:
-        """The plan of a schedule object, told to the session when it is met first."""
+        """The plan of a schedule object, described to the session on first use."""
         known = self._plans.get(id(schedule))
         if known is not None:
             return known[1]

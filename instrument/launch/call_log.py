@@ -146,7 +146,7 @@ class CallLog:
     def _change(self, call: Call, state: int) -> None:
         at = CALLS_AT + call.number % NUM_CALLS * CALL.size
         if _TIME.unpack_from(self._map, at)[0] != call.number + 1:
-            return  # so long ago that another call has its place
+            return  # so long ago that another call has its slot
         now = time.monotonic_ns()
         self._map[at + _STATE_AT] = state
         _TIME.pack_into(self._map, at + _CHANGED_AT, now)

@@ -192,7 +192,7 @@ def add_facts(export: Path, facts: Sequence[tuple[int, object]]) -> None:
             connection.executemany(f"INSERT INTO {METADATA_TABLE} VALUES (?, ?)", rows)
     except sqlite3.Error as err:
         raise PptraceError(
-            f"{export}: the export of nsys cannot be completed ({err}); its report lies beside it"
+            f"{export}: the export of nsys cannot be completed ({err}); its report is in the same directory"
         ) from err
     finally:
         connection.close()

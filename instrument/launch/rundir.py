@@ -8,6 +8,7 @@ first the file is called ``run.node{K}.json``, for directories that the nodes sh
 from __future__ import annotations
 
 import datetime
+import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pptrace
+from instrument.launch.environment import read_environment
 from instrument.launch.facts import host_name, sample_clock
 from instrument.launch.options import RunOptions
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path, write_json
 
 RUN_SCHEMA = "pptrace.run/1"
-_MERGED = ("versions", "mesh", "plan")
+_MERGED = ("versions", "environment", "mesh", "plan")
 
 
 class Status(StrEnum):
@@ -46,6 +48,7 @@ class RunDirectory:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._started_at = _now()
+        self._environment = read_environment(os.environ)
         self._clock = {"start": sample_clock().as_json()}
         name = "run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json"
         self._path = options.run_dir / name
@@ -88,7 +91,9 @@ class RunDirectory:
             "world_size": options.nnodes * options.nproc,
             "host": host_name(),
         }
-        content |= _merge_facts(records)
+        merged = _merge_facts(records)
+        merged["environment"] = merged["environment"] or self._environment  # a script may set some itself
+        content |= merged
         content["clock"] = self._clock
         content["hang"] = hang
         content["ranks"] = [_rank_entry(record) for record in records]

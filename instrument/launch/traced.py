@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
+from instrument.launch.core_wait import CoreWait
+from instrument.launch.environment import read_environment
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     ClockSample,
@@ -73,6 +75,7 @@ class TracedSession(Session):
         self._hold = hold
         self._expected = 0
         self._started: ClockSample | None = None
+        self._core_wait: CoreWait | None = None
         self._recorded = range(window.first, window.first)
         """The steps that are recorded, or are to be: those of the window, or later ones."""
         self._script_profilers: ScriptProfilers | None = None
@@ -97,7 +100,7 @@ class TracedSession(Session):
 
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
-        self._writer.add_facts(versions=read_versions())
+        self._writer.add_facts(versions=read_versions(), environment=read_environment(os.environ))
         keep_maxrss(self._memory.process)
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
@@ -315,7 +318,7 @@ class TracedSession(Session):
 
     def _start(self, profiler: Profiler) -> None:
         with self._hold():
-            self._started = sample_clock()
+            self._started, self._core_wait = sample_clock(), CoreWait.now()
             try:
                 profiler.start()
             except RuntimeError as err:
@@ -331,7 +334,7 @@ class TracedSession(Session):
         started = self._started or stopped
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
         stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._recorded.stop)
-        self._writer.add_facts(backend=backend, device=device, clock=clock)
+        self._writer.add_facts(backend=backend, device=device, clock=clock, environment=read_environment(os.environ))
         if self._adapters is not None:
             learnt = self._adapters.facts()
             known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
@@ -347,6 +350,7 @@ class TracedSession(Session):
             "world_size": self._process.world_size,
             "host": self._process.host,
             "versions": facts["versions"],
+            "environment": facts["environment"],
             "mesh": facts.get("mesh"),
             "pp_ranks": facts.get("pp_ranks"),
             "plan": facts.get("plan"),
@@ -355,6 +359,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **watched,

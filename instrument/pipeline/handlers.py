@@ -20,7 +20,7 @@ def forward(run: StepRun, instruction: Instruction) -> None:
     """F: the stage's forward, and the loss in the last stage. Keeps the graph for the backward."""
     (action,) = instruction
     cell = cell_of(action)
-    _await_input(run, cell)
+    _await(run, Kind.RECV_F, cell)
     with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, cell)
     _pass_output(run, cell, output)
@@ -30,7 +30,7 @@ def backward(run: StepRun, instruction: Instruction) -> None:
     """B: gradients of the stage's parameters and of its input. Frees the graph."""
     (action,) = instruction
     cell = cell_of(action)
-    _await_output_gradient(run, cell)
+    _await(run, Kind.RECV_B, cell)
     with run.program.recorder.op(action, run.step):
         state = _compute_backward(run, cell)
     _pass_input_gradient(run, action, state)
@@ -40,7 +40,7 @@ def input_backward(run: StepRun, instruction: Instruction) -> None:
     """I: the gradient of the stage's input. Frees the graph but for what the weight gradients need."""
     (action,) = instruction
     cell = cell_of(action)
-    _await_output_gradient(run, cell)
+    _await(run, Kind.RECV_B, cell)
     with run.program.recorder.op(action, run.step):
         state = _compute_input_backward(run, cell)
     _pass_input_gradient(run, action, state)
@@ -62,8 +62,8 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     """
     (action,) = instruction
     forward_half, backward_half = action.parts
-    _await_input(run, cell_of(forward_half))
-    _await_output_gradient(run, cell_of(backward_half))
+    _await(run, Kind.RECV_F, cell_of(forward_half))
+    _await(run, Kind.RECV_B, cell_of(backward_half))
     compute = _compute_backward if backward_half.kind is Kind.B else _compute_input_backward
     with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, cell_of(forward_half))
@@ -183,14 +183,6 @@ def _message(run: StepRun, action: Action) -> Message:
     if action.kind is Kind.SEND_B:
         return Message(action, run.buffers.take_input_gradient(cell_of(action)))
     return Message(action)
-
-
-def _await_input(run: StepRun, cell: Cell) -> None:
-    _await(run, Kind.RECV_F, cell)
-
-
-def _await_output_gradient(run: StepRun, cell: Cell) -> None:
-    _await(run, Kind.RECV_B, cell)
 
 
 def _await(run: StepRun, kind: Kind, cell: Cell) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.result import Waterfall
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import Times

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.evidence import STRAGGLER
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.more_microbatches import part_saved_by_twice
-from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
+from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_findings import findings_of_series
+from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
+from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 
 _CAUSES = {
@@ -69,6 +73,8 @@ def find(
     series: StepSeries | None = None,
     gains: Mapping[Place, Int64] | None = None,
     studied: Sequence[int] = (),
+    noise: Noise | None = None,
+    missing: Sequence[MissingEvidence] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
@@ -78,6 +84,8 @@ def find(
     Args:
         gains: what each step would get back if a stage or a rank cost what its like costs, ns.
         studied: the numbers of the steps that these and the gains of the reasons are of.
+        noise: what ops that vary by chance explain, so that it is no finding.
+        missing: what cannot be told.
     """
     findings = [
         Finding(
@@ -105,6 +113,9 @@ def find(
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     candidates = [_finding(losses[name], span, len(explained), gains or {}) for name in _CAUSES if name in losses]
+    candidates = [None if finding and _is_chance(finding, noise) else finding for finding in candidates]
+    if any(STRAGGLER in kinds.findings for kinds in missing):
+        candidates = [_with_doubt(finding) for finding in candidates if finding]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
@@ -192,7 +203,7 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
     of_steps = next((gains[at] for at in where.items() if is_alike and at in gains), loss.of_steps)
     low, high = gain_interval(of_steps)
     gain = int(of_steps.sum()) // len(of_steps)
-    is_noise = low <= 0 and len(of_steps) >= FEWEST_STEPS
+    is_noise = low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
     is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
     least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
     if gain < least * mean_span or is_noise:
@@ -216,6 +227,19 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
         gain_low_ns=low,
         gain_high_ns=high,
     )
+
+
+def _is_chance(finding: Finding, noise: Noise | None) -> bool:
+    """Return whether ops that vary by chance explain a finding."""
+    evidence = finding.evidence
+    return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
+
+
+def _with_doubt(finding: Finding) -> Finding:
+    """Add to a finding about a stage that its rank has no replicas to be compared with."""
+    if finding.evidence["cause"] != "imbalance" or not finding.evidence["where"]:
+        return finding
+    return replace(finding, detail=f"{finding.detail}; a slow rank would look the same: there is one pipeline")
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:

@@ -191,14 +191,14 @@ def _starts(dumps: Sequence[Dump], world: set[int]) -> dict[tuple[int, Stream], 
     return starts
 
 
-def dump_paths(directory: Path, found: Sequence[Path]) -> list[Path]:
-    """The dumps in ``found``, and files of a directory with similar names, which may be empty or damaged."""
-    shapes = {_shape(path.name) for path in found}
+def dump_paths(directory: Path, paths: Sequence[Path]) -> list[Path]:
+    """The dumps in ``paths``, and files of a directory with similar names, which may be empty or damaged."""
+    shapes = {_shape(path.name) for path in paths}
     try:
         similar = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
     except OSError:
         similar = []
-    return sorted({*found, *similar})
+    return sorted({*paths, *similar})
 
 
 def _shape(name: str) -> str:

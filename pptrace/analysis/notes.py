@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.result import RankDevice, StepReport, Stragglers
+from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
+from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
@@ -43,6 +45,8 @@ def explain_nulls(
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
         *_ranks_outside_steps(run, steps),
+        *_ranks_that_lack_ops(steps),
+        *_evaluations(steps),
         *_unknown_bubbles(run, steps),
         *_no_messages(run, steps),
         *_nested_messages(run, num_nested),
@@ -82,10 +86,10 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
         )
 
 
-def is_plan_of_all(run: RecognisedRun) -> bool:
+def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
-    return plan is not None and plan.pp >= (run.mesh.pp or 1)
+    return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -202,8 +206,32 @@ def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
 
 def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
     return sorted(
-        {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None and step.span_ns is not None}
+        {
+            rank.rank
+            for step in steps
+            for rank in step.ranks
+            if rank.bubble_ns is None and rank.compute_ns is not None and step.span_ns is not None
+        }
     )
+
+
+def _evaluations(steps: Sequence[StepReport]) -> Iterator[str]:
+    if evaluations := [step.step for step in steps if step.is_evaluation]:
+        yield f"step {listed(evaluations, _FEW)} has forwards alone, as evaluations have: left out of step_series and findings"
+
+
+def _ranks_that_lack_ops(steps: Sequence[StepReport]) -> Iterator[str]:
+    """A line for the ranks whose figures are null in steps of which their traces lack ops."""
+    lacking: dict[int, list[int]] = {}
+    for step in steps:
+        for rank in step.ranks if step.span_ns is not None and step.has_pipeline else ():
+            if rank.compute_ns is None:
+                lacking.setdefault(rank.rank, []).append(step.step)
+    for number, of_steps in lacking.items():
+        yield (
+            f"compute_ns, bubble_ns and the phases' bubbles of rank {number} are null in step {listed(of_steps, _FEW)}: its "
+            "trace lacks ops of the plan, whose time would count as bubble"
+        )
 
 
 def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -329,10 +357,10 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
     if is_partial and plan is not None:
+        length = "the" if run.mesh.pp is None else f"the {run.mesh.pp}"
         yield (
-            f"ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers {plan.pp} of the "
-            f"{run.mesh.pp} ranks of "
-            "a pipeline"
+            f"ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers {plan.pp} of {length} ranks of a "
+            "pipeline"
         )
     elif plan is not None and (neighbour := [step.step for step in steps if step.bubble.ideal_ratio is None]):
         yield f"ideal_ratio and ideal_share of step {listed(neighbour, _FEW)} are null: the step has other ops than the plan"

@@ -19,7 +19,8 @@ from pptrace.analysis.rank_steps import (
     masked,
     memory_of_steps,
 )
-from pptrace.analysis.result import Bubble, RankStep, StepReport
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)
@@ -76,6 +77,7 @@ def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, 
         end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
         comparable=np.array([comparable[window.step] for window in windows], dtype=np.bool_),
         is_alone=np.zeros(len(windows), dtype=np.bool_),
+        is_whole=np.ones(len(windows), dtype=np.bool_),
     )
 
 

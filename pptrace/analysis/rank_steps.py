@@ -36,6 +36,7 @@ class RankWindows:
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
     from its first op to its last. ``is_alone``: other ranks of its pipeline have no trace, and those that have do not compare.
+    ``is_whole``: the trace has every op of the step.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankWindows:
     end_ns: Int64
     comparable: Mask
     is_alone: Mask
+    is_whole: Mask
 
     def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
         """(rows of these steps, the index of each one's window); the rows are in order of step."""
@@ -108,13 +110,13 @@ def report_rank_steps(
     windows = _own_where_not_comparable(windows, ops, op_window)
     comms, comm_window = windows.index_of(rows.comms)
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
-    known = windows.comparable & ~windows.is_alone & times.is_known
+    known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
     has_times = not work.missing_device_events
     columns: dict[str, Sequence[Any]] = {
         "stage": _first_stages(ops, first_op),
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
-        "compute_ns": masked(times.compute_ns, has_times & np.ones_like(known)),
+        "compute_ns": masked(times.compute_ns, has_times & windows.is_whole),
         "exposed_comm_ns": masked(times.exposed_ns, known),
         "bubble_ns": masked(times.bubble_ns, known),
         "phases": _phases(ops, op_window, windows, times.lane, known),
@@ -217,9 +219,9 @@ def _not_compute(
     high = np.where(windows.comparable, np.minimum(rest, bubble + slack), rest)
     low = np.where(has_messages, np.where(known, bubble, times.least_bubble_ns), 0)
     return {
-        "not_compute_ns": rest.tolist(),
-        "bubble_low_ns": low.tolist(),
-        "bubble_high_ns": np.where(known, bubble, high).tolist(),
+        "not_compute_ns": masked(rest, windows.is_whole),
+        "bubble_low_ns": masked(low, windows.is_whole),
+        "bubble_high_ns": masked(np.where(known, bubble, high), windows.is_whole),
     }
 
 

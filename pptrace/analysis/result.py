@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pptrace.analysis.memory.result import MemoryReport
+from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
+from pptrace.analysis.whole_run import Interconnect, LateRank, Link, MemoryReport, StepSeries, Stragglers
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
+from pptrace.model.mesh import MeshSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +22,6 @@ class InputInfo:
     num_events: int
     producer: str
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeshSizes:
-    num_ranks: int
-    pp: int | None
-    vpp: int | None
-    tp: int | None
-    cp: int | None
-    dp: int | None
-    ep: int | None
-
-    @property
-    def axes(self) -> dict[str, int | None]:
-        """The size of each axis, and the chunks per rank."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "num_ranks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,68 +54,6 @@ class ClockSummary:
     method: str
     offsets_ns: Mapping[str, int]
     uncertainty_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Waterfall:
-    """Parts of a step's span, ns; they sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
-
-    compute: int
-    structural: int
-    imbalance: int
-    jitter: int
-    communication: int
-    host: int | None
-    unexplained: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bubble:
-    """``ratio`` is bubble over compute, ``share`` bubble over window; the ideals are those of the plan with F = I = W."""
-
-    ratio: float | None
-    share: float | None
-    ideal_ratio: float | None
-    ideal_share: float | None
-    waterfall_ns: Waterfall | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""
-
-    cause: str
-    where: Mapping[str, int | str]
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class CriticalPath:
-    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span."""
-
-    span_ns: int
-    parts: Mapping[str, int]
-    by_stage: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class BlamedOp:
-    rank: int
-    kind: str
-    stage: int
-    microbatch: int
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """The bubble of all ranks by what caused it; each mapping sums to the total. ``ops`` are those with the largest charges."""
-
-    total_ns: int
-    by_rank: Mapping[int, int]
-    by_stage: Mapping[int, int]
-    by_kind: Mapping[str, int]
-    ops: tuple[BlamedOp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,94 +207,12 @@ class StepReport:
         """Return whether these are ops of a pipeline; else each rank's window is its own STEP range."""
         return any(rank.ops or rank.phases for rank in self.ranks)
 
-
-@dataclass(frozen=True, slots=True)
-class StepOutlier:
-    """A step far above the usual length: ``usual_step`` is the typical one of its time, with ``usual_ns``.
-
-    ``differences`` are what it has more of, by cause and place, and sum to ``excess_ns``; None where a step is not explained.
-    ``ops`` has the op that is to blame for most of its bubble, if one is.
-    """
-
-    step: int
-    span_ns: int
-    usual_step: int
-    usual_ns: int
-    differences: tuple[Cause, ...] | None
-    ops: tuple[BlamedOp, ...]
-
     @property
-    def excess_ns(self) -> int:
-        return self.span_ns - self.usual_ns
-
-
-@dataclass(frozen=True, slots=True)
-class StepChange:
-    """From ``step`` on, steps take as long as ``after_step``; until then as long as ``before_step``.
-
-    ``differences`` are what they have more or less of, by cause and place; None where a step is not explained.
-    """
-
-    step: int
-    before_step: int
-    before_ns: int
-    after_step: int
-    after_ns: int
-    differences: tuple[Cause, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeries:
-    """Lengths of a run's steps, ns: percentiles, the outliers, the longest first, and where the level changes."""
-
-    num_steps: int
-    min_ns: int
-    p10_ns: int
-    median_ns: int
-    p90_ns: int
-    max_ns: int
-    outliers: tuple[StepOutlier, ...]
-    changes: tuple[StepChange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Messages from one rank to another on an axis, in all steps of the report, ns.
-
-    For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
-    been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
-    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth.
-    """
-
-    axis: str
-    source: int
-    target: int
-    is_same_host: bool | None
-    count: int
-    bytes: int | None
-    transfer_ns: int
-    late_sender_ns: int
-    late_receiver_ns: int
-    slack_ns: int
-    required_gbps: float | None
-    algbw_gbps: float | None
-    latency_ns: int | None
-    bandwidth_gbps: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class LateRank:
-    """Collectives of one rank, of one kind on an axis, in all steps of the report.
-
-    It was the last of its group to enter ``num_last`` of ``count``, and waited ``wait_ns`` for others in the rest.
-    """
-
-    axis: str
-    kind: str
-    rank: int
-    count: int
-    num_last: int
-    wait_ns: int
+    def is_evaluation(self) -> bool:
+        """Return whether it has forwards and no backward: it trains nothing."""
+        phases = [phase for rank in self.ranks for phase in rank.phases.values()]
+        has_forwards = any(phase.num_forward for phase in phases)
+        return has_forwards and all(rank.phases for rank in self.ranks) and not any(p.num_backward for p in phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,9 +220,9 @@ class CommTotal:
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
 
     Times are those of the calls or kernels, waiting for the others included. ``busy_ns`` is their union, ``overlap_ratio`` the
-    part of it beside compute; None where these are calls on the host, both None where nothing tells when they ran. ``bytes`` is
-    None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a device: with the
-    waiting, so at least that.
+    part of it that compute overlaps; None where these are calls on the host, both None where nothing tells when they ran.
+    ``bytes`` is None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a
+    device: with the waiting, so at least that.
     """
 
     axis: str
@@ -425,7 +267,7 @@ class Severity(StrEnum):
 class Finding:
     """Finding about a run: ``gain_ns`` is what a step would get back, None where that is not known.
 
-    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary.
+    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary, None of a single step.
     """
 
     severity: Severity
@@ -438,39 +280,11 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSlowdown:
-    rank: int
-    slowdown: float
+class MissingEvidence:
+    """Kinds of ``findings`` for which the run has too little evidence, and the ``reason``."""
 
-
-@dataclass(frozen=True, slots=True)
-class StageSlowdown:
-    stage: int
-    slowdown: float
-
-
-@dataclass(frozen=True, slots=True)
-class KindSlowdown:
-    kind: str
-    slowdown: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stragglers:
-    """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`).
-
-    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed;
-    ``covers`` is ``step`` where that is with what ranks do before and after their ops, else ``pipeline``.
-    """
-
-    slowdown: float
-    m_w: float | None
-    m_s: float | None
-    workers: tuple[WorkerSlowdown, ...]
-    stages: tuple[StageSlowdown, ...]
-    op_kinds: tuple[KindSlowdown, ...]
-    num_steps: int
-    covers: str
+    findings: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,9 +309,14 @@ class Report:
     links: tuple[Link, ...] = ()
     late_ranks: tuple[LateRank, ...] = ()
     stragglers: Stragglers | None = None
+    interconnect: Interconnect | None = None
+    missing_evidence: tuple[MissingEvidence, ...] = ()
 
     @property
     def typical_step(self) -> StepReport | None:
-        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all."""
-        known = [step for step in self.steps if step.bubble.ratio is not None] or list(self.steps)
+        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all; of
+        training steps, if there are any.
+        """
+        training = [step for step in self.steps if not step.is_evaluation] or list(self.steps)
+        known = [step for step in training if step.bubble.ratio is not None] or training
         return sorted(known, key=lambda step: step.span_ns or 0)[(len(known) - 1) // 2] if known else None

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pptrace.analysis.gain_interval import LEAST_SHARE, gain_interval
-from pptrace.analysis.result import BlamedOp, Cause, Finding, Severity, StepChange, StepOutlier, StepReport, StepSeries
+from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 
 _MOST_OF_IT = 0.5
 """A cause or a place with this share of a difference is named."""
@@ -18,7 +20,7 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
 
     The first steps of a run are long wherever things are made at their first use: they are a finding where one rank delays them.
     """
-    order = [step.step for step in steps if step.span_ns is not None]
+    order = [step.step for step in steps if step.span_ns is not None and not step.is_evaluation]
     outliers = [outlier for outlier in series.outliers if not _is_warmup(outlier, series, order)]
     if finding := _of_outliers(outliers, order, series):
         yield finding
@@ -46,7 +48,9 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
         f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} far longer than the others"
     )
     return Finding(
-        Severity.WARNING if low > 0 else Severity.INFO,  # once is not enough to say that it happens again
+        Severity.WARNING
+        if low is not None and low > 0
+        else Severity.INFO,  # once is not enough to say that it happens again
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{_op_text(worst.ops)}; "
         "look at what that rank's host did then: input, checkpoints, garbage collection, neighbours",

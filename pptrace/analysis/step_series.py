@@ -13,10 +13,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.result import Cause, StepChange, StepOutlier, StepReport, StepSeries
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Int64
 
-_FEWEST_STEPS = 5
+FEWEST_OF_LEVEL = 5
 """A level with fewer steps has no outliers."""
 _OUTLIER = 3.0
 """A step longer than its level's median by this many scaled median deviations, and by ``_LEAST_EXCESS``, is an outlier."""
@@ -30,12 +32,13 @@ _LEAST_CHANGE = 0.03
 
 
 def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
-    """The series of the steps whose length is known; None where there is none.
+    """The series of the training steps whose length is known; None where there is none.
 
     ``steps`` are in order. Differences are those between single steps, so that they sum exactly: between an outlier and the
     typical step of its level, and between the typical steps of the levels before and after a change.
     """
-    known = [step for step in steps if step.span_ns is not None]
+    evaluations = tuple(step.step for step in steps if step.is_evaluation)
+    known = [step for step in steps if step.span_ns is not None and not step.is_evaluation]
     if not known:
         return None
     spans = np.array([step.span_ns for step in known], dtype=np.int64)
@@ -52,7 +55,8 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     ]
     by_excess = sorted(outliers, key=lambda outlier: (-outlier.excess_ns, outlier.step))
     return StepSeries(
-        len(known), int(spans.min()), low, middle, high, int(spans.max()), tuple(by_excess), tuple(changes)
+        *(len(known), int(spans.min()), low, middle, high, int(spans.max())),
+        *(tuple(by_excess), tuple(changes), evaluations),
     )
 
 
@@ -76,7 +80,7 @@ def _cuts(spans: Int64) -> list[int]:
 def _strongest_change(spans: Int64) -> int | None:
     """The first step after the change of level that Pettitt's test finds; None where it finds none."""
     n = len(spans)
-    if n < 2 * _FEWEST_STEPS:
+    if n < 2 * FEWEST_OF_LEVEL:
         return None
     cut, statistic = _strongest(spans)
     by_chance = 2 * np.exp(-6.0 * statistic**2 / (n**3 + n**2))
@@ -89,9 +93,9 @@ def _strongest(spans: Int64) -> tuple[int, float]:
     """(cut into the two parts that differ most, Pettitt's statistic there)."""
     n = len(spans)
     statistic = np.abs(2 * np.cumsum(_ranks(spans))[:-1] - np.arange(1, n) * (n + 1))
-    inside = statistic[_FEWEST_STEPS - 1 : n - _FEWEST_STEPS]
+    inside = statistic[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL]
     cut = int(inside.argmax())
-    return cut + _FEWEST_STEPS, float(inside[cut])
+    return cut + FEWEST_OF_LEVEL, float(inside[cut])
 
 
 def _least_squares_cut(spans: Int64) -> int:
@@ -100,7 +104,7 @@ def _least_squares_cut(spans: Int64) -> int:
     values = values - values.mean()
     first, n = np.arange(1, len(values)), len(values)
     between = np.cumsum(values)[:-1] ** 2 / (first * (n - first))
-    return _FEWEST_STEPS + int(between[_FEWEST_STEPS - 1 : n - _FEWEST_STEPS].argmax())
+    return FEWEST_OF_LEVEL + int(between[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL].argmax())
 
 
 def _ranks(values: Int64) -> npt.NDArray[np.float64]:
@@ -112,7 +116,7 @@ def _ranks(values: Int64) -> npt.NDArray[np.float64]:
 
 def _far_above(spans: Int64) -> list[int]:
     """The outliers of a level."""
-    if len(spans) < _FEWEST_STEPS:
+    if len(spans) < FEWEST_OF_LEVEL:
         return []
     middle = float(np.median(spans))
     deviation = _DEVIATION * float(np.median(np.abs(spans - middle)))

@@ -11,7 +11,8 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import Explanation, explain_steps
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
-from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport
+from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
@@ -51,11 +52,14 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step's windows, one for each pipeline, and what its plan says, where one is known."""
+    """A step's windows, one for each pipeline, and what its plan says, where one is known; ``lacking`` are the ranks whose trace
+    lacks ops of it.
+    """
 
     windows: tuple[StepWindow, ...]
     plan: Plan | None = None
     ideal: Ideal | None = None
+    lacking: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class StepParts:
                     of_rank.setdefault(rank, []).append((step, window))
         parts = {
             rank: RankPart(
-                _rank_windows(rank, [window for _, window in entries], comparable, data),
+                _rank_windows(rank, entries, comparable, data),
                 tuple(_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries),
             )
             for rank, entries in of_rank.items()
@@ -168,8 +172,12 @@ def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) ->
 
 
 def _rank_windows(
-    rank: int, windows: Sequence[StepWindow], comparable: Mapping[StepWindow, bool], data: AlignedRun
+    rank: int,
+    entries: Sequence[tuple[PlannedStep, StepWindow]],
+    comparable: Mapping[StepWindow, bool],
+    data: AlignedRun,
 ) -> RankWindows:
+    windows = [window for _, window in entries]
     return RankWindows(
         rank,
         steps=np.array([window.step for window in windows], dtype=np.int64),
@@ -180,6 +188,7 @@ def _rank_windows(
             [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
             dtype=np.bool_,
         ),
+        is_whole=np.array([rank not in step.lacking for step, _ in entries], dtype=np.bool_),
     )
 
 

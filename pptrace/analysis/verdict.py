@@ -27,6 +27,18 @@ def with_verdict(report: Report) -> Report:
 
 
 def _verdict(report: Report) -> str:
+    sentence, series = _sentence(report), report.step_series
+    if series is None or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
+        return sentence
+    number = "1 step" if series.num_steps == 1 else f"{series.num_steps} steps"
+    return f"{sentence} Not enough evidence for what recurs: {number}."
+
+
+_FEWEST_STEPS = 3
+"""With fewer steps nothing tells what is usual from what happened once."""
+
+
+def _sentence(report: Report) -> str:
     step, steps, schedule = report.typical_step, report.steps, report.schedule
     if report.hang is not None:
         return f"The run hung: {report.hang['detail']}"

@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, without_categories
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from pptrace.api.whatif import Predictions
 
 FigureKind = Literal["timeline", "waterfall", "overview"]
 
@@ -48,7 +51,9 @@ class Run(Exports):
         ``rank`` (global), ``step``, ``kind`` (F forward, B full backward, I input gradient, W weight gradient, OVERLAP_F_B,
         OPTIMIZER, GRAD_SYNC, STEP, …), ``stage``, ``chunk`` (of the rank's stages, from 0), ``microbatch``, ``phase`` (warmup,
         steady, cooldown), ``start_ns``, ``end_ns``, ``clock`` (device or host: which of them timed it), ``source`` (label or
-        inferred), ``pair`` (of an OVERLAP_F_B, whose other columns are its forward's: both halves as text).
+        inferred), ``pair`` (of an OVERLAP_F_B, whose other columns are its forward's: both halves as text); ``slack_ns`` (how
+        much longer it could have taken, all else as measured, without its pipeline's step ending later) and
+        ``on_critical_path`` (of that step; nullable), which are found when the table is first asked for.
 
             >>> import pptrace
             >>> ops = pptrace.load("sample_traces/1f1b_p4").ops
@@ -59,7 +64,7 @@ class Run(Exports):
 
     @cached_property
     def _ops(self) -> pd.DataFrame:
-        return _table(self.analysis.data.ops, OPS)
+        return _table(self.analysis.ops_with_slack, {**OPS, **SLACK})
 
     @property
     def comms(self) -> pd.DataFrame:
@@ -145,6 +150,55 @@ class Run(Exports):
             raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
         return chosen
 
+    def whatif(
+        self,
+        schedules: str | Sequence[str] = (),
+        *,
+        chunks: int | None = None,
+        microbatches: int | None = None,
+        microbatch_size: float | None = None,
+        split: Sequence[int] | None = None,
+        ideals: str | Sequence[str] = (),
+        link_speed: float | None = None,
+        placement: Sequence[int] | None = None,
+    ) -> Predictions:
+        """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
+
+        All that is given is one scenario, for each schedule one; without any, all sensible changes are tried.
+
+            >>> import pptrace
+            >>> run = pptrace.load("sample_traces/1f1b_p2")
+            >>> run.whatif("zb-h1").scenarios.loc[0, "num_microbatches"].item()
+            4
+
+        Args:
+            schedules: names of ``pptrace.schedules``, or "all".
+            chunks: virtual stages per rank.
+            microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
+            microbatch_size: size of a microbatch in parts of that of the run.
+            split: layers of each stage of the model.
+            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers" or "host": what is named costs what its
+                like costs elsewhere in the run.
+            link_speed: how many times as fast messages are.
+            placement: the pipeline rank of the run that each rank of the pipeline then is.
+
+        Raises:
+            PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
+        """
+        from pptrace.api.whatif import Wishes, predict_changes
+
+        wishes = Wishes(
+            _names(schedules),
+            chunks,
+            microbatches,
+            microbatch_size,
+            None if split is None else tuple(split),
+            _names(ideals),
+            link_speed,
+            None if placement is None else tuple(placement),
+        )
+        return predict_changes(self.analysis, wishes)
+
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts
 
@@ -228,6 +282,10 @@ class Run(Exports):
         from pptrace.api.summary import run_summary
 
         return run_summary(self.report)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:

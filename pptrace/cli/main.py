@@ -15,6 +15,8 @@ from pptrace.version import __version__
 _COMMANDS = {
     "run": "start a training script on several ranks, profile it, analyse it",
     "analyze": "say where the step time of a trace went",
+    "whatif": "say what another schedule, split or link would get back",
+    "compare": "say whether one run is slower than another, and in what",
     "dashboard": "look at traces in a browser",
     "hang": "say who is to blame for a run that hangs",
     "schedule": "list and show pipeline schedules",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pptrace import axes
@@ -11,13 +11,8 @@ from pptrace.axes import MESH_ORDER, Axis
 
 
 @dataclass(frozen=True, slots=True)
-class MeshInfo:
-    """The report's ``mesh``: sizes of the axes, None where unknown, and the pipelines as global ranks.
-
-    ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
-    number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
-    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``.
-    """
+class MeshSizes:
+    """The report's ``mesh``: the number of ranks, the size of each axis and the chunks per rank, None where unknown."""
 
     num_ranks: int
     pp: int | None
@@ -26,11 +21,34 @@ class MeshInfo:
     cp: int | None
     dp: int | None
     ep: int | None
+
+    @property
+    def axes(self) -> dict[str, int | None]:
+        """The size of each axis, and the chunks per rank."""
+        return {field.name: getattr(self, field.name) for field in fields(MeshSizes) if field.name != "num_ranks"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshInfo(MeshSizes):
+    """The sizes of a mesh, and its pipelines as global ranks.
+
+    ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
+    number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
+    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``. ``is_cut``:
+    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer.
+    """
+
     pipelines: tuple[tuple[int, ...], ...] = ()
     order: tuple[str, ...] = MESH_ORDER
     in_order: bool = False
     is_guess: bool = False
     known_pp_ranks: tuple[tuple[int, int], ...] = ()
+    is_cut: bool = False
+
+    @property
+    def sizes(self) -> MeshSizes:
+        """The sizes alone."""
+        return MeshSizes(self.num_ranks, **self.axes)
 
     def size_of(self, axis: str) -> int | None:
         """The size of an axis; None where unknown, 1 of an axis that has no field."""
@@ -39,8 +57,8 @@ class MeshInfo:
 
     def with_sizes(self, sizes: Mapping[str, int | None]) -> MeshInfo:
         """The mesh with other sizes of axes; those of axes that have no field are left out."""
-        fields: dict[str, Any] = {str(axis): size for axis, size in sizes.items() if axis in self.__slots__}
-        return replace(self, **fields)
+        known: dict[str, Any] = {str(axis): size for axis, size in sizes.items() if axis in self.axes}
+        return replace(self, **known)
 
     @property
     def is_open(self) -> bool:
@@ -55,11 +73,13 @@ class MeshInfo:
 
     def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
         """Return whether the pipeline of ``rank`` has ranks that are not in ``present``."""
-        return bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
+        return self.is_cut or bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
 
     @property
     def num_pipeline_ranks(self) -> int | None:
         """Number of ranks of all pipelines; None where their length is unknown."""
+        if self.is_cut:
+            return None
         if not self.known_pp_ranks:
             return sum(map(len, self.pipelines))
         return None if self.pp is None else self.pp * len(self.pipelines)

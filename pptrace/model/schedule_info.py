@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
+from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.plan import Plan
 
 
@@ -49,3 +51,12 @@ class ScheduleInfo:
     def plan_of(self, step: int) -> Plan | None:
         """The plan of one step."""
         return self.plan_by_step.get(step, self.plan)
+
+
+class WithPlan(Protocol):
+    """A run whose plan and mesh are known, recognised or analysed."""
+
+    @property
+    def schedule(self) -> ScheduleInfo: ...
+    @property
+    def mesh(self) -> MeshInfo: ...

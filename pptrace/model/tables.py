@@ -94,6 +94,8 @@ SESSION = "session "
 
 HOST = "host "
 """Prefix of ``one_clock`` for processes with the same host name: they should share its clock; messages may disprove it."""
+DEVICE_NAMES = "device_names"
+"""Fact: the names of the devices of the rank's host, as the trace's producer wrote them."""
 HOST_NAME = "host_name"
 """Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 
@@ -223,6 +225,12 @@ OPS: Schema = {
     "source": "str",  # label or inferred; simulated for a simulated run
     "pair": "str",  # of an OVERLAP_F_B: the action as text; the other columns are those of its forward half
 }
+
+SLACK: Schema = {
+    "slack_ns": "int64",  # −1 where the step lacks ops of its plan, or ranks' times do not compare
+    "on_critical_path": "boolean",  # <NA> there
+}
+"""Columns of ops in exports and in the API, found when they are asked for."""
 
 COMMS: Schema = {
     "rank": "int64",

@@ -32,6 +32,7 @@ from pptrace.recognise.groups.mesh import (
     mesh_from_metadata,
     mesh_from_stages,
     mesh_in_order,
+    mesh_with_absent_ranks,
     mesh_with_collectives,
     mesh_with_declared_pipelines,
     mesh_with_groups,
@@ -147,7 +148,7 @@ def recognise_ranks(
         comms=matched.comms,
         memory=join_ranks([(recognised.number, recognised.memory) for recognised in ranks], MEMORY),
         work={recognised.number: recognised.work for recognised in ranks},
-        mesh=mesh,
+        mesh=mesh_with_absent_ranks(mesh, placed.comms) if mesh.is_guess else mesh,
         schedule=schedule_info,
         facts=located.facts,
         warnings=(*warnings, *evidence, *schedule_info.warnings, *matched.without_other_side),
@@ -262,7 +263,7 @@ def _locate(
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
     members, groups = _groups(ranks, no_pipeline)
     metadata = list(facts.values())
-    world = num_ranks or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
+    world = num_ranks or _least_world(ranks, comms)
     mesh = replace(_mesh(metadata, ops, comms, groups, world), is_guess=num_ranks is None and not groups.world_size)
     mesh = _with_pipelines(replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp), joint)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
@@ -285,6 +286,12 @@ def _locate(
     placed = assign_stages(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
+
+
+def _least_world(ranks: Sequence[RecognisedRank], comms: pd.DataFrame) -> int:
+    """Least number of ranks that the run can have: those with a trace, and the peers of their messages, have numbers below it."""
+    highest = int(comms["peer"].max()) if len(comms) else -1
+    return max(len(ranks), highest + 1, *(recognised.number + 1 for recognised in ranks))
 
 
 def _is_split(ops: pd.DataFrame) -> bool:

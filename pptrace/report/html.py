@@ -9,7 +9,9 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
 from pptrace.report import units
@@ -18,7 +20,10 @@ from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
+from pptrace.report.tables.comparison import comparison_tables
+from pptrace.report.tables.steps import steps_table
+from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
@@ -27,11 +32,13 @@ from pptrace.workflow.analyse import Analysis
 def report_page(analysis: Analysis) -> str:
     """The report as a page, with a timeline of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
+    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report)]
     typical = report.typical_step
+    if typical is not None and len(report.steps) > 1:
+        parts.append(_report_table(steps_table(report, typical, Amount.WHOLE)))
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts += [_of_whole_traces(report), _memory(analysis)]
-    parts.append(_warnings(report))
+    parts.append(_warnings(warning_lines(report)))
     return _page(f"pptrace · {_title(report)}", parts)
 
 
@@ -61,6 +68,28 @@ def simulation_page(simulation: Simulation) -> str:
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     return _page(f"pptrace · {plan.name}", parts)
+
+
+def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> str:
+    """Predictions as a page: the table, and replays of the typical step on one scale, each with its title; times are ms."""
+    parts = [
+        f'<h1>What would get it back <small>predicted from the run</small></h1><p class="verdict">{escape(headline(result))}</p>',
+        f"<p>{escape(replay_line(result))}</p>",
+        *(_report_table(table) for table in whatif_tables(result)),
+    ]
+    extent = max((simulation.makespan_ns for _, simulation in pictures), default=0)
+    for title, simulation in pictures:
+        parts.append(f"<h3>{escape(title)}</h3>{_figure(timeline(simulation.ops(), extent_ns=extent))}")
+    parts.append(_warnings(result.warnings))
+    return _page("pptrace · what would get it back", parts)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Two runs beside each other as a page; times are ms."""
+    parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']
+    parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
+    parts.append(_warnings(comparison.warnings))
+    return _page(f"pptrace · {comparison.verdict}", parts)
 
 
 def _figure(figure: Any) -> str:
@@ -145,12 +174,12 @@ def _report_table(table: ReportTable) -> str:
     columns = [column for column, shown in zip(table.columns, is_shown, strict=True) if shown]
     rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in table.rows]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows)}{notes}"
+    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows, table.num_labels)}{notes}"
 
 
 def _of_whole_traces(report: Report) -> str:
     """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    wanted = ("stragglers", "links", "late-ranks", "memory", "device", "device-host", "comm-totals")
+    wanted = ("stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
 
@@ -161,24 +190,37 @@ def _memory(analysis: Analysis) -> str:
     return "" if figure is None else f"<h3>Memory over time</h3>{_figure(figure)}"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(report: Report) -> str:
     items = []
-    for finding in findings:
+    for finding in report.findings:
         gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
         title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
         items.append(f"<li>{title}{gain}<p>{escape(finding.detail)}</p></li>")
-    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>" if items else ""
+    unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
+    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
 
 
-def _warnings(report: Report) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in warning_lines(report))
+def _warnings(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], num_labels: int = 0) -> str:
+    """A table: to the left its first columns, which are labels, and remarks without a head; to the right numbers."""
+
+    def cells(tag: str, texts: Sequence[object]) -> str:
+        is_label = [index < num_labels or not column for index, column in enumerate(columns)]
+        return "".join(
+            f"<{tag}{_LABEL if label else ''}>{escape(str(text))}</{tag}>"
+            for label, text in zip(is_label, texts, strict=True)
+        )
+
+    head = cells("th", columns)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+_LABEL = ' class="label"'
 
 
 def _page(title: str, parts: Sequence[str]) -> str:

@@ -23,6 +23,8 @@ summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numer
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { font-size: 12px; color: #66717f; font-weight: 500; text-align: right; padding: 4px 14px 4px 0; white-space: nowrap; }
 td { text-align: right; padding: 3px 14px 3px 0; white-space: nowrap; border-top: 1px solid #eceff2; }
+.label { text-align: left; }
+h3 + .scroll { margin-bottom: 4px; }
 .hang { background: #fff; border: 1px solid #dfe3e8; border-left: 4px solid #c0392b; border-radius: 8px; }
 .hang { margin: 0 0 16px; padding: 0 16px 12px; }
 .hang h2 { margin: 12px 0 4px; color: #c0392b; }

@@ -90,7 +90,7 @@ def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) ->
         width=0.7,
         text=shares,
         textposition="inside",
-        insidetextanchor="middle",
+        insidetextanchor="end" if colour == BUBBLE else "middle",  # away from the line of the ideal bubble
         textangle=0,
         insidetextfont={"color": "#5c6470" if colour == BUBBLE else "#ffffff", "size": 13},
         customdata=[
@@ -221,7 +221,7 @@ def _waterfall_parts(measured: Mapping[str, int], span_ns: int) -> list[_Part]:
 
 def _label(value: int, total: int, *, first: bool) -> str:
     sign = "−" if value < 0 else "" if first else "+"
-    return f"{sign}{milliseconds(abs(value))} ms · {percent(abs(value) / (total or 1))}"
+    return f"{sign}{milliseconds(abs(value))} ms · {'−' if value < 0 else ''}{percent(abs(value) / (total or 1))}"
 
 
 def _label_position(part: _Part, whole: int) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
+from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
@@ -96,17 +98,30 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
         lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
     if left_out := len(report.findings) - len(shown):
         lines.append(Text(MORE.format(left_out), style="dim"))
+    if unknown := unknown_line(report):
+        lines.append(Text(unknown, style="dim"))
     return Group(Text("\nFindings, means over all steps", style="bold"), *lines) if lines else Text()
 
 
 def _warnings(report: Report, amount: Amount) -> RenderableType:
-    every = warning_lines(report)
+    return _warning_lines(warning_lines(report), amount)
+
+
+def _warning_lines(every: Sequence[str], amount: Amount) -> RenderableType:
     shown = every if amount is Amount.WHOLE else every[:_MOST_WARNINGS]
     if not shown:
         return Text()
     more = [MORE.format(len(every) - len(shown))] if len(every) > len(shown) else []
     texts = (Text(line, style="yellow") for line in [*(f"! {line}" for line in shown), *more])
     return Group(Text("\nWarnings", style="bold"), *texts)
+
+
+def print_comparison(comparison: Comparison, console: Console, amount: Amount = Amount.BRIEF) -> None:
+    """Print two runs beside each other: the verdict, the step, its parts, the facts that differ, the warnings."""
+    console.print(Stripped(Text(comparison.detail, style="bold")))
+    for table in comparison_tables(comparison, amount):
+        console.print(Stripped(render_table(table, console.width)))
+    console.print(Stripped(_warning_lines(comparison.warnings, amount)))
 
 
 def simulation_table(simulation: Simulation, width: int) -> RenderableType:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def write_csv(analysis: Analysis, directory: Path) -> None:
-    """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.model.tables.
+    """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.model.tables,
+    and of ops their slack.
 
     Raises:
         OSError: the directory cannot be written.
@@ -42,7 +43,7 @@ def write_parquet(analysis: Analysis, directory: Path) -> None:
 
 def _tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
     data = analysis.data
-    tables = {"ops": data.ops, "comms": data.comms, "memory": data.memory}
+    tables = {"ops": analysis.ops_with_slack, "comms": data.comms, "memory": data.memory}
     return {name: table for name, table in tables.items() if len(table.columns)}
 
 
@@ -52,4 +53,7 @@ def _polars_column(column: pd.Series[Any]) -> polars.Series:
     if isinstance(column.dtype, pd.CategoricalDtype):
         texts = polars.Series(column.cat.categories.tolist(), dtype=polars.String)
         return texts.gather(column.cat.codes.to_numpy().astype("uint32"))
+    if isinstance(column.dtype, pd.BooleanDtype):
+        values = pd.Series(column.to_numpy(dtype=bool, na_value=False))
+        return polars.Series(values.to_numpy()).set(polars.Series(column.isna().to_numpy()), None)
     return polars.Series(column.to_numpy() if column.dtype != object else column.tolist())

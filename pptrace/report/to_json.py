@@ -1,4 +1,4 @@
-"""The JSON report, ``pptrace.report/1``, and the JSON of a simulation, ``pptrace.simulation/1``."""
+"""The JSON of reports, ``pptrace.report/1``, simulations, ``pptrace.simulation/1``, comparisons and predictions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Any
 
 import msgspec
 
-from pptrace.analysis.result import Blame, CriticalPath, OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.step_parts import Blame, CriticalPath
+from pptrace.analysis.whatif.result import WhatIf
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
 from pptrace.simulator import SimulatedRank, Simulation
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"
+WHATIF_SCHEMA = "pptrace.whatif/1"
+COMPARISON_SCHEMA = "pptrace.compare/1"
 
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
@@ -125,6 +130,11 @@ def _op(op: OpSummary) -> dict[str, Any]:
     return row | {"parts": op.parts} if op.parts else row
 
 
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """Two runs beside each other as a JSON object."""
+    return {"schema": COMPARISON_SCHEMA, **_plain(comparison)}
+
+
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
     plan = simulation.plan
     return {
@@ -138,6 +148,11 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
         "bubble_share": simulation.bubble_share,
         "ranks": [_simulated_rank(rank, with_ops) for rank in simulation.ranks],
     }
+
+
+def whatif_object(result: WhatIf) -> dict[str, Any]:
+    """The predictions from a run as a JSON object."""
+    return {"schema": WHATIF_SCHEMA, **_plain(result)}
 
 
 def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Message, crosses_ranks, output_of
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import Replay, Timed, replay
+from pptrace.schedule.replay import Replay, Timed, replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,6 @@ class _Transfer:
     recv: Action
 
 
-def _paper_cost(_rank: int, action: Action) -> int:
-    """F = I = W = 1 and B = 2, the usual proportions: a message that is too early or too late makes a rank wait."""
-    return sum(2 if half.kind is Kind.B else 1 for half in action.halves)
-
-
 def lower(plan: Plan) -> Plan:
     """Add sends and receives to a plan; the compute actions and their order are unchanged.
 
@@ -49,7 +44,7 @@ def lower(plan: Plan) -> Plan:
     """
     if plan.has_comms:
         return plan
-    timeline = replay(plan, _paper_cost)
+    timeline = replay(plan, unit_cost)  # a message that is too early or too late makes a rank wait
     if timeline.blocked:
         stuck = timeline.blocked[0]
         raise ScheduleError(

@@ -27,6 +27,11 @@ Latency = Callable[[Action, int, int], int]
 """(producing action, its rank, reading rank) → time from the producer's end until the reader may use the data."""
 
 
+def unit_cost(_rank: int, action: Action) -> int:
+    """The cost of an action with F = I = W = 1, hence B = 2."""
+    return sum(2 if half.kind is Kind.B else 1 for half in action.halves)
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """An action with its start and end."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
+from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
+from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
-    MeshSizes,
+    MissingEvidence,
     RankDevice,
     Report,
     ScheduleCandidate,
@@ -28,6 +32,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
@@ -36,7 +41,7 @@ from pptrace.errors import UsageError
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.schedule_info import Candidate, ScheduleInfo
+from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
@@ -54,15 +59,35 @@ from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Analysis:
-    """A report and the tables it was made from, for figures and exports."""
+    """A report and the tables it was made from, for figures, exports, comparisons and predictions.
+
+    ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
+    itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json).
+    """
 
     report: Report
     data: AlignedRun
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
+    costs: tuple[MeasuredCosts, ...] = ()
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ops_with_slack(self) -> pd.DataFrame:
+        """The ops with ``slack_ns`` (−1 where unknown) and ``on_critical_path`` (nullable)."""
+        slack = self.op_slack
+        known = slack.on_critical_path >= 0
+        on_path = pd.arrays.BooleanArray(slack.on_critical_path > 0, ~known)
+        return self.data.ops.assign(slack_ns=slack.slack_ns, on_critical_path=on_path)
+
+    @cached_property
+    def op_slack(self) -> OpSlack:
+        """Slack and critical path of every row of ``data.ops``, found when they are first asked for."""
+        return slack_of_ops(planned_steps(self.windows, self.data, self), self.data)
 
 
 def analyse(
@@ -105,6 +130,7 @@ def analyse_ranks(
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh)
     steps = reported.steps or report_marked_steps(marked, data)
     study = study_steps(reported.costs)
+    missing = missing_evidence(steps, reported.costs)
     lines = (
         *warnings,
         *run.warnings,
@@ -112,9 +138,9 @@ def analyse_ranks(
         *_unknown_group_warnings(data, steps),
         *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
-    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
-    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts)
-    return Analysis(report, data, run.schedule, run.mesh, windows)
+    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
+    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
+    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
 
 
 def make_report(
@@ -127,19 +153,21 @@ def make_report(
     device: tuple[RankDevice, ...],
     warnings: tuple[str, ...],
     study: Study,
+    missing: tuple[MissingEvidence, ...],
 ) -> Report:
     """The report from its parts.
 
     Args:
         ops: of all ranks, on one clock.
         step: the only step of the report, if it is of one.
+        missing: what there is too little evidence for.
     """
     summary, series = _schedule_summary(run.schedule), series_of(steps)
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
         framework=run.framework,
-        mesh=MeshSizes(*(getattr(run.mesh, name) for name in MeshSizes.__slots__)),
+        mesh=run.mesh.sizes,
         schedule=summary,
         clock=ClockSummary(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
@@ -147,10 +175,11 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, study.reasons, series, study.gains, study.steps),
+        findings=find(steps, summary, study.reasons, series, study.gains, study.steps, study.noise, missing),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,
+        missing_evidence=missing,
         memory=report_memory(steps, run.mesh, run.schedule, _volume_of(run), run.facts),
     )
     return with_verdict(report)
@@ -256,7 +285,7 @@ def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> list[PlannedStep]:
+def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPlan) -> list[PlannedStep]:
     """The windows by step, each with its plan and ideal, where these are known."""
     is_plan_of_all_ranks = is_plan_of_all(run)
     shapes: dict[int, _Shape] = {}
@@ -273,7 +302,8 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
         shape = None if plan is None else shapes[plan.num_microbatches]
         is_complete = shape is not None and all(shape.has_ops_of(window, num_ops, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
-        steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal))
+        lacking = set() if shape is None or is_complete else shape.ranks_that_lack_ops(of_step, num_ops)
+        steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal, frozenset(lacking)))
     return steps
 
 
@@ -299,6 +329,17 @@ class _Shape:
         if len(counts) == 1 and (pp_rank := mesh.pp_rank(window.ranks[0])) is not None:
             return pp_rank >= len(self.num_ops) or counts[0] == self.num_ops[pp_rank]
         return len(counts) != len(self.num_ops) or counts == self.num_ops
+
+    def ranks_that_lack_ops(self, windows: Sequence[StepWindow], num_ops: Mapping[int, Mapping[int, int]]) -> set[int]:
+        """The ranks with fewer ops than the plan, in a step of which other ranks have as many as it."""
+        of_ranks = [
+            (rank, num_ops[rank][window.step] - planned)
+            for window in windows
+            if len(window.ranks) == len(self.num_ops)
+            for rank, planned in zip(window.ranks, self.num_ops, strict=True)
+        ]
+        is_followed = any(more == 0 for _, more in of_ranks)
+        return {rank for rank, more in of_ranks if more < 0} if is_followed else set()
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
+from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
@@ -120,9 +121,11 @@ def analyse_on_workers(
         *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers),
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study)
+    report = make_report(
+        inputs, run, clock, steps, data.ops, step, device, lines, study, missing_evidence(steps, reported.costs)
+    )
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
-    report = with_links(report, traffic, run.facts)
+    report = with_links(report, traffic, run.facts, run.mesh)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

@@ -123,15 +123,15 @@ def _require_same_code(engine: DaskEngine) -> None:
     expected = _code()()
     assert expected is not None
     version, _ = expected
-    for address, found in sorted(engine.client.run(_code()).items()):
-        if found is None:
+    for address, code in sorted(engine.client.run(_code()).items()):
+        if code is None:
             raise PptraceError(
                 f"{engine.name}: worker {address} has no pptrace; "
                 f"install pptrace {version} in the environment of every worker"
             )
-        if found != expected:
-            detail = " with other sources" if found[0] == version else ""
-            raise _other(engine, address, f"pptrace {found[0]}{detail}", f"pptrace {version}")
+        if code != expected:
+            detail = " with other sources" if code[0] == version else ""
+            raise _other(engine, address, f"pptrace {code[0]}{detail}", f"pptrace {version}")
 
 
 def _code() -> Callable[[], tuple[str, str] | None]:

@@ -93,7 +93,8 @@ def _analyse_read(request: _Request, taken: list[tuple[RecognisedRank, ...]], re
     alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
     del ranks
     analysis = analyse_ranks(alone.pop(), request.schedule, request.step, num_ranks=_num_ranks(run), warnings=warnings)
-    return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
+    report = analysis.report if hang is None else with_verdict(replace(analysis.report, hang=hang))
+    return replace(analysis, report=report, run=run)
 
 
 def _num_ranks(run: Mapping[str, Any]) -> int | None:

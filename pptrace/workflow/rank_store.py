@@ -29,7 +29,7 @@ _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
-        *("communicators", "memory", HOST_NAME),
+        *("communicators", "memory", "versions", "environment", "core_wait", HOST_NAME),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

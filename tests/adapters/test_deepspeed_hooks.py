@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -16,18 +15,6 @@ from pptrace.marks import ExchangeMark, OpMark, P2PMark, WaitMark
 from pptrace.schedule import registry
 from tests.adapters import fake_deepspeed
 from tests.adapters.heard import HeardSession, alone_as
-
-
-@pytest.fixture
-def lines() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def hooks(lines: list[str]) -> Iterator[Hooks]:
-    hooks = Hooks(lines.append)
-    yield hooks
-    hooks.remove()
 
 
 def watch(engine: ModuleType, hooks: Hooks, axes: dict[str, str] | None = None) -> HeardSession:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,18 +20,6 @@ from tests.adapters.heard import HeardSession, alone_as
 
 WITHOUT = "forward_backward_pipelining_without_interleaving"
 WITH = "forward_backward_pipelining_with_interleaving"
-
-
-@pytest.fixture
-def lines() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def hooks(lines: list[str]) -> Iterator[Hooks]:
-    hooks = Hooks(lines.append)
-    yield hooks
-    hooks.remove()
 
 
 def run_pass(schedules: ModuleType, num_microbatches: int, num_chunks: int = 1, **more: Any) -> Any:

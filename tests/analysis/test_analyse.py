@@ -232,7 +232,8 @@ def test_the_waterfall_of_unequal_stages_is_that_of_the_replays() -> None:
     assert fall.compute == sum(durations.values()) // plan.pp
     assert fall.compute + fall.structural + fall.imbalance + fall.jitter == by_op
     with_messages = simulate(plan, Costs(ops=durations, p2p_latency_ns=90)).makespan_ns
-    assert fall.communication == pytest.approx(with_messages - by_op, abs=90)
+    assert fall.communication >= with_messages - by_op  # these messages block their senders too
+    assert 0 <= fall.unexplained <= 90
 
 
 @pytest.mark.parametrize("name", ["two steps", "uneven 1f1b", "interleaved", "split backward", "replicas"])
@@ -245,9 +246,12 @@ def test_waterfalls_of_all_steps_together_are_those_of_each_step_alone(name: str
         longest = max(windows, key=lambda window: window.span_ns)
         parts = {rank: data.part(rank, step.step) for rank in longest.ranks}
         costs = merge_costs([measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()])
-        alone = waterfall(plan, costs, longest.span_ns)
+        alone, together = waterfall(plan, costs, longest.span_ns), step.bubble.waterfall_ns
         assert alone is not None
-        assert step.bubble.waterfall_ns == alone
+        assert together is not None
+        moved = together.communication - alone.communication  # what blocked its rank, besides what a reader waited for
+        assert moved >= 0
+        assert replace(together, communication=alone.communication, unexplained=together.unexplained + moved) == alone
 
 
 def without_origin(report: Report, origin_ns: int = START) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.attribution import waterfalls
-from pptrace.analysis.result import Waterfall
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.schedule.actions import Key, Kind
 from pptrace.schedule.plan import Plan

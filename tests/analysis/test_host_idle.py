@@ -178,6 +178,8 @@ def test_late_launches_before_ops_are_the_hosts_as_well() -> None:
     assert step.ranks[0].host == HostIdle(num_gaps * delay, 0, 0)
     assert step.critical_path is not None
     assert step.critical_path.parts == {"F": M * 100, "B": M * 100, "transfer": 0, "idle": 0, "host": num_gaps * delay}
+    assert step.blame is not None
+    assert {kind: ns for kind, ns in step.blame.by_kind.items() if ns} == {"host": num_gaps * delay}
 
 
 def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> None:
@@ -326,6 +328,11 @@ def test_the_rank_whose_host_is_late_is_named() -> None:
         assert {cause.where["rank"] for cause in step.causes if cause.cause == "host" and cause.ns} == {2}
         assert step.ranks[2].host is not None
         assert step.ranks[2].host.launch_starved_ns >= 2 * M * GAP
+        assert step.blame is not None
+        assert step.blame.by_kind["host"] >= 2 * M * GAP
+        assert (
+            sum(step.blame.by_kind.values()) == step.blame.total_ns == sum(rank.bubble_ns or 0 for rank in step.ranks)
+        )
 
 
 def test_a_page_of_the_run_has_the_table_and_the_gaps(starved: Analysis) -> None:

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.notes import explain_nulls
-from pptrace.analysis.result import Bubble, CommSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import CommSummary, RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo
@@ -20,8 +21,8 @@ from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 
-TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, ((0, 1),))
-FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, ((0, 1, 2, 3),))
+TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
+FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
 Row = dict[str, object]
@@ -221,7 +222,7 @@ def test_a_rank_alone_in_its_pipeline_is_told_whose_traces_would_help() -> None:
 def test_of_pipelines_with_two_traces_or_all_their_ranks_none_is_alone() -> None:
     steps = [step_of(rank_step(0), rank_step(1))]
     assert those_with("alone, from its first op", lines_of(run_of(mesh=FOUR, present=(0, 1)), steps)) == []
-    two = MeshInfo(2, 1, 1, 1, 1, 2, 1, ((0,), (1,)))
+    two = MeshInfo(2, 1, 1, 1, 1, 2, 1, pipelines=((0,), (1,)))
     assert those_with("alone, from its first op", lines_of(run_of(mesh=two), steps)) == []
 
 
@@ -278,7 +279,7 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
 
 
 def test_messages_between_stages_are_missed_where_bubbles_are_known_and_stages_are_apart() -> None:
-    alone = MeshInfo(2, 1, 1, 1, 1, 2, 1, ((0,), (1,)))
+    alone = MeshInfo(2, 1, 1, 1, 1, 2, 1, pipelines=((0,), (1,)))
     collective: Row = {"kind": "all_reduce", "axis": "dp"}
     for run, steps, missed in (
         (run_of(comms=[collective]), [STEP], True),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.result import RankStep, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
@@ -19,10 +20,10 @@ from pptrace.model.tables import COMMS, MEMORY, OPS, make_table
 from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
-from tests.analysis.gpt_runs import facts
+from tests.support.gpt_runs import facts
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
-TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, ((0, 1),))
+TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 Row = dict[str, object]
 
 
@@ -110,7 +111,7 @@ def test_a_bubble_is_known_where_all_ranks_of_the_mesh_know_theirs() -> None:
     whole, _ = steps_of(run_of(OPS_OF_TWO), ideal=ideal)
     assert (whole.bubble.ideal_ratio, whole.bubble.ideal_share) == (0.5, 0.25)
     assert [rank.ideal for rank in whole.ranks] == [None, None], "the plan has fewer ranks than the pipeline"
-    three = MeshInfo(3, 3, 1, 1, 1, 1, 1, ((0, 1, 2),))
+    three = MeshInfo(3, 3, 1, 1, 1, 1, 1, pipelines=((0, 1, 2),))
     partly, _ = steps_of(run_of(OPS_OF_TWO), three)
     assert [rank.bubble_ns for rank in partly.ranks] == [30, 90]
     assert (partly.bubble.ratio, partly.bubble.share) == (None, None)
@@ -125,7 +126,7 @@ def test_a_bubble_is_known_where_all_ranks_of_the_mesh_know_theirs() -> None:
 
 def test_replicas_are_summed_and_the_longest_is_the_span() -> None:
     """Pipelines of ranks 1 and 0, and of 2 and 3."""
-    mesh = MeshInfo(4, 2, 1, 1, 1, 2, 1, ((1, 0), (2, 3)))
+    mesh = MeshInfo(4, 2, 1, 1, 1, 2, 1, pipelines=((1, 0), (2, 3)))
     rows = [op(1, 0, "F", 0, 10), op(0, 0, "F", 10, 30), op(2, 0, "F", 5, 15), op(3, 0, "F", 40, 50)]
     (step,) = steps_of(run_of(rows), mesh, ideal_of(build("gpipe", 2, 2)))
     assert (step.start_ns, step.end_ns, step.span_ns) == (0, 50, 45)
@@ -191,7 +192,7 @@ def test_alone_in_its_pipeline_a_rank_without_messages_may_have_waited_or_not() 
 
 
 def test_two_ranks_of_three_that_compare_know_their_bubble_without_the_third() -> None:
-    three = MeshInfo(3, 3, 1, 1, 1, 1, 1, ((0, 1, 2),))
+    three = MeshInfo(3, 3, 1, 1, 1, 1, 1, pipelines=((0, 1, 2),))
     (first, _) = steps_of(run_of(OPS_OF_TWO, COMMS_OF_TWO, lacking=[0, 1]), three)
     assert [rank.bubble_ns for rank in first.ranks] == [20, 80]
     apart = replace(ONE_CLOCK, method=ClockMethod.NONE)
@@ -220,7 +221,7 @@ def test_phases_of_a_step_with_an_untagged_op_are_left_out_and_the_others_have_t
         op(0, 6, "B", 240, 250, phase=""),
         op(0, 8, "F", 300, 330),
     ]
-    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))
+    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
     first, second, third = (step.ranks[0].phases for step in steps_of(run_of(rows), one))
     assert {name: (p.start_ns, p.end_ns, p.bubble_ns) for name, p in first.items()} == {
         "warmup": (0, 40, 10),
@@ -241,7 +242,7 @@ def test_the_stage_of_a_step_is_the_lowest_that_is_known() -> None:
         op(0, 3, "F", 20, 21, stage=0),
         op(0, 3, "F", 21, 22, stage=4),
     ]
-    steps = steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),)))
+    steps = steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),)))
     assert [step.ranks[0].stage for step in steps] == [2, None, 0]
 
 
@@ -268,7 +269,7 @@ def test_other_ranges_are_summed_and_peak_memory_is_that_of_the_steps_own_range(
 def test_other_ranges_are_listed_by_kind() -> None:
     kinds = ["DATA", "EVAL", "GRAD_SYNC", "LOSS", "OPTIMIZER", "SAVE", "STEP"]
     rows = [op(0, step, kind, 100 * step, 100 * step + 9) for step in range(9) for kind in ("F", *reversed(kinds))]
-    for step in steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))):
+    for step in steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))):
         assert list(step.ranks[0].spans) == kinds
 
 
@@ -293,7 +294,7 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
     ]
     missing = [row | {"step": 2} for row in rows[:3]]
     foreign = op(0, 1, "W", 30, 33, microbatch=7)
-    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))
+    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, pipelines=((0,),))
     data = run_of([*rows, foreign, *missing])
     first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
     (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one).steps
@@ -304,7 +305,7 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
 
 def test_steps_have_waterfalls_where_all_their_pipelines_compare() -> None:
     """Two replicas, one of them in 40 ns; the clocks may be off by 30, or by 20, with which the longer one is attributed."""
-    mesh = MeshInfo(2, 1, 1, 1, 1, 2, 1, ((0,), (1,)))
+    mesh = MeshInfo(2, 1, 1, 1, 1, 2, 1, pipelines=((0,), (1,)))
     plan = build("1f1b", 1, 1)
     rows = [op(0, 1, "F", 0, 60, stage=0), op(0, 1, "B", 60, 100, stage=0)]
     rows += [op(1, 1, "F", 0, 30, stage=0), op(1, 1, "B", 30, 40, stage=0)]
@@ -324,8 +325,8 @@ def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() 
         ([forward, backward], 25),
         ([forward], 20),
         ([backward], 5),
-        ([forward | {"match": -1}, backward | {"kind": "send"}], 0),
-        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 0),
+        ([forward | {"match": -1}, backward | {"kind": "send"}], 5),  # a send that its rank waited for
+        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 25),  # not the plan's, and exposed all the same
         ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2),
     ):
         data = run_of(rows, comms)

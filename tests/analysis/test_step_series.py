@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis import step_series
-from pptrace.analysis.result import Report, StepSeries
+from pptrace.analysis.result import Report
 from pptrace.analysis.step_series import series_of
+from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable

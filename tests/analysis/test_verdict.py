@@ -7,11 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from pptrace.analysis.result import (
-    Bubble,
-    Cause,
     ClockSummary,
     Finding,
-    MeshSizes,
     OpSummary,
     RankDevice,
     RankStep,
@@ -19,10 +16,11 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     Severity,
     StepReport,
-    Waterfall,
 )
+from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.verdict import with_verdict
 from pptrace.model.device import DeviceBreakdown
+from pptrace.model.mesh import MeshSizes
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 FALL = Waterfall(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)

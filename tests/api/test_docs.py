@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import pptrace
-from pptrace.model.tables import COMMS, MEMORY, OPS
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK
 from tests.support.programs import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
@@ -49,7 +49,7 @@ def test_the_page_shows_what_its_examples_give(capsys: pytest.CaptureFixture[str
     parser = doctest.DocTestParser()
     results = [_run(parser.get_doctest(block, {}, "python.md", str(PAGE), 0), namespace) for block in blocks]
     assert sum(result.failed for result in results) == 0, capsys.readouterr().out
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     assert all(result.attempted > 0 for result in results)
 
 
@@ -65,7 +65,7 @@ def test_docstrings_show_what_their_examples_give(name: str, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("table", "columns"),
-    [("ops", OPS), ("comms", COMMS), ("memory", MEMORY), ("steps", None), ("ranks", None)],
+    [("ops", {**OPS, **SLACK}), ("comms", COMMS), ("memory", MEMORY), ("steps", None), ("ranks", None)],
 )
 def test_every_column_is_explained_on_the_page_and_in_the_docstring(table: str, columns: Any) -> None:
     sections = PAGE.read_text(encoding="utf-8").split("## Columns")[1].split("**`run.")[1:]

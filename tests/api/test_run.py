@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import polars
 import pytest
 
 import pptrace
 from pptrace.errors import TraceError, UsageError
-from pptrace.model.tables import COMMS, MEMORY, OPS
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK
 from tests.support.programs import SAMPLES, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
@@ -48,10 +49,34 @@ def test_the_text_is_what_the_command_line_prints(run: pptrace.Run, written: Pat
     assert max(map(len, run.to_text(width=90).splitlines())) <= 90
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """A written table; an empty cell is an empty text, but in a column of flags an unknown one."""
+    table = pd.read_csv(path, keep_default_na=False)
+    flags = [name for name, dtype in SLACK.items() if dtype == "boolean" and name in table]
+    return table.assign(**{name: table[name].map({"True": True, "False": False}).astype("boolean") for name in flags})
+
+
 def test_tables_are_those_of_the_csv_files(run: pptrace.Run, written: Path) -> None:
     for name, table in (("ops", run.ops), ("comms", run.comms)):
-        read = pd.read_csv(written / "csv" / f"{name}.csv", keep_default_na=False)
-        pd.testing.assert_frame_equal(read, table, check_dtype=False)
+        pd.testing.assert_frame_equal(read_table(written / "csv" / f"{name}.csv"), table, check_dtype=False)
+
+
+def test_ops_have_their_slack_and_those_without_are_the_critical_path(run: pptrace.Run, tmp_path: Path) -> None:
+    ops = run.ops
+    on_path = ops[ops.on_critical_path]
+    assert (on_path.slack_ns == 0).all()
+    kinds = (on_path.end_ns - on_path.start_ns).groupby([on_path.step, on_path.kind]).sum()
+    for step in run.report.steps:
+        assert step.critical_path is not None
+        assert kinds[step.step].to_dict() == {kind: step.critical_path.parts[kind] for kind in ("F", "B")}
+    others = ~ops.kind.isin(["F", "B"])
+    assert (ops[others].slack_ns == -1).all()
+    assert ops[others].on_critical_path.isna().all()
+    assert (ops[~others].slack_ns >= 0).all()
+    run.to_parquet(tmp_path)
+    written = polars.read_parquet(tmp_path / "ops.parquet")
+    assert written["slack_ns"].to_list() == ops.slack_ns.tolist()
+    assert written["on_critical_path"].to_list() == [None if flag is pd.NA else flag for flag in ops.on_critical_path]
 
 
 def test_texts_are_written_where_a_path_is_given(run: pptrace.Run, tmp_path: Path) -> None:
@@ -64,7 +89,7 @@ def test_texts_are_written_where_a_path_is_given(run: pptrace.Run, tmp_path: Pat
 
 
 def test_tables_have_their_columns_and_times_are_whole_nanoseconds(run: pptrace.Run) -> None:
-    for table, schema in ((run.ops, OPS), (run.comms, COMMS), (run.memory, MEMORY)):
+    for table, schema in ((run.ops, {**OPS, **SLACK}), (run.comms, COMMS), (run.memory, MEMORY)):
         assert list(table.columns) == list(schema)
         numbers = [name for name, dtype in schema.items() if dtype == "int64"]
         assert (table[numbers].dtypes == "int64").all()
@@ -107,6 +132,14 @@ def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptra
     other = next(step.step for step in run.report.steps if step.step != number)
     for kind in ("timeline", "overview", "waterfall"):
         assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()  # type: ignore[arg-type]
+
+
+def test_a_page_has_all_steps_as_a_table_with_labels_to_the_left(run: pptrace.Run) -> None:
+    page = run.to_html()
+    assert "<h3>Steps</h3>" in page
+    for step in run.report.steps:
+        assert f'<td class="label">{step.step}</td><td>{(step.span_ns or 0) / 1e6:.2f}</td>' in page
+    assert "<h3>Steps</h3>" not in pptrace.load(P4, step=3).to_html()
 
 
 def test_one_step_can_be_reported(run: pptrace.Run) -> None:
@@ -157,7 +190,7 @@ def test_a_trace_without_steps_has_empty_tables_and_says_so(tmp_path: Path) -> N
     (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}), encoding="utf-8")
     run = pptrace.load(tmp_path)
     assert "no steps" in repr(run)
-    for table, schema in ((run.ops, OPS), (run.comms, COMMS), (run.memory, MEMORY)):
+    for table, schema in ((run.ops, {**OPS, **SLACK}), (run.comms, COMMS), (run.memory, MEMORY)):
         assert (list(table.columns), len(table)) == (list(schema), 0)
     assert (len(run.steps), len(run.ranks)) == (0, 0)
     assert "span_ns" in run.steps.columns
@@ -208,8 +241,7 @@ def test_a_table_that_a_user_changes_is_unchanged_at_the_next_look_and_in_files(
     pd.testing.assert_frame_equal(getattr(run, name), before)
     run.to_csv(tmp_path)
     if name in ("ops", "comms"):
-        written = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
-        pd.testing.assert_frame_equal(written, before, check_dtype=False)
+        pd.testing.assert_frame_equal(read_table(tmp_path / f"{name}.csv"), before, check_dtype=False)
     assert run.to_json(ops=True) == page
 
 

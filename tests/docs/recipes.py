@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.programs import ROOT
@@ -27,24 +28,37 @@ def copy_sources(target: Path) -> None:
         shutil.copy(ROOT / name, target)
 
 
-def follow_all(root: Path) -> None:
-    """Do what each recipe says, but for the tests that it asks for."""
-    for path in NEW:
-        (root / path).write_text(EXAMPLES[path].lstrip("\n"), encoding="utf-8")
-    _schedule(root)
-    _labels(root)
-    _format(root)
-    _analysis(root)
-    _axis(root)
+def follow_all(root: Path) -> dict[str, set[str]]:
+    """Do what each recipe says, but for the tests that it asks for: the files that it changes, by the recipe's heading."""
+    return {heading: _changed_by(root, follow) for heading, follow in _RECIPES.items()}
+
+
+def _changed_by(root: Path, follow: Callable[[Path], None]) -> set[str]:
+    before = _texts(root)
+    follow(root)
+    return {name for name, text in _texts(root).items() if before.get(name) != text}
+
+
+def _texts(root: Path) -> dict[str, str]:
+    """The text of each source and page, by its path below the root."""
+    paths = (path for room in ("pptrace", "instrument", "dashboards", "docs") for path in (root / room).rglob("*.*"))
+    return {str(path.relative_to(root)): path.read_text() for path in paths if path.suffix in (".py", ".md")}
+
+
+def _write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).write_text(EXAMPLES[name].lstrip("\n"), encoding="utf-8")
 
 
 def _schedule(root: Path) -> None:
+    _write(root, "pptrace/schedule/gpipe_reversed.py")
     registry = root / "pptrace" / "schedule" / "registry.py"
     _insert(registry, "    gpipe,\n", "    gpipe_reversed,\n")
     _insert(registry, "            bidirectional=True,\n        ),\n", _example("an entry of SCHEDULES", 8))
 
 
 def _labels(root: Path) -> None:
+    _write(root, "pptrace/recognise/labels/acme.py")
     labels = root / "pptrace" / "recognise" / "labels" / "__init__.py"
     _insert(labels, "from pptrace.recognise.labels import (\n", "    acme,\n")
     _insert(labels, "        vescale.RULES,\n", "        acme.RULES,\n")
@@ -52,6 +66,7 @@ def _labels(root: Path) -> None:
 
 
 def _format(root: Path) -> None:
+    _write(root, "pptrace/ingest/op_tables/acme.py")
     formats = root / "pptrace" / "ingest" / "formats.py"
     reader = "from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json\n"
     _insert(formats, reader, "from pptrace.ingest.op_tables.acme import read_acme, sniff_acme\n", before=True)
@@ -59,6 +74,7 @@ def _format(root: Path) -> None:
 
 
 def _analysis(root: Path) -> None:
+    _write(root, "pptrace/analysis/longest_ops.py", "pptrace/report/tables/longest_ops.py")
     (caption,) = (name for name in EXAMPLES if name.startswith("pptrace/analysis/result.py:"))
     result = root / "pptrace" / "analysis" / "result.py"
     _insert(result, "@dataclass(frozen=True, slots=True)\nclass StepReport:\n", f"{_example(caption)}\n\n", before=True)
@@ -73,7 +89,7 @@ def _analysis(root: Path) -> None:
     after = "from pptrace.analysis.rank_steps import RankWindows, report_rank_steps\n"
     _insert(steps, after, "from pptrace.analysis.longest_ops import longest_ops\n", before=True)
     tables = root / "pptrace" / "report" / "tables" / "__init__.py"
-    after = "from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table\n"
+    after = "from pptrace.report.tables.memory import has_memory, memory_table\n"
     _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)
     end = "    return tables\n\n\ndef warning_lines"
     _insert(tables, end, _example("a table of a step", 4), before=True)
@@ -84,20 +100,30 @@ def _analysis(root: Path) -> None:
 
 
 def _axis(root: Path) -> None:
-    """An axis ``xp`` between cp and dp, to be read and, at size 1, to be run."""
+    """An axis ``xp`` between cp and dp, to be read."""
     axes = root / "pptrace" / "axes.py"
     _insert(axes, '    EP = "ep"\n', '    XP = "xp"\n')
     _insert(axes, "MESH_ORDER = (Axis.TP, Axis.CP, ", "Axis.XP, ")
-    field = "    known_pp_ranks: tuple[tuple[int, int], ...] = ()\n"
-    _insert(root / "pptrace" / "model" / "mesh.py", field, "    xp: int | None = 1\n")
-    result = root / "pptrace" / "analysis" / "result.py"
-    _insert(result, "    ep: int | None\n", "    xp: int | None = 1\n")
+    _insert(root / "pptrace" / "model" / "mesh.py", "    ep: int | None\n", "    xp: int | None = 1\n")
+    _insert(root / "docs" / "report.md", " | sizes of the axes", ", `xp`", before=True)
+
+
+def make_axis_runnable(root: Path) -> None:
+    """Give the runtime the axis, at size 1."""
     _insert(
         root / "instrument" / "mesh.py",
         "    tp: int = 1\n    order: tuple[Axis, ...] = MESH_ORDER\n",
         "    xp: int = 1\n",
     )
-    _insert(root / "docs" / "report.md", " | sizes of the axes", ", `xp`", before=True)
+
+
+_RECIPES = {
+    "A schedule": _schedule,
+    "The labels of a framework": _labels,
+    "An input format": _format,
+    "An analysis": _analysis,
+    "A parallel axis": _axis,
+}
 
 
 def _example(caption: str, indent: int = 0) -> str:

@@ -16,7 +16,6 @@ from pptrace.errors import TraceError
 from pptrace.ingest import formats
 from pptrace.model.tables import InputFormat
 from pptrace.recognise.labels.label import Label
-from pptrace.report.tables import Amount
 from pptrace.schedule.shape import Shape
 from pptrace.schedule.validate import validate
 from pptrace.simulator import IDEAL, simulate
@@ -160,6 +159,6 @@ def test_the_analysis_gives_the_longest_op_of_each_stage_as_a_table(
         same = [other for rank in step.ranks for other in rank.ops if other.stage == op.stage]
         assert op.duration_ns == max(other.end_ns - other.start_ns for other in same)
     shown = type("Step", (), {"longest_ops": result})
-    table = module("pptrace/report/tables/longest_ops.py", made).longest_ops_table(shown, Amount.BRIEF)
+    table = module("pptrace/report/tables/longest_ops.py", made).longest_ops_table(shown)
     assert len(table.rows) == 4
     assert all(len(row) == len(table.columns) for row in table.rows)

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.memory.result import PredictedMemory, StageActivations
-from pptrace.analysis.result import (
-    BlamedOp,
-    Cause,
+from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.whole_run import (
+    CollectiveRate,
+    DevicePeak,
+    Interconnect,
     LateRank,
-    Report,
-    ScheduleCandidate,
+    PredictedMemory,
+    StageActivations,
     StepChange,
     StepOutlier,
     StepSeries,
@@ -57,6 +59,7 @@ SECTIONS = {
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
     "steps.ranks.host": "`host`",
     "steps.ranks.synchronisations": "`synchronisations[]`",
+    **{f"interconnect.{path}": "`interconnect`" for path in ("devices", "collectives")},
     "device.host": "`host`",
     "device.synchronisations": "`synchronisations[]`",
     **{f"stragglers.{entries}": "`stragglers`" for entries in ("workers", "stages", "op_kinds")},
@@ -70,6 +73,7 @@ SECTIONS = {
         f"step_series.{entries}": "`step_series`"
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
+    "missing_evidence": "`missing_evidence[]`",
     "hang.edges": "`hang`",
 }
 FREE = {
@@ -178,6 +182,7 @@ def reports(
         schedule=replace(lone_rank.schedule, candidates=(candidate,)),
         hang=HANG,
         step_series=_SERIES,
+        interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
     )
     return [
@@ -186,6 +191,14 @@ def reports(
     ]
 
 
+_INTERCONNECT = Interconnect(
+    (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),
+    (
+        CollectiveRate("tp", "all_reduce", True, 90.0, 450.0, 0.2),
+        CollectiveRate("dp", "all_reduce", None, 9.0, None, None),
+    ),
+    ("the traces of 1 of 2 ranks do not name the device",),
+)
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))
 _CHANGES = (StepChange(9, 2, 10, 12, 20, _DIFFERENCES), StepChange(20, 12, 20, 22, 10, None))

@@ -48,7 +48,9 @@ def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
                 for index in indices
             ]
             assert shape.groups_of(*axes) == sorted(set(alike))
-            mesh = MeshInfo(24, 2, 1, 2, 2, 3, 1, tuple(shape.groups_of(Axis.PP)), tuple(map(str, order)))
+            mesh = MeshInfo(
+                24, 2, 1, 2, 2, 3, 1, pipelines=tuple(shape.groups_of(Axis.PP)), order=tuple(map(str, order))
+            )
             if len(axes) <= 2:
                 assert [mesh.group_of(rank, "-".join(axes)) for rank in range(24)] == alike
 

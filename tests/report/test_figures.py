@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.result import Bubble, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.report.colours import KIND_COLOURS, ink, shade

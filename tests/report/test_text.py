@@ -85,7 +85,7 @@ def test_the_verdict_names_what_costs_most() -> None:
     first, _, rest = verdict.partition(". ")
     assert first == "The bubble is not your problem: stage 1 computes longer than the others"
     assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
-    assert verdict.endswith("a step of stages of unequal cost (stage 1).")
+    assert verdict.endswith("a step of stages of unequal cost (stage 1). Not enough evidence for what recurs: 1 step.")
 
 
 def test_the_verdict_of_a_hang_is_the_hang() -> None:
@@ -96,9 +96,8 @@ def test_the_verdict_of_a_hang_is_the_hang() -> None:
 
 
 def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
-    assert (
-        with_verdict(replace(WHOLE, steps=(), device=())).verdict == "No training step was recognised in these traces."
-    )
+    nothing = with_verdict(replace(WHOLE, steps=(), device=(), step_series=None))
+    assert nothing.verdict == "No training step was recognised in these traces."
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:

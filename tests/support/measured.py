@@ -29,4 +29,8 @@ def measured_costs(
         taken.reshape(num_windows, num_rows),
         messages.reshape(num_windows, table.num_messages).astype(np.int64),
         late.reshape(num_windows, num_rows).astype(np.int64),
+        np.ones((num_windows, table.num_messages), dtype=np.bool_),
+        np.zeros((num_windows, num_rows), dtype=np.int64),
+        np.zeros((num_windows, num_rows), dtype=np.int64),
+        np.zeros((num_windows, num_rows), dtype=np.int64),
     )

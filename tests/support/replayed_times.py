@@ -36,6 +36,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         gap_bubble=start - idle_since,
         gap_exposed=nothing,
         inner_bubble=nothing,
+        moved_with=nothing,
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
         is_early=np.zeros(arrival.shape, dtype=np.bool_),

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from instrument.data.text import TextData
+from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import TRACE_SCHEMA, host_name, plan_as_json, sample_clock
 from instrument.launch.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
@@ -75,12 +76,14 @@ def sleep_through(run: SleepingRun, folder: str) -> int:
     profiler = TraceProfiler(Path(folder) / f"rank{mesh.rank}.json.gz")
     profiler.prepare()
     peak = 0
-    started = sample_clock()
+    started, core_wait = sample_clock(), CoreWait.now()
     for step in Session(recorder).steps(WARMUP_STEPS + run.steps):
         if step == WARMUP_STEPS:
             profiler.start()
+            core_wait = CoreWait.now()
         dist.barrier()  # ranks that end early would begin the next step in this one's window
         peak = max(peak, runtime.run(batch, step).peak_in_flight)
+    waited = core_wait.until(CoreWait.now())
     clock = {"start": started.as_json(), "stop": sample_clock().as_json()}
     profiler.stop(
         {
@@ -92,6 +95,7 @@ def sleep_through(run: SleepingRun, folder: str) -> int:
             "pp_ranks": list(mesh.pp_ranks),
             "plan": plan_as_json(plan),
             "clock": clock,
+            "core_wait": waited,
         }
     )
     return peak

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from pptrace.analysis.attribution import waterfalls
-from pptrace.analysis.result import Waterfall
+from pptrace.analysis.step_parts import Waterfall
 from pptrace.schedule.actions import Key, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Costs

@@ -142,7 +142,7 @@ def test_an_empty_lane_is_all_bubble() -> None:
 def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, int, int, int]]]:
     plan = build(name, p, m, v)
     ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), lambda step: plan)
-    (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, (tuple(range(p)),)))
+    (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, pipelines=(tuple(range(p)),)))
     return [
         [
             (str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward)

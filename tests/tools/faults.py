@@ -33,7 +33,7 @@ HEALTHY = Fault()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Run without a fault: ops sleep ``forward_ms`` and twice as much."""
+    """Run without a fault: ops sleep ``forward_ms`` and twice as much; receives are posted ``prefetch`` ops ahead."""
 
     pp: int = 4
     dp: int = 1
@@ -41,17 +41,20 @@ class Setting:
     forward_ms: float = 30
     schedule: str = "1f1b"
     steps: int = 8
+    prefetch: int | None = None
 
     @property
     def arguments(self) -> tuple[str, ...]:
         sizes = ("--pp", str(self.pp), "--dp", str(self.dp), "--microbatches", str(self.microbatches))
         sleep = ("--sleep-forward", str(self.forward_ms), "--sleep-backward", str(2 * self.forward_ms))
         layers = self.pp * get(self.schedule).default_chunks
-        return (*_MODEL, "--layers", str(layers), *sizes, *sleep, "--schedule", self.schedule)
+        ahead = () if self.prefetch is None else ("--prefetch", str(self.prefetch))
+        return (*_MODEL, "--layers", str(layers), *sizes, *sleep, "--schedule", self.schedule, *ahead)
 
     @property
     def name(self) -> str:
-        return f"{self.schedule}-pp{self.pp}-dp{self.dp}-m{self.microbatches}-f{self.forward_ms:g}-n{self.steps}"
+        ahead = "" if self.prefetch is None else f"-ahead{self.prefetch}"
+        return f"{self.schedule}-pp{self.pp}-dp{self.dp}-m{self.microbatches}-f{self.forward_ms:g}-n{self.steps}{ahead}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,13 @@ class Case:
 
 _REPLICAS = Setting(pp=2, dp=2, forward_ms=40)
 _SPORADIC = Setting(steps=18)
+_SLOW_LINK = ("communication", {"link": "1-2"}, "slow link")
 CASES = (
     Case("slow stage", Fault("slow", (2,), 1.5), "imbalance", {"stage": 2}),
     Case("slow worker", Fault("slow", (3,), 1.5), "straggler", {"rank": 3}, setting=_REPLICAS),
     Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", {}, "long ops", _SPORADIC),
-    Case("slow link", Fault("link", (1, 2), 0.04), "communication", {"link": "1-2"}, "slow link"),
+    Case("slow link", Fault("link", (1, 2), 0.04), *_SLOW_LINK),
+    Case("slow link, receives that block", Fault("link", (1, 2), 0.04), *_SLOW_LINK, setting=Setting(prefetch=0)),
     Case("heavy last stage", Fault("slow", (3,), 1.5), "imbalance", {"stage": 3}),
     Case("late start", Fault("late", (2,), 0.4), "host", {"rank": 2}, "late start"),
     Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "pauses", _SPORADIC),

@@ -1,4 +1,4 @@
-"""Measures how easily code is read: rooms, imports, circles, lengths of functions, words outside the glossary, docstrings.
+"""Measures how easily code is read: rooms, imports, circles, lengths of functions, words, docstrings, recipes.
 
     python tests/tools/house.py [CHECKOUT]
 
@@ -51,6 +51,14 @@ def main(root: Path) -> None:
     print(f"{len(openings)} docstrings that begin with neither a verb nor a noun")
     readme = root / "README.md"
     print(f"README: {readme.stat().st_size:,} bytes; docs: {len(list((root / 'docs').glob('*.md')))} pages")
+    for recipe, num_files in recipes_of(root / "docs" / "extending.md"):
+        print(f"{recipe}: {num_files} files")
+
+
+def recipes_of(page: Path) -> list[tuple[str, str]]:
+    """(recipe, files to touch) as the page says; ``tests/docs/test_recipes_followed.py`` follows the recipes and counts."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return re.findall(r"^\| \[([\w ]+)\]\(#[\w-]+\) \| (\d+)", text, re.MULTILINE)
 
 
 def arrows_of(path: Path, root: Path) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,13 @@
-"""First lines of docstrings: an imperative verb, or the noun and its unit."""
+"""The house: no rooms import each other; first lines of docstrings are an imperative verb, or the noun and its unit."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.tools.house import ASIDES, PACKAGES, QUESTIONS, odd_openings_of
+from tests.tools.house import ASIDES, PACKAGES, QUESTIONS, arrows_of, describe_circles, odd_openings_of, recipes_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,6 +15,24 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_of_the_packages_begin_with_a_verb_or_a_noun(package: str) -> None:
     assert not [line for path in (ROOT / package).rglob("*.py") for line in odd_openings_of(path, QUESTIONS | ASIDES)]
+
+
+def test_no_rooms_import_each_other() -> None:
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert describe_circles(Counter(arrow for path in paths for arrow in arrows_of(path, ROOT))) == "none"
+
+
+def test_a_circle_is_seen_over_any_number_of_rooms(tmp_path: Path) -> None:
+    for room, imported in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        (tmp_path / "pptrace" / room).mkdir(parents=True)
+        (tmp_path / "pptrace" / room / "x.py").write_text(f"from pptrace.{imported}.x import y\n", encoding="utf-8")
+    arrows = Counter(arrow for path in tmp_path.rglob("*.py") for arrow in arrows_of(path, tmp_path))
+    assert describe_circles(arrows) == "pptrace/a ↔ pptrace/b ↔ pptrace/c"
+
+
+def test_the_files_that_recipes_touch_are_read_from_the_page() -> None:
+    assert dict(recipes_of(ROOT / "docs" / "extending.md"))["An analysis"] == "5"
+    assert recipes_of(ROOT / "nowhere.md") == []
 
 
 def test_docstrings_of_tests_begin_with_no_question() -> None:

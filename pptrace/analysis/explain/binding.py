@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,16 +19,22 @@ class Bindings:
     ``row`` is the op whose end it was: the one before it on its rank or, where ``is_message``, one of another rank: the
     sender of the message that came last, or what a peer was busy with for whom the rank waited. −1 where it is
     the first of its rank and needs nothing. ``ready`` is when that was over and, of a message, had arrived, never after the
-    op's own start; ns.
+    op's own start; ``moving`` how long, from then on, exposed transfers kept its rank from it: a receive that its rank was the
+    last to post, or a send that blocked it; ns.
     """
 
     row: Int64
     ready: Int64
     is_message: Bool
+    moving: Int64
 
 
-def bindings_of(times: StepTimes) -> Bindings:
-    """The last of what each op needs: its rank, and the messages that it reads."""
+def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | None = None) -> Bindings:
+    """The last of what each op needs: its rank, and the messages that it reads.
+
+    ``exposed_before`` returns how much of the time from ``ready`` to each op's start transfers were exposed, ns; without it, as
+    much as in the whole gap before the op, at most.
+    """
     table = times.table
     row = times.before.copy()
     steps = np.arange(len(row))[:, np.newaxis]
@@ -39,16 +46,18 @@ def bindings_of(times: StepTimes) -> Bindings:
     for number in range(int(nth.max(initial=-1)) + 1):
         of_number = nth == number
         reader, sender, message = readers[of_number], senders[of_number], table.dep_message[entries[of_number]]
-        came = _came(times, sender, message)
+        came = arrivals(times, sender, message)
         later = came > ready[:, reader]
         row[:, reader] = np.where(later, sender, row[:, reader])
         ready[:, reader] = np.where(later, came, ready[:, reader])
         is_message[:, reader] |= later
     _bind_to_late_peers(times, row, ready, is_message)
-    return Bindings(row, np.minimum(ready, times.start), is_message)
+    ready = np.minimum(ready, times.start)
+    moving = times.gap_exposed if exposed_before is None else exposed_before(ready)
+    return Bindings(row, ready, is_message, np.minimum(moving, times.start - ready))
 
 
-def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
+def arrivals(times: StepTimes, sender: Int64, message: Int64) -> Int64:
     """Arrivals of messages that their readers waited for, ns; for those that a reader found waiting, the end of the sending
     op, and for those that came before their reader asked for them, that and what messages of their link typically take.
     """

@@ -34,8 +34,9 @@ class Costs:
     """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the median of the op's kind and stage on
     its rank (``of_rank``) and on all replicas (``of_stage``), and as the mean of its kind (``of_kind``).
 
-    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages cost their readers,
-    ``host`` how long ops were kept from their devices by the host.
+    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages take from their senders'
+    ends, ``moving`` how long ops waited for transfers that began when their own rank was ready, ``host`` how long ops were kept
+    from their devices by the host.
     """
 
     own: Int64
@@ -44,6 +45,7 @@ class Costs:
     of_kind: Int64
     inner: Int64
     transfers: Int64
+    moving: Int64
     host: Int64
 
     @cached_property
@@ -54,12 +56,15 @@ class Costs:
             for name, (with_it, without) in _LEVELS.items()
             if (getattr(self, with_it) != getattr(self, without)).any()
         ]
-        added = {MESSAGES: self.transfers, INNER: self.inner, HOST: self.host}
-        return (*changed, *(name for name, times in added.items() if times.any()))
+        added = {MESSAGES: (self.transfers, self.moving), INNER: (self.inner,), HOST: (self.host,)}
+        return (*changed, *(name for name, parts in added.items() if any(times.any() for times in parts)))
 
     def makespans(self, present: frozenset[str], table: PlanTable) -> Int64:
         """The makespan of every step where only some causes are present, ns."""
-        ops = self._computing(present) + (self.inner if INNER in present else 0) + (self.host if HOST in present else 0)
+        ops = self._computing(present)
+        for name, added in ((INNER, self.inner), (HOST, self.host), (MESSAGES, self.moving)):
+            if name in present:
+                ops = ops + added
         spans: Int64 = makespans(table, ops, self.transfers if MESSAGES in present else 0)
         return spans
 

@@ -9,7 +9,7 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.explain.walk import Walks
-from pptrace.analysis.result import CriticalPath
+from pptrace.analysis.step_parts import CriticalPath
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.slices import group_sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shaple
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
-from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
@@ -118,38 +118,44 @@ def _explain_part(
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
     is_whole = times.is_whole
     step, times = step[is_whole], times.whole()
-    bindings, spans = bindings_of(times), (times.finish - times.begin)[chosen]
-    before = np.where(times.knows_host[:, np.newaxis], _host_before(ranks, bindings, is_whole), 0)
+    bindings = bindings_of(times, lambda ready: _before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
+    spans = (times.finish - times.begin)[chosen]
+    before = _before_ops([rank for rank in ranks if len(rank.starved)], RankTimes.host_before, bindings.ready, is_whole)
+    before = np.where(times.knows_host[:, np.newaxis], before, 0)
     parts = waterfalls(
         table,
         times.computing[chosen],
-        times.communication[chosen],
-        times.transfer[chosen],
+        (times.communication + bindings.moving)[chosen],
+        times.latency[chosen],
         spans.tolist(),
         (times.host + before)[chosen],
         times.knows_host[chosen].tolist(),
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
-    causes = _causes(times, chosen, _costs(times, step, explained, chosen, before), on_path, axes)
-    blames = _blames(times, bindings, step, list(map(len, steps)))
-    costs = costs_of_steps(times, bindings.ready, outside, step, list(map(len, steps)))
+    causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
+    blames = _blames(times, bindings, step, list(map(len, steps)), before)
+    costs = costs_of_steps(times, bindings, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
 
 
-def _host_before(ranks: Sequence[RankTimes], bindings: Bindings, is_whole: npt.NDArray[np.bool_]) -> Int64:
-    """Time for which the host kept each op from its device when it could have run, ns, shape (whole windows, rows)."""
-    before = np.zeros(bindings.ready.shape, dtype=np.int64)
+def _before_ops(
+    ranks: Sequence[RankTimes],
+    of_rank: Callable[[RankTimes, Int64, Int64], tuple[Int64, Int64, Int64]],
+    ready: Int64,
+    is_whole: npt.NDArray[np.bool_],
+) -> Int64:
+    """Time for which something kept each op from running from ``ready`` on, ns, shape (whole windows, rows), from each rank's."""
+    before = np.zeros(ready.shape, dtype=np.int64)
     numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
     for rank in ranks:
-        if len(rank.starved):
-            window, row, ns = rank.host_before(bindings.ready, numbers)
-            before[window, row] = ns
+        window, row, ns = of_rank(rank, ready, numbers)
+        before[window, row] = ns
     return before
 
 
-def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
+def _costs(times: StepTimes, moving: Int64, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
     """The costs of the ops of the windows ``chosen``, compared with those of the other pipelines of their steps.
 
     A rank usually takes the median of its ops of a kind and stage, so that single long ones are not the stage's cost. Several
@@ -174,7 +180,8 @@ def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64, host_
         of_stage=of_stage[:, of_key],
         of_kind=_rounded(mean_of_kind[:, of_kind[of_key]]),
         inner=times.communication[chosen],
-        transfers=times.transfer[chosen],
+        transfers=times.latency[chosen],
+        moving=moving[chosen],
         host=(times.host + host_before)[chosen],
     )
 
@@ -247,14 +254,25 @@ def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
     return [part + (index in up) for index, (part, _) in enumerate(divided)]
 
 
-def _blames(times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[int]) -> list[Blame | None]:
-    """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op."""
+def _blames(
+    times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[int], host_before: Int64
+) -> list[Blame | None]:
+    """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
+
+    Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
+    bubble inside ops whose device had nothing launched.
+    """
     charges = charge_bubbles(times, bindings, typical_of(times, bindings))
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
     total = charges.total
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
     by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
+    of_host = _host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
+    inside = np.minimum(times.host, charges.inner).sum(axis=1)
+    others["idle"] -= of_host
+    others["wait"] -= inside
+    of_host += inside
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
         windows = np.flatnonzero(step == number)
@@ -264,6 +282,9 @@ def _blames(times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[i
         kinds = {
             names[code]: int(ns) for code, ns in enumerate(by_kind[windows].sum(axis=0).tolist()) if code in table.kind
         }
+        of_others = {name: int(of_windows[windows].sum()) for name, of_windows in others.items()}
+        if times.knows_host[windows].all():
+            of_others["host"] = int(of_host[windows].sum())
         ranks = [
             (rank, ns)
             for window in windows.tolist()
@@ -274,11 +295,17 @@ def _blames(times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[i
                 int(total[windows].sum()),
                 dict(sorted(ranks)),
                 dict(enumerate(by_stage[windows].sum(axis=0).tolist())),
-                kinds | {name: int(of_windows[windows].sum()) for name, of_windows in others.items()},
+                kinds | of_others,
                 _most_blamed(charges, times, windows),
             )
         )
     return blames
+
+
+def _host_of_idle(charged: Int64, idle: Int64, host_before: Int64) -> Int64:
+    """The host's part of what is charged to idle times, in proportion, rounded down, ns."""
+    share = np.minimum(host_before, idle) / np.maximum(idle, 1)
+    return np.minimum(np.floor(charged * share).astype(np.int64), charged)
 
 
 _OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import Int64
@@ -13,19 +14,32 @@ from pptrace.slices import Slice
 
 
 def costs_of_steps(
-    times: StepTimes, ready: Int64, outside: Slice, step: Int64, sizes: Sequence[int]
+    times: StepTimes, bindings: Bindings, outside: Slice, step: Int64, sizes: Sequence[int]
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
-    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's
-    step; all windows are whole.
+    ``bindings`` tell from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each
+    window's step; all windows are whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
-    delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
+    delays = _compact(times.start - bindings.ready - bindings.moving)
+    moving, moved_with = _compact(bindings.moving), _compact(times.moved_with)
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    every = MeasuredCosts(times.table, number, ranks, durations, transfers, delays, outside)
+    every = MeasuredCosts(
+        times.table,
+        number,
+        ranks,
+        durations,
+        transfers,
+        delays,
+        times.sender_is_last,
+        moving,
+        moved_with,
+        _compact(times.communication),
+        outside,
+    )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
@@ -35,4 +49,8 @@ def costs_of_steps(
 
 def _compact(times: Int64) -> Int64:
     """The same numbers in as few bytes as they need: the costs of all steps are kept."""
-    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
+    least, most = (int(times.min()), int(times.max())) if times.size else (0, 0)
+    for dtype in (np.int8, np.int32):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return times.astype(dtype)
+    return times

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
 from pptrace.model.tables import MESSAGES
@@ -54,6 +55,7 @@ class StepTimes:
     after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it;
     ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
     which had posted its receive ahead, asked for it, so that it may have arrived before.
+    ``moved_with`` are the peers of the messages that each op's rank waited longest to be moved (:func:`peer_bit`).
     ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """
@@ -69,6 +71,7 @@ class StepTimes:
     gap_bubble: Int64
     gap_exposed: Int64
     inner_bubble: Int64
+    moved_with: Int64
     tail_bubble: Int64
     arrival: Int64
     transfer: Int64
@@ -81,6 +84,11 @@ class StepTimes:
     @property
     def durations(self) -> Int64:
         return self.end - self.start
+
+    @property
+    def latency(self) -> Int64:
+        """Time from the end of its sender until each message may be used, ns: 0 where its reader came last, and fetched it."""
+        return np.where(self.sender_is_last, self.transfer, 0)
 
     @property
     def computing(self) -> Int64:
@@ -140,7 +148,8 @@ class RankTimes:
     """Measurements of one rank in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
-    ``starved`` is when its device was idle between ops because the host had launched nothing (see :mod:`pptrace.intervals`).
+    ``starved`` is when its device was idle between ops because the host had launched nothing, ``exposed`` when transfers were
+    exposed (see :mod:`pptrace.intervals`).
     ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
 
@@ -149,6 +158,7 @@ class RankTimes:
     messages: Slice
     waits: Slice
     starved: Int64
+    exposed: Int64
     outside: Slice
 
     @classmethod
@@ -158,15 +168,17 @@ class RankTimes:
         pipeline, steps = windows.windows[int(indices[0])].ranks, windows.step[indices]
         lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
         rows = data.rows.of_rank(rank)
-        measured, window = _in_steps(rows.ops, steps, indices)
-        comms, window_of_comms = _in_steps(rows.comms, steps, indices)
-        planned = _planned_rows(table, measured)
+        measured, window = rows_in_steps(rows.ops, steps, indices)
+        comms, window_of_comms = rows_in_steps(rows.comms, steps, indices)
+        planned = planned_rows(table, measured)
         known = planned >= 0
         if not known.all():
             measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
-        ops = Slice({**ops.columns, **_inside_ops(comms, measured, lane)})
-        spans, window_of_spans = _in_steps(rows.spans, steps, indices)
+        inside = _inside_ops(comms, measured, lane)
+        peers = _moved_with(pipeline, comms, window_of_comms, ops)
+        ops = Slice({**ops.columns, **inside, "moved_with": peers})
+        spans, window_of_spans = rows_in_steps(rows.spans, steps, indices)
         outside = outside_of(
             (spans, window_of_spans), (comms, window_of_comms), (ops, len(begin)), pipeline.index(rank)
         )
@@ -176,6 +188,7 @@ class RankTimes:
             _received(table, comms, window_of_comms),
             _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
+            lane.exposed,
             outside,
         )
 
@@ -186,10 +199,18 @@ class RankTimes:
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, parts[4])
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
-        """(window, row, ns): how long the host kept ops from the device that could have run.
+        """(window, row, ns): how long the host kept ops from the device that could have run."""
+        return self._before_ops(self.starved, ready, window)
+
+    def exposed_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
+        """(window, row, ns): how long exposed transfers kept the rank from ops that could have run."""
+        return self._before_ops(self.exposed, ready, window)
+
+    def _before_ops(self, times: Int64, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
+        """(window, row, ns): how much of a set of times lies between when ops could have run and their starts.
 
         Args:
             ready: when each op could have run, shape (windows, rows).
@@ -198,7 +219,7 @@ class RankTimes:
         number, row = window[self.ops["window"]], self.ops["row"]
         kept = number >= 0
         number, row, start = number[kept], row[kept], self.ops["start"][kept]
-        return number, row, lengths_within(self.starved, ready[number, row], start)
+        return number, row, lengths_within(times, ready[number, row], start)
 
 
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
@@ -248,7 +269,17 @@ def _column(parts: Sequence[Slice], name: str) -> npt.NDArray[Any]:
     return np.concatenate([part[name] for part in parts])
 
 
-_OF_OPS = ("start", "end", "communication", "host", "stalled", "gap_bubble", "gap_exposed", "inner_bubble")
+_OF_OPS = (
+    "start",
+    "end",
+    "communication",
+    "host",
+    "stalled",
+    "gap_bubble",
+    "gap_exposed",
+    "inner_bubble",
+    "moved_with",
+)
 _WAITS = ("window", "rank", "freed", "peer", "ready")
 _OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
 
@@ -276,16 +307,47 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     return Slice({name: column[known] for name, column in columns.items()})
 
 
+def _moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice) -> Int64:
+    """The peers (:func:`peer_bit`) of the messages that a rank waited longest to be moved before each of its ops.
+
+    Of messages posted together each is seen complete when those awaited before it are, so that several may look as long.
+    """
+    peers = np.zeros(len(ops), dtype=np.int64)
+    begin, end = np.maximum(comms["transfer_start_ns"], comms["asked_ns"]), comms["transfer_end_ns"]
+    is_moved = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0) & (end > begin)
+    peer, is_member = _places_of(pipeline, comms["peer"])
+    moved = np.flatnonzero(is_moved & is_member)
+    if not len(ops) or not len(moved):
+        return peers
+    length = (end - begin)[moved]
+    middle = begin[moved] + length // 2  # a rank may go on a little before its call is over
+    low = int(min(middle.min(), ops["start"].min()))
+    extent = int(max(middle.max(), ops["start"].max())) - low + 1
+    row = np.searchsorted(ops["window"] * extent + ops["start"] - low, window[moved] * extent + middle - low)
+    is_before = (row < len(ops)) & (ops["window"][np.minimum(row, len(ops) - 1)] == window[moved])
+    row, length, peer = row[is_before], length[is_before], peer[moved][is_before]
+    longest = np.zeros(len(ops), dtype=np.int64)
+    np.maximum.at(longest, row, length)
+    is_long = 2 * length >= longest[row]
+    np.bitwise_or.at(peers, row[is_long], peer_bit(peer[is_long]))
+    return peers
+
+
+def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
+    """(the pipeline rank of each global rank, whether it is in the pipeline)."""
+    members = np.array(pipeline, dtype=np.int64)
+    order = np.argsort(members)
+    place = order[np.minimum(np.searchsorted(members[order], ranks), len(members) - 1)]
+    return place, members[place] == ranks
+
+
 def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
     held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
-    ranks = np.array(pipeline, dtype=np.int64)
-    order = np.argsort(ranks)
-    peer = order[np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)]
-    known = ranks[peer] == held["peer"]
+    peer, known = _places_of(pipeline, held["peer"])
     columns = {
         "window": window,
         "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
@@ -348,7 +410,7 @@ def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> In
     return latest
 
 
-def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
+def rows_in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
     """(rows of these steps, for each of them the index that belongs to its step); ``rows`` are in the order of steps."""
     order = np.argsort(steps, kind="stable")
     first, last = np.searchsorted(rows["step"], (steps[order[0]], steps[order[-1]] + 1))
@@ -361,7 +423,7 @@ def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
     return rows, indices[order][position]
 
 
-def _planned_rows(table: PlanTable, ops: Slice) -> Int64:
+def planned_rows(table: PlanTable, ops: Slice) -> Int64:
     """The row of the plan that each op is; −1 where it is none."""
     kind, kinds = ops.codes("kind")
     code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]

@@ -54,8 +54,8 @@ class Walks:
         self._source = (np.maximum(bindings.row, 0) + first).reshape(-1)
         self._has_source = (bindings.row != NONE).reshape(-1)
         self._ready, self._is_message = bindings.ready.reshape(-1), bindings.is_message.reshape(-1)
-        self._start, self._end, self._exposed = (
-            matrix.reshape(-1) for matrix in (times.start, times.end, times.gap_exposed)
+        self._start, self._end, self._moving = (
+            matrix.reshape(-1) for matrix in (times.start, times.end, bindings.moving)
         )
 
     def hops(self, cell: Int64, cursor: Int64) -> Iterator[Hop]:
@@ -77,7 +77,7 @@ class Walks:
         ended = np.where(has_source, self._end.take(source), begun)
         sent = np.where(is_message, np.minimum(begun, ended), begun)
         begin = np.where(has_source, np.minimum(sent, self._start.take(source)), sent)
-        moving = np.where(is_message, 0, np.minimum(self._exposed.take(cell), cursor - begun))
+        moving = np.where(is_message, 0, np.minimum(self._moving.take(cell), cursor - begun))
         idle, transfer = cursor - begun - moving, begun - sent + moving
         return Hop(walk, cell, source, has_source, idle, transfer, sent - begin, begin)
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.analysis.links.interconnect import interconnect_of
+from pptrace.analysis.links.peaks import is_same_host, peak_between
 from pptrace.analysis.links.rank_traffic import RankTraffic
-from pptrace.analysis.result import LateRank, Link, Report
+from pptrace.analysis.result import Report
+from pptrace.analysis.whole_run import LateRank, Link
 from pptrace.intervals import Int64
-from pptrace.model.tables import HOST_NAME
+from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice
 
 _LEAST_RATIO = 2.0
 """Latency and bandwidth are fitted where the largest message has at least so many times the bytes of the smallest."""
 
 
-def with_links(report: Report, ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> Report:
-    """The report with the links between ``ranks`` and how often each was late; ``facts`` of the ranks name their hosts."""
-    return replace(report, links=links_of(ranks, facts), late_ranks=late_ranks_of(ranks))
+def with_links(
+    report: Report, ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]], mesh: MeshInfo
+) -> Report:
+    """The report with the links between ``ranks``, how often each was late, and the peaks of their devices' links.
+
+    ``facts`` of the ranks name their hosts and devices.
+    """
+    links, late_ranks = links_of(ranks, facts), late_ranks_of(ranks)
+    return replace(report, links=links, late_ranks=late_ranks, interconnect=interconnect_of(report, ranks, facts, mesh))
 
 
 def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> tuple[Link, ...]:
@@ -35,7 +44,8 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     is_recv = (ends["kind"] == "recv").to_numpy()
     source, target = np.where(is_recv, (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
     ends = ends.assign(source=source, target=target)
-    links = [_link(rows, facts) for _, rows in ends.groupby(["axis", "source", "target"], sort=True)]
+    on_device = {traffic.rank for traffic in ranks if traffic.on_device}
+    links = [_link(rows, facts, on_device) for _, rows in ends.groupby(["axis", "source", "target"], sort=True)]
     return tuple(
         sorted(
             links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
@@ -43,7 +53,7 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     )
 
 
-def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]]) -> Link:
+def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]], on_device: Collection[int]) -> Link:
     is_recv = (ends["kind"] == "recv").to_numpy()
     received, wait = ends[is_recv] if is_recv.any() else ends, ends["wait"].to_numpy()
     axis, source, target = str(ends["axis"].iloc[0]), int(ends["source"].iloc[0]), int(ends["target"].iloc[0])
@@ -51,12 +61,14 @@ def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]]) -> Link
     is_known = bool((sizes >= 0).all())
     num_bytes = int((sizes * count).sum()) if is_known else None
     transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
+    rate = num_bytes / transfer if num_bytes is not None and transfer else None
+    peak = peak_between((source, target), facts) if set(ends["rank"]) <= set(on_device) else None
     latency, bandwidth = fit_line(sizes, received["least"].to_numpy(), count) if is_known else (None, None)
     return Link(
         axis=axis,
         source=source,
         target=target,
-        is_same_host=_is_same_host(facts.get(source, {}), facts.get(target, {})),
+        is_same_host=is_same_host((source, target), facts),
         count=int(count.sum()),
         bytes=num_bytes,
         transfer_ns=transfer,
@@ -64,9 +76,11 @@ def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]]) -> Link
         late_receiver_ns=int(wait[~is_recv].sum()),
         slack_ns=slack,
         required_gbps=num_bytes / slack if num_bytes is not None and slack else None,
-        algbw_gbps=num_bytes / transfer if num_bytes is not None and transfer else None,
+        algbw_gbps=rate,
         latency_ns=latency,
         bandwidth_gbps=bandwidth,
+        peak_gbps=None if peak is None else peak.gbps,
+        share_of_peak=None if peak is None or rate is None else rate / peak.gbps,
     )
 
 
@@ -106,11 +120,3 @@ def _joined(ranks: Iterable[RankTraffic], name: str) -> pd.DataFrame:
     }
     frame = pd.DataFrame(columns)
     return frame if name == "messages" else frame.reindex(columns=["axis", "kind", "rank", "count", "num_last", "wait"])
-
-
-def _is_same_host(one: Mapping[str, object], other: Mapping[str, object]) -> bool | None:
-    """Return whether two ranks ran on one host, None where it is not known of both."""
-    for name in ("host", HOST_NAME):
-        if one.get(name) is not None and other.get(name) is not None:
-            return one[name] == other[name]
-    return None

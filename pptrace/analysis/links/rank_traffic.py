@@ -22,12 +22,13 @@ class RankTraffic:
     ``messages`` has a row for each ``axis``, ``kind`` (send or recv), ``peer`` and size (``bytes``, −1 unknown): ``count``, the
     sums ``transfer`` and ``wait``, the shortest transfer ``least``, and ``slack``: the time for which messages might have been
     under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``: ``count``, ``num_last``
-    (calls that the rank was the last to enter) and ``wait``.
+    (calls that the rank was the last to enter) and ``wait``. ``on_device``: all of it was timed on the device.
     """
 
     rank: int
     messages: Slice
     collectives: Slice
+    on_device: bool = False
 
 
 def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
@@ -60,11 +61,12 @@ def traffic_of(rank: int, comms: Slice) -> RankTraffic:
     """Sum up a rank's rows (schema COMMS) with transfers filled; rows without a match are left out."""
     comms = comms.only(_COLUMNS).where(comms["match"] >= 0)
     is_message = comms.among("kind", P2P)
-    return RankTraffic(rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)))
+    on_device = bool((comms["clock"] == "device").all()) and len(comms) > 0
+    return RankTraffic(rank, _messages(comms.where(is_message)), _collectives(comms.where(~is_message)), on_device)
 
 
 _COLUMNS = (
-    *("axis", "kind", "peer", "bytes", "group_size"),
+    *("axis", "kind", "peer", "bytes", "group_size", "clock"),
     *("start_ns", "asked_ns", "end_ns", "transfer_start_ns", "transfer_end_ns"),
 )
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from pptrace.analysis.memory.result import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.volume.memory import MemoryPrediction
 from pptrace.analysis.volume.step import StepVolume
+from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.schedule.plan import Plan

@@ -21,7 +21,7 @@ Place = tuple[str, int | str]
 _FAR = 6.0
 """An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
 _LEAST_EXCESS = 0.5
-_DEVIATION = 1.4826
+DEVIATION = 1.4826
 """The median deviation of a normal distribution times this is its standard deviation."""
 _MOST_OF_THEM = 0.5
 """A rank with this share of the long ops' excess is named."""
@@ -33,7 +33,7 @@ def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -
     """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
     gains: dict[Place, Int64] = {}
     num_stages = {costs.table.num_stages for costs in plans}
-    typical = [_typical(costs) for costs in plans]
+    typical = [typical_cells(costs) for costs in plans]
     if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
         scaled = [_with_stage_as_others(costs, of_cells, stage) for costs, of_cells in zip(plans, typical, strict=True)]
         gains["stage", stage] = _gains(plans, measured, scaled)
@@ -79,16 +79,16 @@ def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], durations:
     )
 
 
-def _cells(costs: MeasuredCosts) -> tuple[Int64, Int64]:
+def cells_of(costs: MeasuredCosts) -> tuple[Int64, Int64]:
     """(kind and stage of each cell as one number, the cell of each row)."""
     key = costs.table.kind.astype(np.int64) * costs.table.num_stages + costs.table.stage
     cells, of_row = np.unique(key, return_inverse=True)
     return cells, of_row
 
 
-def _typical(costs: MeasuredCosts) -> Floats:
+def typical_cells(costs: MeasuredCosts) -> Floats:
     """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns."""
-    cells, of_row = _cells(costs)
+    cells, of_row = cells_of(costs)
     typical = np.empty((len(costs.step), len(cells)))
     for windows in costs.of_pipelines():
         durations = costs.durations[windows]
@@ -99,7 +99,7 @@ def _typical(costs: MeasuredCosts) -> Floats:
 
 def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[Floats, Floats]:
     """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
-    cells, _ = _cells(costs)
+    cells, _ = cells_of(costs)
     kind, of_cell = np.divmod(cells, costs.table.num_stages)
     of_stage = np.flatnonzero(of_cell == stage)
     lowest = np.sort(typical, axis=0)[(len(typical) - 1) // 2]
@@ -122,7 +122,7 @@ def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) ->
 
 def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> Int64:
     """The durations, those of a stage shortened as much as its typical ones exceed those of the others."""
-    cells, of_row = _cells(costs)
+    cells, of_row = cells_of(costs)
     cost, usual = _usual_of_stage(costs, typical, stage)
     factor = np.ones(len(cells))
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
@@ -142,7 +142,7 @@ def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> 
     """The rank whose ops exceed those of its replicas most; None where none does."""
     excess: dict[int, float] = {}
     for costs, of_cells in zip(plans, typical, strict=True):
-        _, of_row = _cells(costs)
+        _, of_row = cells_of(costs)
         beyond = np.maximum(of_cells - _replicas(costs, of_cells), 0)[:, of_row]
         for place in range(costs.table.pp):
             of_place = beyond[:, costs.table.rank == place].sum(axis=1)
@@ -154,7 +154,7 @@ def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> 
 
 def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> Int64:
     """The durations, those of a rank shortened as much as its typical ones exceed those of its replicas."""
-    _, of_row = _cells(costs)
+    _, of_row = cells_of(costs)
     factor = np.divide(
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
@@ -164,15 +164,15 @@ def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> 
 
 def _excess(costs: MeasuredCosts) -> Int64:
     """Excess of long ops over what is typical, shape (windows, rows), ns; 0 of all others."""
-    _, of_row = _cells(costs)
-    typical = _typical(costs)[:, of_row]
+    _, of_row = cells_of(costs)
+    typical = typical_cells(costs)[:, of_row]
     beyond = costs.durations - typical
     limit = np.zeros(costs.durations.shape)
     for windows in costs.of_pipelines():
         for cell in range(int(of_row.max()) + 1):
             rows = np.flatnonzero(of_row == cell)
             limit[np.ix_(windows, rows)] = np.median(np.abs(beyond[np.ix_(windows, rows)]))
-    far = np.maximum(_FAR * _DEVIATION * limit, _LEAST_EXCESS * typical)
+    far = np.maximum(_FAR * DEVIATION * limit, _LEAST_EXCESS * typical)
     return _rounded(np.where(beyond > far, beyond, 0))
 
 

@@ -28,7 +28,12 @@ _CELLS = 1 << 19
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
-    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
+    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
+    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute.
+    A message of which the sender came last (``sender_is_last``) takes its transfer from its sender's end on. Of others it is part
+    of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
+    that begin late and sends that block do. The longest of them were with ``moved_with``
+    (:func:`pptrace.analysis.stragglers.links.peer_bit`).
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
     message whose ends were not matched is −1.
@@ -40,6 +45,10 @@ class MeasuredCosts:
     durations: Int64
     transfers: Int64
     delays: Int64
+    sender_is_last: Bool
+    moving: Int64
+    moved_with: Int64
+    inner: Int64
     outside: Slice = field(default_factory=nothing_outside)
 
     @cached_property
@@ -98,7 +107,7 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     return tuple(plans)
 
 
-_MATRICES = ("step", "ranks", "durations", "transfers", "delays")
+_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:

@@ -100,8 +100,8 @@ def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:
 def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:
     """The median delay of a rank in a step, of all ranks and steps the lower median, ns: of two ranks that of the better one."""
     table = costs.table
-    of_places = [np.median(delays[:, table.rank == place], axis=1) for place in range(table.pp)]
-    ordered = np.sort(np.stack(of_places), axis=None)
+    by_pp_rank = [np.median(delays[:, table.rank == pp_rank], axis=1) for pp_rank in range(table.pp)]
+    ordered = np.sort(np.stack(by_pp_rank), axis=None)
     return round(float(ordered[(len(ordered) - 1) // 2]))
 
 
@@ -124,9 +124,9 @@ def _worst(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> tuple[int
     """(the rank with most of some times, its place if it has most of all)."""
     of_rank: dict[int, int] = {}
     for costs, ns in zip(plans, excess, strict=True):
-        for place in range(costs.table.pp):
-            of_place = ns[:, costs.table.rank == place].sum(axis=1, dtype=np.int64)
-            for rank, total in zip(costs.ranks[:, place].tolist(), of_place.tolist(), strict=True):
+        for pp_rank in range(costs.table.pp):
+            of_pp_rank = ns[:, costs.table.rank == pp_rank].sum(axis=1, dtype=np.int64)
+            for rank, total in zip(costs.ranks[:, pp_rank].tolist(), of_pp_rank.tolist(), strict=True):
                 of_rank[rank] = of_rank.get(rank, 0) + total
     rank = max(of_rank, key=of_rank.__getitem__)
     most = of_rank[rank]

@@ -16,7 +16,7 @@ from pptrace.model.tables import Int64
 
 _LEAST_RATIO = 2.0
 """A link is slow whose messages typically take this many times as long as those of its like."""
-_FEWEST_ALIKE = 2
+FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
 
@@ -36,7 +36,7 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
         return None
     link = max(links, key=lambda link: link.typical - link.usual)
     gains = [
-        lengths - step_lengths(costs, costs.durations, _as_usual(costs, link))
+        lengths - step_lengths(costs, costs.durations, *_as_usual(costs, link))
         for costs, lengths in zip(plans, measured, strict=True)
     ]
     name = "-".join(map(str, sorted(link.ranks)))
@@ -51,6 +51,17 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
         np.concatenate(gains),
         {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
     )
+
+
+def peer_bit(place: Int64 | int) -> Int64:
+    """The bit of a pipeline rank in a set of peers: those of one rank are few, and near it or at the other end."""
+    bits: Int64 = np.left_shift(1, np.asarray(place, dtype=np.int64) % 31)
+    return bits
+
+
+def num_links(costs: MeasuredCosts) -> int:
+    """Pairs of pipeline ranks with messages between them."""
+    return len(np.unique(_ends(costs)))
 
 
 def _ends(costs: MeasuredCosts) -> Int64:
@@ -91,14 +102,20 @@ def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int)
         return float(np.median(replicas))
     others = np.delete(typical[pipeline], boundary)
     others = others[~np.isnan(others)]
-    return float(np.median(others)) if len(others) >= _FEWEST_ALIKE else None
+    return float(np.median(others)) if len(others) >= FEWEST_ALIKE else None
 
 
-def _as_usual(costs: MeasuredCosts, link: _Link) -> Int64:
-    """The transfers, those of a link no longer than is usual."""
+def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
+    """(transfers, delays, times for which transfers kept ops), those of a link no longer than is usual."""
     is_of_link = np.isin(costs.ranks, link.ranks)
     is_window = is_of_link.sum(axis=1) == 2
     place = [costs.ranks[is_window][0].tolist().index(rank) for rank in link.ranks] if is_window.any() else [0, 0]
     is_message = _ends(costs) == min(place) * costs.table.pp + max(place)
-    limited = np.minimum(costs.transfers, round(link.usual))
-    return np.where(is_window[:, np.newaxis] & is_message, limited, costs.transfers)
+    of_link = is_window[:, np.newaxis]
+    transfers = np.where(of_link & is_message, np.minimum(costs.transfers, round(link.usual)), costs.transfers)
+    rank = costs.table.rank
+    is_kept = np.zeros(costs.moving.shape, dtype=np.bool_)
+    for here, there in (place, place[::-1]):
+        is_kept |= (rank == here) & (costs.moved_with & peer_bit(there) > 0)
+    moving = np.where(of_link & is_kept, np.minimum(costs.moving, round(link.usual)), costs.moving)
+    return transfers, costs.delays, moving

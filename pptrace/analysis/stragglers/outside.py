@@ -14,14 +14,14 @@ from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice
 
 BEFORE, AFTER = 0, 1
-_COLUMNS = ("window", "place", "side", "name", "match", "start", "end", "work")
+_COLUMNS = ("window", "pp_rank", "side", "name", "match", "start", "end", "work")
 _ROUNDING_BITS = 21
 """Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
 _NOT_WORK = ("STEP", "EVAL")
 """Ranges around other work."""
 
 
-def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], place: int) -> Slice:
+def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], pp_rank: int) -> Slice:
     """Work of one rank outside its ops, in order of window and start.
 
     What lies among its ops is left out. The name of a collective is its axis and kind; what it works is what it takes when all
@@ -30,7 +30,6 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     Args:
         spans, comms: rows, and the window of each.
         ops: the rank's ops with their windows, and the number of windows.
-        place: the pipeline rank.
     """
     first, last = _extent(*ops)
     is_work, is_collective = ~spans[0].among("kind", _NOT_WORK), ~comms[0].among("kind", MESSAGES)
@@ -45,7 +44,7 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     begun = np.maximum(start, np.where(is_after, last[window], start))
     columns = {
         "window": window,
-        "place": np.full(len(window), place, dtype=np.int64),
+        "pp_rank": np.full(len(window), pp_rank, dtype=np.int64),
         "side": np.where(is_before, BEFORE, AFTER),
         "name": np.concatenate((_texts(works, "kind"), _names(collectives))),
         "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
@@ -131,7 +130,7 @@ class Chains:
         return done
 
 
-def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | None:
+def chains_of(rows: Slice, step: Int64, num_pp_ranks: int, side: int) -> Chains | None:
     """The chains of one side of all steps; None where steps or ranks differ in what they do, or do several things at once.
 
     ``step`` is the number of each window's step; the windows of a step stand one after the other.
@@ -139,7 +138,7 @@ def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | 
     rows = rows.where(rows["side"] == side)
     steps, first_window, num_windows = np.unique(step, return_index=True, return_counts=True)
     of_step = np.searchsorted(steps, step[rows["window"]])
-    rank = (rows["window"] - first_window[of_step]) * num_places + rows["place"]
+    rank = (rows["window"] - first_window[of_step]) * num_pp_ranks + rows["pp_rank"]
     order = np.lexsort((rows["end"], rows["start"], rank, of_step))
     if (num_windows != num_windows[0]).any() or len(order) % len(steps):
         return None

@@ -15,12 +15,10 @@ from pptrace.analysis.stragglers.hosts import late_firsts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
-_FEWEST_WINDOWS = 4
+FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
 _LEAST_SHARE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
-_LEAST_GAP = 0.02
-"""Share of a mean op: a shorter delay in every step is not counted."""
 _MOST_OF_THEM = 0.5
 """A rank with this share of all pauses' or gaps' time is named."""
 
@@ -61,7 +59,7 @@ def _pauses(costs: MeasuredCosts) -> Int64:
     """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
     pauses = np.zeros_like(costs.delays)
     for windows in costs.of_pipelines():
-        if len(windows) >= _FEWEST_WINDOWS:
+        if len(windows) >= FEWEST_WINDOWS:
             delays = costs.delays[windows]
             excess = delays - np.median(delays, axis=0).astype(np.int64)
             pauses[windows] = np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)

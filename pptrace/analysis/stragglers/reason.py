@@ -42,20 +42,28 @@ class Reason:
     def is_finding(self, span: int) -> bool:
         """Return whether it is worth a line in steps of this length, ns: large, and not only by what happened in one of them."""
         low, _ = gain_interval(self.gains)
-        is_sure = low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
+        is_sure = low is None or low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
-def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64, delays: Int64 | None = None) -> Int64:
+def step_lengths(
+    costs: MeasuredCosts,
+    durations: Int64,
+    transfers: Int64,
+    delays: Int64 | None = None,
+    moving: Int64 | None = None,
+) -> Int64:
     """The length of each step, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
 
-    Without ``delays``, ops begin as late as was measured.
+    Without ``delays``, ops begin as late as was measured, and without ``moving`` transfers keep them as long.
     """
     spans = np.empty(len(costs.step), dtype=np.int64)
     late = costs.delays if delays is None else delays
+    moved = costs.moving if moving is None else moving
     for part in costs.parts():
-        taken = durations[part].astype(np.int64) + late[part]
-        spans[part] = makespans(costs.table, taken, np.maximum(transfers[part], 0))
+        taken = durations[part].astype(np.int64) + late[part] + moved[part]
+        latencies = np.where(costs.sender_is_last[part], np.maximum(transfers[part], 0), 0)
+        spans[part] = makespans(costs.table, taken, latencies)
     return longest_of_steps(costs.step, spans)
 
 

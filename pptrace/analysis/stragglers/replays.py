@@ -69,9 +69,9 @@ class Replays:
         """Replay in which one stage alone costs what was measured."""
         return self._length(self.costs.table.stage == stage)
 
-    def with_place(self, place: int) -> int:
+    def with_pp_rank(self, pp_rank: int) -> int:
         """Replay in which one pipeline rank of all pipelines alone costs what was measured."""
-        return self._length(self.costs.table.rank == place)
+        return self._length(self.costs.table.rank == pp_rank)
 
     def with_kind(self, kind: str) -> int:
         """Replay in which one kind alone costs what was measured."""
@@ -104,8 +104,8 @@ class Replays:
 
         So does what a rank does before and after them, if all of its rows do.
         """
-        places = pairwise(self.costs.table.rank_ptr.tolist())
-        workers = np.stack([rows[..., begin:end].all(axis=-1) for begin, end in places], axis=-1)
+        bounds = pairwise(self.costs.table.rank_ptr.tolist())
+        workers = np.stack([rows[..., begin:end].all(axis=-1) for begin, end in bounds], axis=-1)
         ends = self._ends(rows, rows[..., self.costs.reader])
         return self._sum(ends, self._items(np.broadcast_to(workers, ends.shape)))
 

@@ -2,7 +2,7 @@
 
 A step is replayed with what every op, message and collective cost, and with what its kind typically costs (:mod:`~.typical`); T
 is the mean length of the steps. ``slowdown`` is T / T_ideal. That of a stage or of a kind is T / T_ideal where it alone costs
-what it did; that of a worker is the smaller of those of its pipeline and of its place in it, so that as many replays do as there
+what it did; that of a worker is the smaller of those of its pipeline and of its pipeline rank: as many replays do as there
 are pipelines and pipeline ranks (the study's approximation, with a pipeline for the ranks of one dp rank). ``m_w`` and ``m_s``
 are the shares of T − T_ideal that go away where the slowest 3 % of workers, or the last stage, cost what is typical.
 """
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.result import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.replays import Replays, replays_of
+from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 
 LEAST_SLOWDOWN = 1.03
 """Least slowdown of which shares are given, as in the study (its ``decompose_threshold``)."""
@@ -51,10 +51,12 @@ def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
 
 def _workers(replays: Sequence[Replays], ideal: int) -> dict[int, float]:
     """The slowdown of each worker by its rank; in the steps of a plan that it is not in it changes nothing."""
-    places = [sum(of_plan.with_place(place) for of_plan in replays) for place in range(replays[0].costs.table.pp)]
+    by_pp_rank = [
+        sum(of_plan.with_pp_rank(pp_rank) for of_plan in replays) for pp_rank in range(replays[0].costs.table.pp)
+    ]
     of_plans = [of_plan.with_pipelines() for of_plan in replays]
     return {
-        rank: min(sum(beyond.get(pipeline, 0) for beyond in of_plans) + ideal, places[place]) / ideal
+        rank: min(sum(beyond.get(pipeline, 0) for beyond in of_plans) + ideal, by_pp_rank[pp_rank]) / ideal
         for pipeline in dict.fromkeys(pipeline for of_plan in of_plans for pipeline in of_plan)
-        for place, rank in enumerate(pipeline)
+        for pp_rank, rank in enumerate(pipeline)
     }

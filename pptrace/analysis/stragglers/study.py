@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import Int64
 
 _MOST_REPLAYED = 100_000_000
@@ -27,13 +28,14 @@ class Study:
     """``stragglers`` is None where there is no whole step.
 
     ``gains`` is what each step would get back if the slowest stage or rank cost what its like costs, ns; ``steps`` are the
-    numbers of the steps that they and the gains of the reasons are of.
+    numbers of the steps that they and the gains of the reasons are of. ``noise`` is what chance explains of them.
     """
 
     stragglers: Stragglers | None = None
     reasons: tuple[Reason, ...] = ()
     gains: Mapping[Place, Int64] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
+    noise: Noise | None = None
 
 
 def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
@@ -56,4 +58,4 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     )
     steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
     reasons = tuple(reason for reason in known if reason is not None)
-    return Study(slowdowns(plans), reasons, gains_of_places(plans, measured), tuple(steps))
+    return Study(slowdowns(plans), reasons, gains_of_places(plans, measured), tuple(steps), noise_of(plans))

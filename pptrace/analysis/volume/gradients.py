@@ -76,11 +76,11 @@ class GradientVolume:
 
     def parameters(self) -> list[Parameter]:
         """List each parameter once: a tied embedding with both ends on this rank stands where its first end does."""
-        found = [parameter for unit in self.units for parameter in unit]
+        parameters = [parameter for unit in self.units for parameter in unit]
         if not self.facts.tied:
-            return found
-        ends = [index for index, parameter in enumerate(found) if parameter.is_embedding]
-        return [parameter for index, parameter in enumerate(found) if index not in ends[1:]]
+            return parameters
+        ends = [index for index, parameter in enumerate(parameters) if parameter.is_embedding]
+        return [parameter for index, parameter in enumerate(parameters) if index not in ends[1:]]
 
     def _partial_sums(self) -> Iterator[Volume]:
         """One all-reduce over tp of what each rank has a part of (Megatron-LM ``finalize_model_grads``)."""

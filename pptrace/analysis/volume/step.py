@@ -43,7 +43,7 @@ class StepVolume:
 
     Args:
         facts: of the model and the options.
-        mesh: sizes and order of the axes; those of a run that told its facts are all known.
+        mesh: sizes and order of the axes; those of a run that recorded its facts are all known.
         plan: the run's own, with sends and receives or without.
     """
 

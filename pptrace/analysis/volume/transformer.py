@@ -35,11 +35,11 @@ Volume = Mapping[tuple[str, str], Calls]
 
 def total(volumes: Iterable[Volume]) -> Volume:
     """The sum, without entries of no call."""
-    found: dict[tuple[str, str], Calls] = {}
+    totals: dict[tuple[str, str], Calls] = {}
     for volume in volumes:
         for key, calls in volume.items():
-            found[key] = found.get(key, Calls(0, 0)) + calls
-    return {key: calls for key, calls in found.items() if calls.count}
+            totals[key] = totals.get(key, Calls(0, 0)) + calls
+    return {key: calls for key, calls in totals.items() if calls.count}
 
 
 def times(volume: Volume, count: int) -> Volume:
@@ -71,7 +71,7 @@ class BothWays:
 class TensorSizes:
     """Activations along tp. ``activation_bytes`` are b · s/cp · h items, of which SP leaves a rank 1/tp between layers.
 
-    With ``overlap``, gathers and scatters beside a GEMM become rings of exchanges (:mod:`instrument.sequence.overlap`).
+    With ``overlap``, gathers and scatters next to a GEMM become rings of exchanges (:mod:`instrument.sequence.overlap`).
     """
 
     tp: int

@@ -76,6 +76,11 @@ class ChromeOps:
     comms: pd.DataFrame
     facts: Facts
 
+    def of_rank(self, rank: int) -> ChromeOps:
+        """Select the rows of one rank."""
+        ops, comms = (table[table["rank"] == rank].reset_index(drop=True) for table in (self.ops, self.comms))
+        return ChromeOps(self.framework, ops, comms, self.facts)
+
 
 def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None) -> ChromeOps | None:
     """Convert a file's ranges to ops; None unless it has forwards and backwards with microbatches.

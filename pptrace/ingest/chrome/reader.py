@@ -93,12 +93,10 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
         _trace(
             path,
             rank if has_rank or _declares_rank(content) else None,
-            rank,
-            content,
-            ranks_of_ranges,
-            pipeline_ops,
+            [entry for entry, number in zip(content.ranges, ranks_of_ranges, strict=True) if number == rank],
+            None if pipeline_ops is None else pipeline_ops.of_rank(rank),
             {**clock, **_facts(content, facts, rank)},
-            rank == order[0],
+            tuple(content.warnings) if rank == order[0] else (),
         )
         for rank in order
     )
@@ -107,14 +105,12 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
 def _trace(
     path: Path,
     claimed_rank: int | None,
-    rank: int,
-    content: ChromeRanges,
-    rank_of_range: Sequence[int],
+    ranges: Sequence[Range],
     pipeline_ops: ChromeOps | None,
     metadata: Mapping[str, Any],
-    is_first: bool,
+    warnings: tuple[str, ...],
 ) -> Trace:
-    ranges_of_rank = [entry for entry, number in zip(content.ranges, rank_of_range, strict=True) if number == rank]
+    """The trace of one rank, from its ranges and ops."""
     return Trace(
         path=str(path),
         format=InputFormat.CHROME,
@@ -122,15 +118,13 @@ def _trace(
         producer="chrome trace"
         if pipeline_ops is None or pipeline_ops.framework == "chrome"
         else pipeline_ops.framework,
-        events=_events([*ranges_of_rank, *_steps(ranges_of_rank)]) if pipeline_ops is None else no_events(),
+        events=_events([*ranges, *_steps(ranges)]) if pipeline_ops is None else no_events(),
         memory=empty_table(MEMORY),
         metadata=metadata,
-        warnings=tuple(content.warnings) if is_first else (),
-        ops=None if pipeline_ops is None else pipeline_ops.ops[pipeline_ops.ops["rank"] == rank].reset_index(drop=True),
-        comms=None
-        if pipeline_ops is None
-        else pipeline_ops.comms[pipeline_ops.comms["rank"] == rank].reset_index(drop=True),
-        framework=_framework(ranges_of_rank) if pipeline_ops is None else pipeline_ops.framework,
+        warnings=warnings,
+        ops=None if pipeline_ops is None else pipeline_ops.ops,
+        comms=None if pipeline_ops is None else pipeline_ops.comms,
+        framework=_framework(ranges) if pipeline_ops is None else pipeline_ops.framework,
     )
 
 

@@ -208,7 +208,7 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
 
 
 def _why_left(path: Path, read: Collection[Path]) -> str:
-    """Reason for which a file was not read beside traces: its name is not one that TensorBoard gives them."""
+    """Reason for which a file was not read with the traces next to it: its name is not one that TensorBoard gives them."""
     if any(other.parent == path.parent for other in read):
         return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
     return "in a subdirectory"

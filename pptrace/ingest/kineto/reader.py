@@ -30,7 +30,7 @@ from pptrace.ingest.kineto.decoded_events import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.trace_members import Document, read_document
 from pptrace.marks import METADATA_KEY
-from pptrace.model.tables import HOST_NAME, InputFormat, Trace
+from pptrace.model.tables import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 
 ReadProgress = Callable[[float], None]
 
@@ -132,10 +132,12 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Facts that pptrace's recorder wrote, and the host name that torch's profiler wrote."""
-    host = members.get(HOST_NAME)
+    """Facts that pptrace's recorder wrote, and the names of host and devices that torch's profiler wrote."""
+    host, devices = members.get(HOST_NAME), members.get("deviceProperties")
     host_fact = {HOST_NAME: host} if isinstance(host, str) and host else {}
-    return {**host_fact, **_mapping(members.get(METADATA_KEY))}
+    names = [_mapping(device).get("name") for device in devices] if isinstance(devices, list) else []
+    device_fact = {DEVICE_NAMES: list(map(str, names))} if names and None not in names else {}
+    return {**host_fact, **device_fact, **_mapping(members.get(METADATA_KEY))}
 
 
 def _base_ns(value: object) -> tuple[int, list[str]]:

@@ -28,7 +28,7 @@ from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of,
 from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
-from pptrace.model.tables import ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace
+from pptrace.model.tables import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -87,7 +87,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
             raise TraceError(f"{shown_path}: an SQLite database without any table of Nsight Systems; {EXPECTED_INPUT}")
         names = Names()
         blocks, warnings = read_blocks(db, names)
-        facts = recorded_facts(db)
+        facts, devices = recorded_facts(db), _device_facts(db)
         _require_content(shown_path, db, blocks, names, facts, warnings)
         _assign_pids(blocks, warnings)
         pids = _rank_pids(blocks, names, facts, warnings)
@@ -118,7 +118,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
     for index, pid in enumerate(pids):
         rows = _Rows(_of_process(blocks, pid, last=index == len(pids) - 1), names_in_order)
         ordered = sorted_events(rows, base)
-        metadata = facts.get(pid) or _session_facts(session)
+        metadata = {**devices, **(facts.get(pid) or _session_facts(session))}
         if len(pids) > 1:
             metadata = {
                 ONE_CLOCK: f"{SESSION}{shown_path if session.start_ns is None else session.start_ns}",
@@ -189,6 +189,12 @@ def _require_content(
         if Category.KERNEL not in categories:
             raise TraceError(f"{shown_path}: a run of pptrace of which nsys recorded no range{damage}; {_REMEDY}")
         warnings.append(f"a run of pptrace of which nsys recorded no range, only what its devices did; {_REMEDY}")
+
+
+def _device_facts(db: Database) -> dict[str, list[str]]:
+    """The names of the machine's devices."""
+    names = [str(name) for (name,) in db.all_rows("TARGET_INFO_GPU", ("name",)) if name]
+    return {DEVICE_NAMES: names} if names else {}
 
 
 def _has_gpu(db: Database) -> bool:

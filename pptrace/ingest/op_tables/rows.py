@@ -6,7 +6,7 @@
     kind         F, B (full backward), I (input gradient), W (weight gradient), OVERLAP_F_B (``pair`` tells its halves);
                  STEP, OPTIMIZER, GRAD_SYNC, DATA, GC, LOSS; send, recv, all_reduce, all_gather, reduce_scatter,
                  all_to_all, broadcast, reduce, gather, scatter, barrier; SEND_F, RECV_F, SEND_B, RECV_B
-    stage        virtual stage; where it is missing, chunk·p + place in the pipeline, or one stage per rank
+    stage        virtual stage; where it is missing, chunk·p + pipeline rank, or one stage per rank
     chunk        of the rank's stages, which; may be missing
     microbatch   where it is missing, the k-th op of a kind and stage in a step is that of microbatch k
     start_U      U is ns, us, ms or s

@@ -47,7 +47,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
 def _name_of_missing_device(events: Events, backend: str) -> str:
     """The name in the trace that proves the use of a device, for ranks without device events; "" without one.
 
-    That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs beside it as well.
+    That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs next to it as well.
     """
     on_host = np.isin(events.category, (Category.CPU_OP, Category.ANNOTATION))
     patterns = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]

@@ -210,3 +210,18 @@ def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | Non
     """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
     several = any(size > 1 for size in sizes.values())
     return {axis: sizes.get(axis, None if several else mesh.size_of(axis)) for axis in SIZED}
+
+
+def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
+    """Count all ranks that the pipelines name; sizes that do not come to as many ranks are unknown, and so is the length of
+    pipelines that send messages to ranks outside of them.
+    """
+    named = {rank for pipeline in mesh.pipelines for rank in pipeline}
+    num_ranks = max(mesh.num_ranks, max(named, default=-1) + 1, mesh.pp or 0)
+    is_of_pp = ((comms["axis"] == "pp") & comms["kind"].isin(P2P) & comms["rank"].isin(named)).to_numpy()
+    peers = set(comms["peer"][is_of_pp].unique().tolist()) - {-1}
+    is_cut = bool(named) and not peers <= named
+    sizes: dict[str, int | None] = {"pp": None if is_cut else mesh.pp, **{axis: mesh.size_of(axis) for axis in SIZED}}
+    if sizes["pp"] is None or not multiply_up(sizes, num_ranks):
+        sizes |= dict.fromkeys(SIZED)
+    return replace(mesh.with_sizes(sizes), num_ranks=num_ranks, is_cut=is_cut)

@@ -39,11 +39,6 @@ class LabelledAction:
         return cls(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, forward.chunk, (forward, backward))
 
     @property
-    def chunk_of_rank(self) -> tuple[int | None, int]:
-        """(stage, chunk): the same for all that runs on one chunk of a rank."""
-        return self.stage, self.chunk
-
-    @property
     def key(self) -> ActionKey:
         return self.key_of(self.kind)
 

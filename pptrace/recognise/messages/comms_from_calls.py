@@ -40,15 +40,16 @@ def comms_of_calls(
     Args:
         calls: by rank (schema ``CALLS``).
         groups: the groups of all calls.
-        ops, known: what labels tell; ranks whose labels tell the pipeline's messages have no other messages of the pipeline.
+        ops, labelled_comms: what labels say; ranks whose labels name the pipeline's messages have no others.
         mesh: the pipelines, for the direction of messages.
         schedule: of the ops: where its plan is known, for messages that do not tell their directions.
     """
-    tables = [
-        _of_rank(rank, table, groups, ops, labelled_comms, mesh, schedule)
-        for rank, table in sorted(calls.items())
-        if len(table)
-    ]
+    tables = []
+    for rank, table in sorted(calls.items()):
+        if len(table):
+            rank_ops = ops[ops["rank"] == rank]
+            comms = _of_rank(rank, table, groups, rank_ops, labelled_comms, mesh)
+            tables.append(label_from_plan(comms, rank_ops, schedule.plan_of, mesh.pipeline_of(rank), rank))
     tables = [table for table in tables if len(table)]
     comms = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
     comms, warning = kernels_from_plan(comms, labelled_comms, ops, schedule, mesh)
@@ -59,12 +60,11 @@ def _of_rank(
     rank: int,
     calls: pd.DataFrame,
     groups: Groups,
-    ops: pd.DataFrame,
+    rank_ops: pd.DataFrame,
     labelled_comms: pd.DataFrame,
     mesh: MeshInfo,
-    schedule: ScheduleInfo,
 ) -> pd.DataFrame:
-    rank_ops = ops[ops["rank"] == rank]
+    """The communication of a rank; of messages that do not tell their directions, without these."""
     number, keys = call_keys(rank, calls)
     call_groups = [groups.of_call[key] for key in keys]
     kinds = _kinds(calls, rank_ops)
@@ -109,8 +109,7 @@ def _of_rank(
             "seq": calls["seq"].to_numpy(),
         },
     )
-    table = _with_microbatches(table, rank_ops)
-    return label_from_plan(table, rank_ops, schedule.plan_of, mesh.pipeline_of(rank), rank)
+    return _with_microbatches(table, rank_ops)
 
 
 def _are_free(

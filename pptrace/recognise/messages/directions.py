@@ -18,7 +18,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     What stage s sends to a rank with stage s+1 goes forward, and to one with s−1 backward; what it receives, the other way round.
     Of a peer with both, as between two ranks with chunks, the first message of a microbatch goes forward and the second one back:
     a stage runs the forward of a microbatch before its backward. One alone keeps "". A message whose peer is not known goes to or
-    comes from the ranks of its pipeline with the stages beside its own.
+    comes from the ranks of its pipeline with the stages before and after its own.
     """
     lacking = comms["kind"].isin(P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
     lacking &= comms["stage"] >= 0

@@ -43,7 +43,7 @@ def kernels_from_plan(
 ) -> tuple[pd.DataFrame, str]:
     """Map the kernels of complete pipelines to the plan's messages; with a warning, or "".
 
-    A kernel that carries several messages is a row for each. Pipelines of which a message is told, here or in ``known`` (schema
+    A kernel that carries several messages is a row for each. Pipelines of which a message is known, here or in ``known`` (schema
     COMMS), stay as they are.
     """
     if schedule.plan is None:
@@ -58,9 +58,9 @@ def kernels_from_plan(
         if len(pipeline) != schedule.plan.pp or kernels.empty or ranks_with_messages & set(pipeline):
             continue
         orders = (_of_pipeline(kernels, ops, schedule, pipeline, early) for early in _RECEIVED_FIRST)
-        found = next((order for order in orders if order is not None and _can_be(order)), None)
-        if found is not None:
-            parts.append(found.drop(columns="shared"))
+        likely = next((order for order in orders if order is not None and _can_be(order)), None)
+        if likely is not None:
+            parts.append(likely.drop(columns="shared"))
             replaced += kernels.index.tolist()
     if not parts:
         return calls, ""
@@ -74,7 +74,7 @@ def kernels_from_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """A message of a step, and the kernel that carries it by its place among the rank's."""
+    """A message of a step, and the index of the kernel that carries it among the rank's."""
 
     message: PlannedMessage
     kind: str
@@ -94,22 +94,22 @@ def _of_pipeline(
     for pp_rank, rank in enumerate(pipeline):
         rank_kernels = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
         in_plan_order = list(_carried(rank_kernels, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, pp_rank))
-        found = list(_swapped(in_plan_order, pp_rank, received_first))
-        if {one.kernel for one in found} != set(range(len(rank_kernels))):
+        messages = list(_swapped(in_plan_order, pp_rank, received_first))
+        if {one.kernel for one in messages} != set(range(len(rank_kernels))):
             return None
-        carried = Counter(one.kernel for one in found)
-        rows = rank_kernels.iloc[[one.kernel for one in found]]
+        carried = Counter(one.kernel for one in messages)
+        rows = rank_kernels.iloc[[one.kernel for one in messages]]
         parts.append(
             rows.assign(
-                kind=[one.kind for one in found],
+                kind=[one.kind for one in messages],
                 axis="pp",
-                step=[one.step for one in found],
-                peer=[pipeline[one.message.peer_pp_rank] for one in found],
-                shared=[carried[one.kernel] for one in found],
+                step=[one.step for one in messages],
+                peer=[pipeline[one.message.peer_pp_rank] for one in messages],
+                shared=[carried[one.kernel] for one in messages],
                 group_size=2,
-                direction=[one.message.direction for one in found],
-                stage=[one.message.op.stage for one in found],
-                microbatch=[one.message.op.microbatch or 0 for one in found],
+                direction=[one.message.direction for one in messages],
+                stage=[one.message.op.stage for one in messages],
+                microbatch=[one.message.op.microbatch or 0 for one in messages],
             )
         )
     return pd.concat(parts, ignore_index=True)

@@ -264,8 +264,8 @@ def rows_of_posting_only(comms: pd.DataFrame, on_device: pd.Series[bool]) -> pd.
 def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     """The calls of unmarked traces (schema CALL_COMMS) with ``match`` filled, counted from ``first``.
 
-    Members of a collective have the same group, kind and sequence number or, without one, the same place in the order of the
-    group's calls; the two ends of a message the same place in the order of messages from one rank to the other. Where one side
+    Members of a collective have the same group, kind and sequence number or, without one, the same position in the order of the
+    group's calls; the two ends of a message the same position in the order of messages from one rank to the other. Where one side
     recorded more than the other, sizes must say how the orders belong together; otherwise all of them keep -1.
     """
     if calls.empty:

@@ -33,13 +33,13 @@ def peers_of(events: Events, rows: Int64) -> list[int]:
 
 
 def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], forwards: int, backwards: int) -> bool:
-    """Return whether messages are those of a rank with one stage of a pipeline, so that the ops beside them tell their
+    """Return whether messages are those of a rank with one stage of a pipeline, so that the ops next to them give their
     directions.
 
     Such a rank has one neighbour before it and another one behind it, and a message of each kind for all of its ops or none.
 
     Args:
-        messages: what each message is by the op beside it, and its peer (-1: unknown).
+        messages: what each message is by the op next to it, and its peer (-1: unknown).
         sent: the kinds of those that are some op's first.
         forwards, backwards: how many ops there are.
     """
@@ -57,7 +57,7 @@ def confidence(explained: int, total: int, forwards: int, backwards: int, agree:
 
     low: less than three quarters of the operators (or kernels) lie in them, or forwards and backwards are not about equally
     many. high: nine tenths lie in them, and the messages agree. medium: all others, such as those of ranks with several chunks,
-    and those found by kernels, which tell no directions.
+    and those of kernels, which have no directions.
     """
     if 4 * explained < 3 * total or abs(forwards - backwards) > max(1, forwards // _TOLERATED):
         return "low confidence"

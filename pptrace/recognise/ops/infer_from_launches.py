@@ -3,7 +3,7 @@
 The thread that launches the send/receive kernels runs the forwards itself; autograd launches those of backwards from threads of
 its own, while the first one waits for it. What one of them launches from one message to the next, or until the other takes
 over, is one op. The k-th forward of a step is that of microbatch k, and so is the k-th backward; steps are separated by their
-optimizer and by step ranges. Send/receive kernels of all-to-alls (the kernel is the same) are told by their record, by the
+optimizer and by step ranges. Send/receive kernels of all-to-alls (the kernel is the same) are recognised by their record, by the
 thread (autograd's posts no pipeline messages) and by their stream.
 """
 
@@ -73,7 +73,7 @@ class _Launches:
 
 
 def infer_from_launches(events: Events, ranges: Sequence[Range]) -> Inference:
-    """Ops in time order; nothing where no thread launches send/receive kernels beside others."""
+    """Ops in time order; nothing where no thread launches both send/receive kernels and others."""
     if not any(map(_P2P_KERNEL.search, events.names)):
         return Inference([])
     launches = _launches(events)

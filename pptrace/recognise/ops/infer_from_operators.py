@@ -4,7 +4,7 @@ A pipeline's thread posts messages between its ops. What it computes from one me
 autograd's engine runs (in whatever thread), a forward otherwise. A send carries what the op before it made, a receive what
 the op after it reads; the k-th forward of a step is that of microbatch k, and so is the k-th backward. That holds for every
 schedule with one stage per rank (torch's Schedule1F1B, which has no labels). Where messages are not those of one stage per rank
-(interleaved ones go both ways at once, and overlapped ones are posted ahead) the ops beside them do not tell what they are: they
+(interleaved ones go both ways at once, and overlapped ones are posted ahead) the ops next to them do not show what they are: they
 are left to their own records (:mod:`pptrace.recognise.calls.find_calls`). Steps are separated by their optimizer.
 """
 

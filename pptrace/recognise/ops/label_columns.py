@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.labels import Label, LabelledAction
-from pptrace.schedule.actions import Kind, Phase
+from pptrace.schedule.actions import Kind
 from pptrace.slices import Slice
 
 Bool = npt.NDArray[np.bool_]
@@ -197,7 +197,3 @@ class Ranges:
         position = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         index = self.table.first_action[self.label[row]] + position
         return Slice({"range": row, **self.table.actions.where(index).columns})
-
-    def phase_of(self, index: int) -> Phase | None:
-        code = int(self.table.phase[self.label[index]])
-        return None if code < 0 else tuple(Phase)[code]

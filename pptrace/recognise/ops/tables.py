@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +10,7 @@ import pandas as pd
 
 from pptrace.intervals import reduce_ranges
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Int64, Schema, concat_tables, make_table
+from pptrace.model.tables import Int64, concat_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,6 @@ class RankTables:
             (*self.warnings, *others.warnings),
             others.by_gaps,
         )
-
-
-def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """A table of rows that have at least the schema's columns."""
-    return make_table(schema, {name: [row[name] for row in rows] for name in schema})
 
 
 @dataclass(frozen=True, slots=True)

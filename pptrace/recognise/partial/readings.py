@@ -14,10 +14,9 @@ from pptrace.errors import ScheduleError
 from pptrace.recognise.partial.traced_ranks import Detail, TracedRank
 from pptrace.recognise.schedule.match_by_kinds import forwards_first
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import Schedule
-from pptrace.schedule.replay import replay
+from pptrace.schedule.replay import replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +228,8 @@ def agreed_reading(readings: Sequence[Reading]) -> Reading | None:
 
 def _visible_part(reading: Reading) -> tuple[object, ...]:
     plan = reading.plan
-    timeline = replay(plan, _ticks)
+    timeline = replay(plan, unit_cost)
     rows = [timeline.ranks[pp_rank] for pp_rank in reading.pp_ranks.values()]
     spans = [(row[0].start, row[-1].end) for row in rows if row]
     actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.pp_ranks.values()]
     return plan.name, plan.num_microbatches, plan.placement, reading.pp_ranks, timeline.makespan, spans, actions
-
-
-def _ticks(_rank: int, action: Action) -> int:
-    """The cost of an action with F = I = W."""
-    return sum(2 if half.kind is Kind.B else 1 for half in action.halves)

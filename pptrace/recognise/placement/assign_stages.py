@@ -1,6 +1,6 @@
 """Assign stages, chunks and microbatches to ops and messages, where labels leave them open.
 
-Only when the ranks are joined is it known which place in its pipeline a rank has. Labels that name a chunk leave two readings:
+Only when the ranks are joined is it known which pipeline rank a rank is. Labels that name a chunk leave two readings:
 chunk c of rank r is stage c·p + r (a loop), or it lies on a zigzag, which for two chunks is a V. Labels that name nothing leave
 it to order: the kinds of a rank's ops, in order, are compared with those of each schedule of the registry.
 """

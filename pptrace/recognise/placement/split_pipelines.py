@@ -18,7 +18,7 @@ def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, t
     """Split ranks that were assumed to form one pipeline, where their order of ops shows several.
 
     Ranks of one pipeline stage run the same kinds of ops in the same order, and those of different stages mostly do not. Where
-    ranks have no trace, the order of those that have one may fit only one place in a pipeline.
+    ranks have no trace, the order of those that have one may fit only one pipeline rank.
     """
     if len(mesh.pipelines) != 1 or any(size not in (None, 1) for size in (mesh.tp, mesh.cp, mesh.dp)):
         return mesh, ()
@@ -79,7 +79,7 @@ class _PipelineLayout:
         return rank // (num_ranks // self.pp) if self.is_slowest else rank % self.pp
 
     def ranks_of(self, pp_rank: int, num_ranks: int) -> list[int]:
-        """The ranks that have this place in their pipelines."""
+        """The ranks that have this pipeline rank."""
         return [rank for rank in range(num_ranks) if self.pp_rank(rank, num_ranks) == pp_rank]
 
 

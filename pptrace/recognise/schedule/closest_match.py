@@ -46,7 +46,7 @@ def closest_schedule(
 
 
 def _share(rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]]) -> float:
-    """The mean of the ranks' shares of ops at their planned place; an order that ends early is compared as far as it goes."""
+    """The mean of the ranks' shares of ops at their planned position; an order that ends early is compared as far as it goes."""
     if len(rows) != len(planned) or not all(rows):
         return 0.0
     shares = []

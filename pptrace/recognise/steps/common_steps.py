@@ -45,8 +45,8 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
 def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
     """Keep only the steps that all ranks recorded; with a warning where that drops any.
 
-    Ranks of one run recorded different ones where a profiler of the script ran on some of them. Of a step that some did not
-    record nothing can be said that compares ranks. Where no step is of all, every rank keeps its own.
+    Ranks of one run recorded different ones where a profiler of the script ran on some of them. In a step that some did not
+    record, ranks cannot be compared. Where no step was recorded by all, every rank keeps its own.
     """
     recorded = {recognised.number: steps for recognised in ranks if (steps := _recorded(recognised)) is not None}
     if len(recorded) < len(ranks) or len(set(recorded.values())) < 2:

@@ -142,7 +142,7 @@ def _numbers(counted: Int64, cuts: Int64) -> tuple[Int64, Int64]:
 
 
 def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
-    """Ops by their number; messages, which may be fewer, by the ops beside them: a send's before it, a receive's after it."""
+    """Ops by their number; messages, which may be fewer, by the ops next to them: a send's before it, a receive's after it."""
     ops = recognised.ops.copy()
     ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)
     comms = recognised.comms.copy()

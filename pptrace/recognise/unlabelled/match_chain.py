@@ -78,8 +78,8 @@ def _check_counts(source: int, sends: Messages, target: int, receives: Messages)
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """The backwards by place in the pipeline; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
-    of each message. ``are_whole``: beside those that are not kept no rank's engine ran.
+    """The backwards by pipeline rank; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
+    of each message. ``are_whole``: no rank's engine ran next to those that are not kept.
     """
 
     backwards: list[Ops]
@@ -89,7 +89,7 @@ class _Gradients:
 
 
 def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
-    """Work of each rank's engine before it sent gradients. Those beside which the engine of a rank ran nothing are of no
+    """Work of each rank's engine before it sent gradients. Those next to which the engine of a rank ran nothing are of no
     backward: ranks may agree on shapes both ways.
 
     Raises:

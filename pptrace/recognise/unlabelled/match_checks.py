@@ -44,7 +44,7 @@ def checked(
         check_between_units(row, match, units)
     if not by_nodes:
         if not is_engine_complete:
-            raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
+            raise MismatchError("autograd's engine ran on some ranks alone next to messages that may be gradients")
         check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
         if all(unit.count == 1 for unit in units):
             for rank_evidence, match in zip(evidence, ranks, strict=True):
@@ -75,7 +75,7 @@ def check_between_units(
     for message_kind, messages in match.others.items():
         time_ns = messages.ready_ns if message_kind[1] == "recv" else messages.post_ns
         if message_kind in message_kinds and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
-            raise MismatchError(f"autograd's engine runs nothing beside a message of rank {match.rank} within a step")
+            raise MismatchError(f"autograd's engine runs nothing next to a message of rank {match.rank} within a step")
 
 
 def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> None:

@@ -34,7 +34,7 @@ class PipelineMatch:
     """A chain of ranks, stage by stage, with what each did; ``units`` are its runs of the schedule, in order.
 
     ``plan`` is that of the largest unit; ``by_peers`` says whether the messages name the ranks that they go to; ``behind`` is for
-    each backward the place of its forward, ``is_behind_known`` whether that is more than the order of the forwards.
+    each backward the index of its forward, ``is_behind_known`` whether that is more than the order of the forwards.
     """
 
     ranks: tuple[RankMatch, ...]

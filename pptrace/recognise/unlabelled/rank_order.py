@@ -138,7 +138,7 @@ class Channels:
 
 
 def channels_of(evidence: Evidence, previous: int | None, following: int | None) -> Channels:
-    """The messages by direction: by their peers where these are known, else by the place of the rank and the ops before them.
+    """The messages by direction: by their peers where these are known, else by the pipeline rank and the ops before them.
 
     Raises:
         MismatchError: a peer is no neighbour.
@@ -206,7 +206,7 @@ class Grouped:
 
 
 def grouped(messages: Messages, group: Int64) -> Grouped:
-    """The messages by op; the group of each is the op's place."""
+    """The messages by op; the group of each is the op's index."""
     first = first_members(group)
     ready = np.maximum.reduceat(messages.ready_ns, first) if len(first) else messages.ready_ns
     return Grouped(messages, group, messages.post_ns[first], ready)
@@ -327,7 +327,7 @@ def _made_before(nodes: Int64, number: int) -> Int64:
 
 
 def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:
-    """Check that the last rank runs its forwards when they are said to be, since nothing else comes between an input and the
+    """Check that the last rank runs its forwards where they are assumed, since nothing else comes between an input and the
     backward: the last that could be one is the first that could be.
 
     Raises:
@@ -348,7 +348,7 @@ def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, recei
 
 def _check_rows(evidence: Evidence, low: Int64, high: Int64) -> None:
     if (high <= low).any():
-        raise MismatchError(f"rank {evidence.rank} runs no operator beside outputs that it sends or receives")
+        raise MismatchError(f"rank {evidence.rank} runs no operator next to outputs that it sends or receives")
 
 
 def trimmed(rows: Rows, ops: Ops, at_end: bool) -> Ops:

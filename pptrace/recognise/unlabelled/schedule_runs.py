@@ -11,7 +11,7 @@ from pptrace.model.tables import Int64
 from pptrace.recognise.unlabelled.rank_order import MismatchError
 
 Op = tuple[str, int, int]
-"""F or B, its place among those of its kind on its rank, and its start in ns."""
+"""F or B, its number among those of its kind on its rank, and its start in ns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.host import device_host_table, host_table
-from pptrace.report.tables.links import late_ranks_table, links_table
+from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
@@ -20,7 +20,7 @@ from pptrace.report.tables.stragglers import stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
-__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "warning_lines"]
+__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "unknown_line", "warning_lines"]
 
 
 def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
@@ -35,6 +35,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     if amount is Amount.WHOLE:
         tables += [links_table(report)] if report.links else []
         tables += [late_ranks_table(report)] if report.late_ranks else []
+        if report.interconnect is not None and report.interconnect.collectives:
+            tables.append(collectives_table(report.interconnect))
     if report.memory is not None and has_memory(report.memory):
         tables.append(memory_table(report.memory, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
@@ -68,3 +70,9 @@ def warning_lines(report: Report) -> list[str]:
     for info in report.inputs:
         lines += [line if info.path in line else f"{info.path}: {line}" for line in info.warnings]
     return lines
+
+
+def unknown_line(report: Report) -> str:
+    """The kinds of findings that the run has too little evidence for, in one line; "" where there are none."""
+    reasons = "; ".join(kinds.reason for kinds in report.missing_evidence)
+    return f"not enough evidence: {reasons}" if reasons else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pptrace.analysis.result import Blame, CriticalPath, StepReport
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, MORE, Amount, Bar, ReportTable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pptrace.analysis.result import Report
+from pptrace.analysis.whole_run import Interconnect
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
 
@@ -20,6 +21,7 @@ def links_table(report: Report) -> ReportTable:
             units.milliseconds(link.late_sender_ns),
             units.milliseconds(link.late_receiver_ns),
             units.bandwidth(link.algbw_gbps),
+            units.percent(link.share_of_peak),
             units.bandwidth(link.required_gbps),
             "–" if link.latency_ns is None else f"{link.latency_ns / 1e3:.1f}",
             units.bandwidth(link.bandwidth_gbps),
@@ -27,13 +29,16 @@ def links_table(report: Report) -> ReportTable:
         for link in report.links
     ]
     columns = (
-        *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s"),
+        *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s", "of peak"),
         *("needed B/s", "latency µs", "fitted B/s"),
     )
     notes = (
         "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: the shortest transfers",
+        "of peak: what NVLink or PCIe of these devices moves in one direction at most",
     )
-    return ReportTable("links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(10, 11, 9, 8))
+    return ReportTable(
+        "links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(11, 12, 10, 9, 8)
+    )
 
 
 def late_ranks_table(report: Report) -> ReportTable:
@@ -44,3 +49,24 @@ def late_ranks_table(report: Report) -> ReportTable:
     ]
     columns = ("axis", "kind", "rank", "calls", "came last", "waited ms")
     return ReportTable("late-ranks", "Who comes last to collectives, all steps", columns, tuple(rows), num_labels=3)
+
+
+def collectives_table(interconnect: Interconnect) -> ReportTable:
+    """A row for each axis and kind of collective on devices: its bus bandwidth and what share of the links' peak that is."""
+    rows = [
+        (
+            rate.axis,
+            rate.kind,
+            _HOSTS[rate.is_same_host],
+            units.bandwidth(rate.busbw_gbps),
+            units.bandwidth(rate.peak_gbps),
+            units.percent(rate.share_of_peak),
+        )
+        for rate in interconnect.collectives
+    ]
+    columns = ("axis", "kind", "groups", "bus B/s", "peak B/s", "of peak")
+    title = "Bandwidth of collectives, all steps"
+    return ReportTable("interconnect", title, columns, tuple(rows), interconnect.reasons, num_labels=3)
+
+
+_HOSTS = {True: "same host", False: "several hosts", None: "–"}

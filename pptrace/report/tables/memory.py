@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.memory.result import MemoryReport, RankMemory
+from pptrace.analysis.whole_run import MemoryReport, RankMemory
 from pptrace.model.step_memory import MemoryKind
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable

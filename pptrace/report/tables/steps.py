@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.result import Cause, Report, StepChange, StepReport, StepSeries
+from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import StepChange, StepSeries
 from pptrace.report import units
 from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, mean
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.report import units
-from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+from pptrace.report.tables.table import MORE, Amount, ReportTable
 
 
 def stragglers_table(stragglers: Stragglers, amount: Amount) -> ReportTable:
-    """The stages, workers and kinds with a slowdown of their own, the largest of each first."""
+    """The stages, workers and kinds with a slowdown of their own, the largest of each first; of a brief table that alone."""
     groups = (
         [("stage", str(entry.stage), entry.slowdown) for entry in stragglers.stages],
         [("worker", f"rank {entry.rank}", entry.slowdown) for entry in stragglers.workers],
         [("kind", entry.kind, entry.slowdown) for entry in stragglers.op_kinds],
     )
-    rows, notes = [], [_shares(stragglers)]
+    rows, num_more = [], 0
     for group in groups:
         slow = sorted((entry for entry in group if entry[2] >= LEAST_SLOWDOWN), key=lambda entry: -entry[2])
-        shown = slow if amount is Amount.WHOLE else slow[: MAX_ROWS // len(groups)]
+        shown = slow if amount is Amount.WHOLE else slow[:1]
         rows += [(what, name, f"{slowdown:.3f}") for what, name, slowdown in shown]
-        if len(slow) > len(shown):
-            notes.append(f"{slow[0][0]}s: {MORE.format(len(slow) - len(shown))}")
+        num_more += len(slow) - len(shown)
+    notes = (*([MORE.format(num_more)] if num_more else []), _shares(stragglers))
     columns = ("alone as measured", "", "slowdown")
-    return ReportTable("stragglers", "Stragglers", columns, tuple(rows), tuple(notes), num_labels=2)
+    return ReportTable("stragglers", "Stragglers", columns, tuple(rows), notes, num_labels=2)
 
 
 def _shares(stragglers: Stragglers) -> str:

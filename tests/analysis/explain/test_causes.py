@@ -28,7 +28,9 @@ def random_costs(seed: int) -> Costs:
     of_kind = 100 + times(1) + 100 * (TABLE.kind == TABLE.kind.max())
     of_stage = of_kind + 20 * TABLE.stage
     of_rank = of_stage + np.where(TABLE.rank == 1, 60, 0)
-    return Costs(of_rank + times(50), of_rank, of_stage, of_kind, times(20), times(30, TABLE.num_messages), times(25))
+    return Costs(
+        of_rank + times(50), of_rank, of_stage, of_kind, times(20), times(30, TABLE.num_messages), times(15), times(25)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

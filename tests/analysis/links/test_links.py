@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
 from pptrace.analysis.links.rank_traffic import traffic_of
-from pptrace.analysis.result import Link
+from pptrace.analysis.whole_run import Link
 from pptrace.model.tables import COMMS, make_table
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of

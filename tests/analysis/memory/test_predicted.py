@@ -16,8 +16,8 @@ from pptrace.analysis.volume.memory import MemoryPrediction, PredictedParts
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
-from tests.analysis.gpt_runs import facts, mesh
 from tests.analysis.memory.held import Held, Sharded, hold
+from tests.support.gpt_runs import facts, mesh
 from tests.support.pool import Pool
 
 HIDDEN, SEQUENCE, VOCABULARY = 32, 16, 256

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.outside import AFTER, chains_of
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 from pptrace.workflow.load import load

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Stragglers
 from pptrace.analysis.stragglers.costs import RECEIVES, MeasuredCosts, joined
 from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.stragglers.study import study_steps
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -186,7 +186,7 @@ def test_the_order_of_windows_changes_nothing_and_other_numbers_of_ranks_change_
     table = build("1f1b", 4, 8).table
     costs = measured_costs(table, np.random.default_rng(3).integers(500, 4_000, (5, 3, len(table))))
     order = np.random.default_rng(4).permutation(len(costs.step))
-    names = ("step", "ranks", "durations", "transfers", "delays")
+    names = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
     shuffled = joined(MeasuredCosts(table, *(getattr(costs, name)[[index]] for name in names)) for index in order)
     assert slowdowns(shuffled) == study(costs)
     renumbered = study(replace(costs, ranks=costs.ranks[::-1].max() - costs.ranks))

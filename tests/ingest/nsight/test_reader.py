@@ -631,7 +631,7 @@ def test_a_stream_is_imported_and_exported(name: str, tmp_path: Path, monkeypatc
     put_nsys(tmp_path / "bin", export, monkeypatch)
     path = tmp_path / name
     path.write_bytes(STREAM_MAGIC + b" 2022.4.2.1")
-    with pytest.raises(TraceError, match="there is no QdstrmImporter beside nsys or on PATH"):
+    with pytest.raises(TraceError, match="there is no QdstrmImporter next to nsys or on PATH"):
         read_nsight(path)
     put_importer(tmp_path / "bin", export)
     (trace,) = read_traces(open_inputs([path]), 1).traces

@@ -116,7 +116,6 @@ def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict
             "gather 1": group.start_all_gather(value, dim=1),
             "scatter 1": group.start_reduce_scatter(value, dim=1),
             "scatter -2": group.start_reduce_scatter(value, dim=-2),
-            "to all": group.start_all_to_all(value.transpose(0, 1)),
         }
         return {name: item.wait() for name, item in pending.items()}
 

@@ -38,7 +38,7 @@ from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.schedule.registry import build
-from tests.analysis import gpt_runs
+from tests.support import gpt_runs
 from tests.support.pool import Pool
 
 MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8

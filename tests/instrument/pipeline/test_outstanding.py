@@ -15,6 +15,7 @@ from pptrace.schedule.actions import Kind, iter_halves, parse_action
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape
+from pptrace.simulator import peak_inflight
 from tests.instrument.pipeline.cases.plans import overlapped
 from tests.instrument.pipeline.cases.training import Case
 from tests.instrument.pipeline.test_exact import check
@@ -33,6 +34,12 @@ def test_what_is_outstanding_is_counted_from_forward_to_backward_and_to_weights(
 def test_the_forward_of_an_overlapped_pair_comes_before_its_backward() -> None:
     plan = Case("overlapped", 2, 4, rows=overlapped(2, 4)).plan
     assert [outstanding(plan, rank).in_flight for rank in range(2)] == [3, 2]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_runtime_and_the_simulator_count_the_same_activations(name: str) -> None:
+    plan = build(name, 4, 8)
+    assert tuple(outstanding(plan, rank).held for rank in range(4)) == peak_inflight(plan)
 
 
 @pytest.mark.parametrize("keep", range(6))

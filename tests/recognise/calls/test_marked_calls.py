@@ -91,7 +91,7 @@ def test_the_end_of_a_script_is_no_step() -> None:
 
 
 def test_pipelines_that_a_runtime_named_hold_also_where_ranks_have_no_trace() -> None:
-    mesh = MeshInfo(4, 1, 2, 1, 1, 1, 1, ((1,),), in_order=True)
+    mesh = MeshInfo(4, 1, 2, 1, 1, 1, 1, pipelines=((1,),), in_order=True)
     known = mesh_with_declared_pipelines(mesh, [{"pp_ranks": [0, 1, 2, 3]}])
     assert (known.pp, known.pipelines, known.in_order) == (4, ((0, 1, 2, 3),), False)
     assert mesh_with_declared_pipelines(mesh, [{}]) == mesh

@@ -156,7 +156,7 @@ def mesh_info(mix: Mix) -> MeshInfo:
     indices = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
     pipelines = sorted(tuple(shape.rank_of(pp, *index) for pp in range(shape.pp)) for index in indices)
     chunks = mix.plan.num_chunks
-    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
+    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, pipelines=tuple(pipelines))
 
 
 def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:

@@ -27,7 +27,7 @@ from pptrace.analysis.volume.transformer import (
 )
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
-from tests.analysis.gpt_runs import facts, facts_of_run, mesh, step_of
+from tests.support.gpt_runs import facts, facts_of_run, mesh, step_of
 
 WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Bytes on the wire of a ring algorithm, in (n − 1)/n of the whole tensor (nccl-tests)."""

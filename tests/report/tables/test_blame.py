@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.analysis.result import Blame, BlamedOp, CriticalPath, StepReport
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Blame, BlamedOp, CriticalPath
 from pptrace.report.tables import Amount, tables_of_step
 from pptrace.report.tables.table import Bar, ReportTable
 from pptrace.schedule.registry import build

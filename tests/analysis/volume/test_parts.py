@@ -19,7 +19,7 @@ from pptrace.analysis.volume.transformer import (
 )
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
-from tests.analysis.gpt_runs import facts, facts_of_run, mesh, step_of
+from tests.support.gpt_runs import facts, facts_of_run, mesh, step_of
 
 H, VOCABULARY, SEQUENCE = 32, 256, 16
 EMBEDDING, LAYER = VOCABULARY * H, 12 * H * H + 13 * H

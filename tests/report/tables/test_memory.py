@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.analysis.memory.result import InFlight, MemoryReport, PredictedMemory, RankMemory
+from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory
 from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.table import MAX_ROWS, Amount
 

@@ -40,7 +40,7 @@ def facts(**changes: object) -> GptFacts:
 def mesh(pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> MeshInfo:
     inner = dp * cp * tp
     pipelines = tuple(tuple(first + inner * stage for stage in range(pp)) for first in range(inner))
-    return MeshInfo(pp * inner, pp, 1, tp, cp, dp, 1, pipelines)
+    return MeshInfo(pp * inner, pp, 1, tp, cp, dp, 1, pipelines=pipelines)
 
 
 def step_of(facts: GptFacts, mesh: MeshInfo, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:

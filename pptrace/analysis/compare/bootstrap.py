@@ -1,0 +1,173 @@
+"""Certainty of a typical step: its standard deviation by a block bootstrap, and the test of a difference between two runs.
+
+Steps follow one another and are not independent: a busy machine is busy for several. Blocks of neighbouring steps are therefore
+drawn (the moving block bootstrap, Künsch 1989), of length n^(1/3) rounded up, and of each sample the median is taken. What such
+short blocks cut off is put back by the factor by which a first-order autoregressive series of the measured correlation varies
+more over n steps than blocks of this length show. Differences are tested as Student's t, with the degrees of freedom of the
+number of blocks or of independent steps, whichever is smaller (Welch, Satterthwaite).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, hypot, inf, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.compare import student
+from pptrace.model.tables import Int64
+
+FEWEST_STEPS = 8
+"""With fewer steps nothing is said to differ: they do not show how much steps vary."""
+CONFIDENCE = 0.95
+RUN_TO_RUN = 0.002
+"""Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
+memory differently, which no step of either run shows."""
+CORE_WAIT = 0.15
+"""The same as a share of the time for which ranks waited for a core, for what else a machine does differs from run to run: twenty
+runs of one program that waited for 20 to 47 % of their time deviated by 3 %, a tenth of it.
+"""
+_NUM_SAMPLES = 500
+_MOST_CELLS = 5_000_000
+"""Samples × steps that are drawn; long series, whose medians vary little, get fewer samples."""
+_FEWEST_SAMPLES = 100
+_CLIPPED = (5, 95)
+"""Percentiles to which steps are clipped before they are correlated: one outlier would hide how the others follow one another."""
+_MOST_CORRELATED = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """The median of a series of steps, ns (of an even number the lower one, which is a step's), and how certain it is.
+
+    ``deviation`` is its standard deviation, None with too few steps, and ``freedom`` the degrees of freedom of that.
+    ``run_to_run`` is a deviation from run to run that comes on top of it, ns.
+    """
+
+    ns: int
+    deviation: float | None = None
+    freedom: float = inf
+    run_to_run: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """B against A. ``p`` is the chance that a difference so large comes by itself, ``deviation`` that of the difference."""
+
+    estimate: float
+    deviation: float
+    freedom: float
+    p: float
+
+    def interval(self) -> tuple[float, float]:
+        """(low, high) of the interval of ``CONFIDENCE``."""
+        half = student.quantile(CONFIDENCE, self.freedom) * self.deviation
+        return self.estimate - half, self.estimate + half
+
+
+def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
+    """The typical value of a series of steps in order, ns.
+
+    Args:
+        series: a value per step, ns.
+        core_wait_ns: for how long of a step a rank waited for a core.
+    """
+    num_steps = len(series)
+    middle = int(_lower_median(series))
+    if num_steps < FEWEST_STEPS:
+        return Typical(middle)
+    run_to_run = hypot(RUN_TO_RUN * middle, CORE_WAIT * core_wait_ns)
+    length = ceil(num_steps ** (1 / 3) - 1e-9)
+    correlation = _correlation(series)
+    samples = _lower_median(series[_drawn_steps(num_steps, length)])
+    deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
+    independent = num_steps * (1 - correlation) / (1 + correlation)
+    freedom = max(min(num_steps / length, independent) - 1, 1.0)
+    return Typical(middle, deviation * _beyond_blocks(correlation, length, num_steps), freedom, run_to_run)
+
+
+def relative_difference(a: Typical, b: Typical) -> Difference | None:
+    """The difference of the logarithms, which is ln(1 + change); None with too few steps or where a step takes no time."""
+    if a.deviation is None or b.deviation is None or a.ns <= 0 or b.ns <= 0:
+        return None
+    variances = [((of.deviation or 0.0) / of.ns) ** 2 for of in (a, b)]
+    allowed = sum((of.run_to_run / of.ns) ** 2 for of in (a, b))
+    return _difference(log(b.ns / a.ns), variances, (a.freedom, b.freedom), allowed)
+
+
+def difference(a: Typical, b: Typical) -> Difference | None:
+    """The difference, ns; None with too few steps."""
+    if a.deviation is None or b.deviation is None:
+        return None
+    allowed = a.run_to_run**2 + b.run_to_run**2
+    return _difference(b.ns - a.ns, [a.deviation**2, b.deviation**2], (a.freedom, b.freedom), allowed)
+
+
+def _difference(
+    estimate: float, variances: Sequence[float], freedoms: Sequence[float], run_to_run: float
+) -> Difference:
+    """The difference of two values of these variances, each with its degrees of freedom; ``run_to_run`` is a known one."""
+    total = sum(variances) + run_to_run
+    spread = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    deviation, freedom = sqrt(total), min(total**2 / spread, _KNOWN) if spread > 0 else _KNOWN
+    t = estimate / deviation if deviation > 0 else inf if estimate else 0.0
+    return Difference(estimate, deviation, freedom, student.p_value(t, freedom))
+
+
+_KNOWN = 1e6
+"""Degrees of freedom of what does not vary: the distribution is a normal one."""
+
+
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Mark those that are significant together: the chance that any one is marked by itself is 1 − ``CONFIDENCE`` at most
+    (Holm 1979).
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    marked = [False] * len(p_values)
+    for rank, index in enumerate(order):
+        if p_values[index] >= (1 - CONFIDENCE) / (len(p_values) - rank):
+            break
+        marked[index] = True
+    return marked
+
+
+def _lower_median(values: Int64) -> npt.NDArray[np.int64]:
+    """The median along the last axis; of an even number of values the lower one."""
+    middle = (values.shape[-1] - 1) // 2
+    medians: npt.NDArray[np.int64] = np.partition(values, middle, axis=-1)[..., middle]
+    return medians
+
+
+@lru_cache(maxsize=4)
+def _drawn_steps(num_steps: int, length: int) -> Int64:
+    """Indices of the steps of every sample, shape (samples, steps): blocks of ``length`` neighbours one after the other."""
+    num_samples = min(_NUM_SAMPLES, max(_MOST_CELLS // num_steps, _FEWEST_SAMPLES))
+    shape = (num_samples, ceil(num_steps / length))
+    starts = np.random.default_rng(0).integers(0, num_steps - length + 1, shape)
+    steps: Int64 = (starts[:, :, np.newaxis] + np.arange(length)).reshape(num_samples, -1)[:, :num_steps]
+    return steps
+
+
+def _correlation(series: Int64) -> float:
+    """The correlation of steps with the next ones, from 0 on; corrected for the bias of few steps (Kendall 1954)."""
+    values = np.clip(series, *np.percentile(series, _CLIPPED))
+    values = values - values.mean()
+    squares = float((values**2).sum())
+    if squares <= 0:
+        return 0.0
+    measured = float((values[:-1] * values[1:]).sum()) / squares
+    return min(max(measured + (1 + 3 * measured) / len(series), 0.0), _MOST_CORRELATED)
+
+
+def _beyond_blocks(correlation: float, length: int, num_steps: int) -> float:
+    """The factor by which the mean of ``num_steps`` correlated steps deviates more than blocks of ``length`` show."""
+    return sqrt(_summed_correlation(correlation, num_steps) / _summed_correlation(correlation, length))
+
+
+def _summed_correlation(correlation: float, length: int) -> float:
+    """The variance of the sum of ``length`` correlated steps, over that of as many independent ones."""
+    lag = np.arange(1, length)
+    return 1 + 2 * float(((1 - lag / length) * correlation**lag).sum())

@@ -1,0 +1,124 @@
+"""Facts of a run besides its times: sizes, schedule, versions, options, settings of the environment, hosts and devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pptrace.analysis.compare.result import FactChange
+from pptrace.analysis.result import Report
+from pptrace.model.wording import listed
+
+_SECRET = re.compile(
+    r"(^|[-_.])(token|secret|password|passwd|credentials?|api[-_]?key|access[-_]?key|auth)($|[-_.])", re.I
+)
+"""Names of options whose values are nobody's business."""
+_HIDDEN = "not shown"
+_MOST_HOSTS = 4
+
+Facts = Mapping[str, str]
+"""Facts of a run as text, by name."""
+
+
+def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Mapping[str, Any]) -> dict[str, str]:
+    """The facts of a run.
+
+    Args:
+        report: of its traces.
+        of_ranks: what each rank's recorder wrote into its trace, {} for others' traces.
+        run: run.json, {} where there is none.
+    """
+    first = next((facts for _, facts in sorted(of_ranks.items()) if facts), {})
+    facts: dict[str, object] = {
+        "framework": report.framework,
+        "ranks": report.mesh.num_ranks,
+        **report.mesh.axes,
+        "schedule": report.schedule.name,
+        "microbatches": report.schedule.num_microbatches,
+        "stages": report.schedule.num_stages,
+        "chunks per rank": report.schedule.num_chunks,
+        "recorder": listed(dict.fromkeys(info.producer for info in report.inputs if info.producer)),
+        "profiler": run.get("profiler"),
+        **_named("version of", _either("versions", run, first)),
+        **_named("model", _mapping(first.get("model"))),
+        **_named("", _either("environment", run, first)),
+        **_options(run),
+        "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
+        "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),
+        "waited for a core": _percent(core_wait_of(of_ranks)),
+        "device": _distinct(_device(facts.get("device")) for facts in of_ranks.values()),
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def differing(a: Facts, b: Facts) -> tuple[FactChange, ...]:
+    """The facts in which the runs differ, in the order of A's and then B's."""
+    names = dict.fromkeys((*a, *b))
+    changed = [FactChange(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+    return tuple(_hidden(fact) if _SECRET.search(fact.name) else fact for fact in changed)
+
+
+def _hidden(fact: FactChange) -> FactChange:
+    return FactChange(fact.name, *(None if value is None else _HIDDEN for value in (fact.a, fact.b)))
+
+
+def _either(name: str, *holders: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping of this name of the first that has one."""
+    return next((held for holder in holders if (held := _mapping(holder.get(name)))), {})
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> dict[str, object]:
+    """Plain values, each named after what it is of."""
+    plain = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+    return {f"{prefix} {name}".strip(): value for name, value in plain.items()}
+
+
+def _options(run: Mapping[str, Any]) -> dict[str, str]:
+    """The script and its options as run.json has them: ``--layers`` with its values, all others together."""
+    command = [part for part in run.get("command") or () if isinstance(part, str)]
+    options: dict[str, list[str]] = {}
+    name = "script"
+    for part in command:
+        if _is_option(part):
+            name, _, value = part.partition("=")
+            options.setdefault(name, []).extend([value] if value else [])
+        else:
+            options.setdefault(name, []).append(part)
+    return {name: " ".join(values) or "set" for name, values in options.items()}
+
+
+def _is_option(part: str) -> bool:
+    """Return whether this names an option; a negative number does not."""
+    return re.match(r"--?[A-Za-z]", part) is not None
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%} of the time"
+
+
+def _device(device: object) -> str | None:
+    """The kind of a device: its name without its number."""
+    return re.sub(r"^(\w+):\d+", r"\1", device) if isinstance(device, str) else None
+
+
+def _distinct(values: Iterable[object]) -> str:
+    """Each different text once."""
+    texts: Sequence[str] = sorted({value for value in values if isinstance(value, str) and value})
+    return listed(texts, _MOST_HOSTS)
+
+
+def core_wait_of(of_ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
+    """The share of the time for which a rank was ready to run and had no core, the mean over ranks; None where none tells."""
+    waits = [_mapping(facts.get("core_wait")) for facts in of_ranks.values()]
+    shares = [share for wait in waits if (share := _share(wait.get("wait_ns"), wait.get("elapsed_ns"))) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _share(part: object, whole: object) -> float | None:
+    is_known = isinstance(part, int) and isinstance(whole, int) and part >= 0 and whole > 0
+    return part / whole if is_known else None  # type: ignore[operator]

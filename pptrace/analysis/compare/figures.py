@@ -1,0 +1,193 @@
+"""Figures of each step of one run, by structure: what a step's time was spent on, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.intervals import lengths_within
+from pptrace.model.tables import InputFormat, Int64
+
+Place = tuple[tuple[str, int | str], ...]
+"""Coordinates of a figure, by name: ``(("kind", "F"), ("stage", 2))``."""
+Series = npt.NDArray[np.float64]
+"""A value per step, ns; NaN where it is not known."""
+
+COMPUTE, COMPUTE_OF_RANKS, BUBBLE, EXPOSED, CAUSE, IDLE, RANGE = (
+    "compute",
+    "compute of ranks",
+    "bubble",
+    "exposed communication",
+    "cause",
+    "device idle",
+    "range",
+)
+_REASONS = ("launch_starved", "blocking", "dependency")
+_NO_RANGES = ("STEP",)
+"""Ranges that are the step itself and no part of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepFigures:
+    """The whole steps of a run: their length, ns, and by name the figures of all steps, each at its places.
+
+    ``span`` is None where the ranks' times do not compare, and ``window`` the mean of the ranks' own windows.
+
+    ``compute`` at (kind, stage) is what a rank of the stage computes in all ops of that kind, the mean over the stage's ranks.
+    All else is the mean over all ranks: ``compute of ranks`` by kind, ``bubble`` by phase, ``exposed communication`` by axis and
+    kind, ``device idle`` by reason, ``range`` (what a rank does besides its ops: OPTIMIZER, …) by kind. ``cause`` has the step's
+    causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: everything that was
+    communicated is in the traces, so that an axis without a figure has nothing exposed.
+    """
+
+    span: Int64 | None
+    window: Int64
+    parts: Mapping[str, Mapping[Place, Series]] = field(default_factory=dict)
+    knows_communication: bool = False
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.window)
+
+
+def figures_of(report: Report, data: AlignedRun) -> StepFigures:
+    """The figures of a run's whole steps; without steps where it has none."""
+    steps = whole_steps(report.steps)
+    of_ranks = _computes(steps, data)
+    parts = {
+        COMPUTE: _mean_over_stages(of_ranks),
+        COMPUTE_OF_RANKS: _mean_over_ranks(of_ranks),
+        BUBBLE: _of_ranks(steps, _bubbles),
+        EXPOSED: _of_ranks(steps, _exposed),
+        CAUSE: _causes(steps, with_communication=any(rank.comms for step in steps for rank in step.ranks)),
+        IDLE: _of_ranks(steps, _idle),
+        RANGE: _of_ranks(steps, _ranges),
+    }
+    spans = [step.span_ns for step in steps if step.span_ns is not None]
+    windows = [round(sum(rank.window_ns for rank in step.ranks) / len(step.ranks)) for step in steps]
+    return StepFigures(
+        np.array(spans, dtype=np.int64) if len(spans) == len(steps) else None,
+        np.array(windows, dtype=np.int64),
+        {name: of_part for name, of_part in parts.items() if of_part},
+        _knows_communication(report, steps),
+    )
+
+
+def _knows_communication(report: Report, steps: Sequence[StepReport]) -> bool:
+    """Return whether these are traces of profilers, which record every call, and tell waiting from transfer."""
+    ranks = [rank for step in steps for rank in step.ranks]
+    is_recorded = any(rank.comms for rank in ranks) and all(info.format in _RECORD_ALL for info in report.inputs)
+    return is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks)
+
+
+_RECORD_ALL = (str(InputFormat.KINETO), str(InputFormat.NSYS_SQLITE))
+"""Formats in which what is not recorded did not happen; a table has what its writer put there."""
+
+
+def whole_steps(steps: Sequence[StepReport]) -> list[StepReport]:
+    """The steps to compare: those with every op of the plan where it is known which these are, else those of known length."""
+    present = [step for step in steps if step.ranks]
+    known = [step for step in present if step.span_ns is not None] or present
+    return [step for step in known if step.causes is not None] or known
+
+
+def _of_ranks(
+    steps: Sequence[StepReport], parts_of: Callable[[RankStep], Iterable[tuple[Place, int | None]]]
+) -> dict[Place, Series]:
+    """The mean over ranks of what ``parts_of`` gives of each; not known in a step where it is not of one of them."""
+    sums: dict[Place, Series] = {}
+    for index, step in enumerate(steps):
+        for rank in step.ranks:
+            for place, ns in parts_of(rank):
+                series = sums.setdefault(place, np.zeros(len(steps)))
+                series[index] += np.nan if ns is None else ns
+    num_ranks = np.array([len(step.ranks) for step in steps])
+    return {place: series / num_ranks for place, series in sums.items()}
+
+
+def _bubbles(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+    for phase, summary in rank.phases.items():
+        yield (("phase", str(phase)),), summary.bubble_ns
+    if not rank.phases:
+        yield (), rank.bubble_ns
+
+
+def _exposed(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+    for comm in rank.comms:
+        yield (("axis", str(comm.axis)), ("kind", str(comm.kind))), comm.exposed_ns
+
+
+def _idle(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+    for reason in _REASONS:
+        yield (("reason", reason),), None if rank.host is None else getattr(rank.host, f"{reason}_ns")
+
+
+def _ranges(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
+    for kind, ns in rank.spans.items():
+        if kind not in _NO_RANGES:
+            yield (("kind", str(kind)),), ns
+
+
+def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place, Series]:
+    """The ideal and the causes of each step; {} where a step is not explained.
+
+    Without any communication in the traces nothing is known of its share.
+    """
+    if any(step.causes is None for step in steps):
+        return {}
+    series: dict[Place, Series] = {}
+    for index, step in enumerate(steps):
+        for cause, ns in (step.span_parts or {}).items():
+            if cause == "communication" and not with_communication:
+                continue
+            series.setdefault((("cause", cause),), np.zeros(len(steps)))[index] = ns
+    return series
+
+
+def _computes(steps: Sequence[StepReport], data: AlignedRun) -> list[dict[Place, Series]]:
+    """Compute of each rank by kind and stage, all microbatches together, ns; [] where that is not known of one of them."""
+    numbers = np.array([step.step for step in steps], dtype=np.int64)
+    ranks = sorted({rank.rank for step in steps for rank in step.ranks})
+    of_ranks = [_compute_of_rank(rank, numbers, data) for rank in ranks]
+    return of_ranks if all(of_ranks) else []
+
+
+def _mean_over_stages(of_ranks: Sequence[Mapping[Place, Series]]) -> dict[Place, Series]:
+    """The means over the ranks of each stage."""
+    lists: dict[Place, list[Series]] = {}
+    for of_rank in of_ranks:
+        for place, series in of_rank.items():
+            lists.setdefault(place, []).append(series)
+    return {place: np.mean(series, axis=0) for place, series in lists.items()}
+
+
+def _mean_over_ranks(of_ranks: Sequence[Mapping[Place, Series]]) -> dict[Place, Series]:
+    """The means over all ranks, by kind."""
+    sums: dict[Place, Series] = {}
+    for of_rank in of_ranks:
+        for (kind, _), series in of_rank.items():
+            sums[kind,] = sums[kind,] + series if (kind,) in sums else series
+    return {place: series / len(of_ranks) for place, series in sums.items()}
+
+
+def _compute_of_rank(rank: int, numbers: Int64, data: AlignedRun) -> dict[Place, Series]:
+    """The same of one rank; {} where its times do not say when it computed."""
+    ops = data.rows.of_rank(rank).ops
+    if data.work[rank].missing_device_events or not len(ops):
+        return {}
+    index = np.searchsorted(numbers, ops["step"])
+    inside = np.flatnonzero(numbers[np.minimum(index, len(numbers) - 1)] == ops["step"])
+    ops, index = ops.where(inside), index[inside]
+    computed = lengths_within(data.lanes[rank].compute, ops["start_ns"], ops["end_ns"])
+    kind, kinds = ops.codes("kind")
+    stage, stages = ops.codes("stage")
+    sums = np.zeros((len(kinds), len(stages), len(numbers)))
+    np.add.at(sums, (kind, stage, index), computed)
+    present = np.unique(kind * len(stages) + stage).tolist()
+    places = [divmod(code, len(stages)) for code in present]
+    return {(("kind", str(kinds[row])), ("stage", stages[column])): sums[row, column] for row, column in places}

@@ -1,0 +1,178 @@
+"""Matching of two runs' figures by structure: each part at the finest level that both runs have.
+
+Names of kernels, ops and groups take no part in it, so that runs of different schedules, torch versions and models compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.compare.figures import (
+    BUBBLE,
+    CAUSE,
+    COMPUTE,
+    COMPUTE_OF_RANKS,
+    EXPOSED,
+    IDLE,
+    RANGE,
+    Place,
+    Series,
+    StepFigures,
+)
+from pptrace.schedule.actions import Kind
+
+Parts = Mapping[Place, Series]
+_FORWARD, _BACKWARD, _PAIR = str(Kind.F), str(Kind.B), str(Kind.OVERLAP_F_B)
+_HALVES = (str(Kind.I), str(Kind.W))
+_UNKNOWN = -1
+_ALL = "F+B"
+"""Forwards and backwards together, where one run overlaps them in pairs."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedPart:
+    """One part of the step in both runs: a value per whole step of each, ns; NaN where it is not known."""
+
+    name: str
+    place: Place
+    a: Series
+    b: Series
+
+
+def match_figures(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:
+    """The parts that both runs have: compute first, then by name."""
+    yield from _match_compute(a, b, is_same_schedule)
+    for name, level_of in _LEVELS.items():
+        of_a, of_b = a.parts.get(name, {}), b.parts.get(name, {})
+        if (of_a and of_b) or name == EXPOSED:
+            level = level_of(of_a, of_b)
+            yield from _match(name, _summed(of_a, level), _summed(of_b, level), a, b)
+
+
+def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) -> Iterator[MatchedPart]:
+    for place in sorted({*of_a, *of_b}, key=str):
+        series_a, series_b = (
+            _or_nothing(of, name, place, run) for of, run in ((of_a.get(place), a), (of_b.get(place), b))
+        )
+        if series_a is not None and series_b is not None:
+            yield MatchedPart(name, place, series_a, series_b)
+
+
+def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:
+    """Compute by kind and stage; by kind alone, the mean over ranks, where the runs do not have the same stages.
+
+    Kinds of backwards are taken together where the runs split them differently, pairs with all else where the schedules differ.
+    """
+    if COMPUTE not in a.parts or COMPUTE not in b.parts:
+        return
+    kinds_a, kinds_b = (_values(run.parts[COMPUTE], "kind") for run in (a, b))
+    kind_of = _kind_level(kinds_a, kinds_b, is_same_schedule)
+    stages_a, stages_b = (_values(run.parts[COMPUTE], "stage") for run in (a, b))
+    by_stage = stages_a == stages_b and _UNKNOWN not in stages_a and kind_of(_FORWARD) != _ALL
+
+    def level(place: Place) -> Place:
+        (_, kind), *stage = place
+        return (("kind", kind_of(str(kind))), *stage)
+
+    of_a, of_b = (_summed(run.parts[COMPUTE if by_stage else COMPUTE_OF_RANKS], level) for run in (a, b))
+    yield from _match(COMPUTE, of_a, of_b, a, b)
+
+
+def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]:
+    """(name, which run lacks it) of what one run alone tells."""
+    for name in (COMPUTE, *_LEVELS):
+        if (name in a.parts) != (name in b.parts) and name not in (EXPOSED, RANGE):
+            yield name, "B" if name in a.parts else "A"
+    for name, run, other in (("A", a, b), ("B", b, a)):
+        if not run.knows_communication and EXPOSED in other.parts:
+            yield EXPOSED, name
+
+
+Level = Callable[[Place], Place]
+"""The place at which a figure is compared."""
+
+
+def _summed(parts: Parts, level: Level) -> dict[Place, Series]:
+    """The sums of the parts that are compared at one place."""
+    sums: dict[Place, Series] = {}
+    for place, series in parts.items():
+        of = level(place)
+        sums[of] = sums[of] + series if of in sums else series
+    return sums
+
+
+def _or_nothing(series: Series | None, name: str, place: Place, run: StepFigures) -> Series | None:
+    """The series; 0 where the run is known to have nothing of the kind, None where it is not."""
+    if series is None and _has_none(name, place, run):
+        return np.zeros(run.num_steps)
+    return series
+
+
+def _has_none(name: str, place: Place, run: StepFigures) -> bool:
+    """Return whether a run without this part has nothing of it, rather than that it is not known."""
+    if name == EXPOSED:
+        return run.knows_communication
+    return name == CAUSE and CAUSE in run.parts and place in _RARE_CAUSES and (place != _HOST or IDLE in run.parts)
+
+
+_HOST: Place = (("cause", "host"),)
+_RARE_CAUSES: tuple[Place, ...] = (_HOST, (("cause", "straggler"),))
+"""Causes that a report leaves out where a step has none of them."""
+
+
+def _kind_level(a: set[object], b: set[object], is_same_schedule: bool) -> Callable[[str], str]:
+    is_split = any(half in a | b for half in _HALVES)
+    if a == b and (is_same_schedule or not (is_split and _BACKWARD in a)) and (is_same_schedule or _PAIR not in a):
+        together: dict[str, str] = {}
+    elif _PAIR in a | b:
+        together = dict.fromkeys((_FORWARD, _BACKWARD, *_HALVES, _PAIR), _ALL)
+    else:
+        together = dict.fromkeys(_HALVES, _BACKWARD)
+    return lambda kind: together.get(kind, kind)
+
+
+def _phase_level(a: Parts, b: Parts) -> Level:
+    """The phases; all of them together where one run has none."""
+    return _same if _values(a, "phase") and _values(b, "phase") else _anywhere
+
+
+def _communication_level(a: Parts, b: Parts) -> Level:
+    """Axis and kind; the axis alone where the runs use it with different kinds of calls."""
+    kinds_a, kinds_b = _kinds_by_axis(a), _kinds_by_axis(b)
+    together = {axis for axis in kinds_a.keys() & kinds_b.keys() if kinds_a[axis] != kinds_b[axis]}
+    return lambda place: place[:1] if place[0][1] in together else place
+
+
+def _kinds_by_axis(parts: Parts) -> dict[object, set[object]]:
+    kinds: dict[object, set[object]] = {}
+    for (_, axis), (_, kind) in parts:
+        kinds.setdefault(axis, set()).add(kind)
+    return kinds
+
+
+def _values(parts: Parts, name: str) -> set[object]:
+    return {value for place in parts for coordinate, value in place if coordinate == name}
+
+
+def _same(place: Place) -> Place:
+    return place
+
+
+def _anywhere(_: Place) -> Place:
+    return ()
+
+
+def _finest(_a: Parts, _b: Parts) -> Level:
+    return _same
+
+
+_LEVELS: Mapping[str, Callable[[Parts, Parts], Level]] = {
+    BUBBLE: _phase_level,
+    EXPOSED: _communication_level,
+    CAUSE: _finest,
+    IDLE: _finest,
+    RANGE: _finest,
+}

@@ -1,0 +1,72 @@
+"""The comparison of two runs as types; each field is the JSON field of the same name, and None is its ``null``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ChangeVerdict(StrEnum):
+    SLOWER = "slower"
+    FASTER = "faster"
+    NO_DIFFERENCE = "no difference"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanChange:
+    """The typical (median) step of both runs, ns. ``change`` is b / a − 1, ``low`` to ``high`` its 95 % interval.
+
+    The interval is None with too few steps, ``change`` too where a step of A takes no time.
+    """
+
+    a_ns: int
+    b_ns: int
+    change: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
+
+    ``significant``: it differs by more than chance, the number of parts allowed for; None with too few steps to tell.
+    """
+
+    name: str
+    where: Mapping[str, int | str]
+    a_ns: int
+    b_ns: int
+    change_ns: int
+    significant: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class FactChange:
+    """A fact in which the runs differ, as text; None where a run does not tell it."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Whole steps of each run that are compared."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first."""
+
+    verdict: ChangeVerdict
+    detail: str
+    span: SpanChange
+    num_steps: StepCounts
+    parts: tuple[PartChange, ...]
+    facts: tuple[FactChange, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,119 @@
+"""Reference peaks of the links between devices of one host, by the devices' names; and what share of them a run reaches.
+
+A peak is what one device can send, or receive, at most: GB/s (10⁹ bytes) per direction, as NVIDIA publishes it: half of the total
+of both directions for NVLink, 16 lanes for PCIe. No peak is known of what goes from host to host, and none of cards between
+which there may be an NVLink bridge or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pptrace.axes import MESH_ORDER, Axis, group_of
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import DEVICE_NAMES, HOST_NAME
+
+Facts = Mapping[int, Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Reference peak of a device's links; ``link`` is ``nvlink`` or ``pcie``, ``gbps`` GB/s per direction."""
+
+    link: str
+    gbps: float
+
+
+_PCIE_3, _PCIE_4 = Peak("pcie", 15.75), Peak("pcie", 31.5)
+
+PEAKS: Mapping[tuple[str, ...], Peak] = MappingProxyType(
+    {
+        ("GB200",): Peak("nvlink", 900),  # GB200 NVL72 datasheet: 1,800 GB/s per GPU
+        ("B200",): Peak("nvlink", 900),  # HGX B200 datasheet: 1,800 GB/s per GPU
+        ("H200",): Peak("nvlink", 450),  # H200 datasheet, SXM: 900 GB/s
+        ("H100", "HBM3"): Peak("nvlink", 450),  # H100 datasheet, SXM: 900 GB/s
+        ("H100", "SXM5"): Peak("nvlink", 450),
+        ("A100", "SXM4"): Peak("nvlink", 300),  # A100 datasheet, SXM: 600 GB/s
+        ("V100", "SXM2"): Peak("nvlink", 150),  # V100 datasheet, SXM2: 300 GB/s
+        ("V100", "SXM3"): Peak("nvlink", 150),
+        ("V100", "PCIE"): _PCIE_3,  # V100 datasheet, PCIe: 32 GB/s
+        ("V100S", "PCIE"): _PCIE_3,
+        ("P100", "SXM2"): Peak("nvlink", 80),  # P100 datasheet, SXM2: 160 GB/s
+        ("P100", "PCIE"): _PCIE_3,  # P100 datasheet, PCIe: 32 GB/s
+        ("T4",): _PCIE_3,  # T4 datasheet: x16 PCIe Gen3
+        ("L4",): _PCIE_4,  # L4 datasheet: x16 PCIe Gen4
+        ("L40",): _PCIE_4,  # L40 datasheet: x16 PCIe Gen4
+        ("L40S",): _PCIE_4,
+    }
+)
+"""Peaks by the words that a device's name has all of; of several the first counts."""
+_NOT_WHOLE = frozenset({"MIG", "NVL"})
+"""Words of devices that are parts of one, or that are joined by bridges."""
+
+
+def peak_of_device(name: str) -> Peak | None:
+    """The peak of a device by its name, as the driver writes it; None where the table does not have it."""
+    words = frozenset(re.split(r"[^A-Za-z0-9]+", name))
+    if words & _NOT_WHOLE:
+        return None
+    return next((peak for wanted, peak in PEAKS.items() if words.issuperset(wanted)), None)
+
+
+def device_of(facts: Mapping[str, object]) -> str | None:
+    """The name of the device that a rank used; None where it is not known, or where its host has several kinds."""
+    own = facts.get("device")
+    if isinstance(own, str) and own.startswith("cuda:"):
+        return own.partition(" ")[2] or None
+    names = facts.get(DEVICE_NAMES)
+    distinct = set(names) if isinstance(names, list | tuple) else set()
+    return str(distinct.pop()) if len(distinct) == 1 else None
+
+
+def is_same_host(ranks: Sequence[int], facts: Facts) -> bool | None:
+    """Return whether ranks ran on one host, None where it is not known of all."""
+    for name in ("host", HOST_NAME):
+        hosts = [facts.get(rank, {}).get(name) for rank in ranks]
+        if None not in hosts:
+            return len(set(map(str, hosts))) == 1
+    return None
+
+
+def peak_between(ranks: Sequence[int], facts: Facts) -> Peak | None:
+    """The lowest peak of ranks on one host; None of ranks on several, and where a device is not known."""
+    if not ranks or not is_same_host(ranks, facts):
+        return None
+    names = [device_of(facts.get(rank, {})) for rank in ranks]
+    peaks = [None if name is None else peak_of_device(name) for name in names]
+    known = [peak for peak in peaks if peak is not None]
+    return min(known, key=lambda peak: peak.gbps) if len(known) == len(ranks) else None
+
+
+def members_of(axis: str, mesh: MeshInfo, ranks: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """The groups of an axis; None where it is not known which ranks they are. Ranks on one host need no groups."""
+    sizes = {axis_of: mesh.size_of(axis_of) for axis_of in MESH_ORDER}
+    known = {axis_of: size for axis_of, size in sizes.items() if size is not None}
+    words = axis.split("-")
+    if len(known) < len(sizes) or not set(words) <= set(map(str, MESH_ORDER)):
+        return None
+    order = [Axis(word) for word in mesh.order]
+
+    def groups(axes: Sequence[str]) -> set[tuple[int, ...]]:
+        return {group_of(rank, [Axis(word) for word in axes], known, order) for rank in ranks}
+
+    pipelines = {tuple(sorted(pipeline)) for pipeline in mesh.pipelines}
+    return sorted(groups(words)) if groups([Axis.PP]) == pipelines else None
+
+
+def unknown_peaks(ranks: Sequence[int], facts: Facts) -> Iterator[str]:
+    """The reasons for which ranks have no peak, a line each."""
+    names = {rank: device_of(facts.get(rank, {})) for rank in ranks}
+    unnamed = [rank for rank, name in names.items() if name is None]
+    if unnamed:
+        yield f"the traces of {len(unnamed)} of {len(names)} ranks do not name the device: no peak of its links is known"
+    for name in sorted({name for name in names.values() if name is not None and peak_of_device(name) is None}):
+        yield f"{name}: no peak is known, or it depends on bridges between the cards"
+    if ranks and not is_same_host(ranks, facts):
+        yield "no peak is known of links between hosts: the traces name no network card"

@@ -1,0 +1,68 @@
+"""Parts of a step's time, as types; each field is the JSON field of the same name, and None is its ``null``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """Parts of a step's span, ns; they sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
+
+    compute: int
+    structural: int
+    imbalance: int
+    jitter: int
+    communication: int
+    host: int | None
+    unexplained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """``ratio`` is bubble over compute, ``share`` bubble over window; the ideals are those of the plan with F = I = W."""
+
+    ratio: float | None
+    share: float | None
+    ideal_ratio: float | None
+    ideal_share: float | None
+    waterfall_ns: Waterfall | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""
+
+    cause: str
+    where: Mapping[str, int | str]
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span."""
+
+    span_ns: int
+    parts: Mapping[str, int]
+    by_stage: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedOp:
+    rank: int
+    kind: str
+    stage: int
+    microbatch: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The bubble of all ranks by what caused it; each mapping sums to the total. ``ops`` are those with the largest charges."""
+
+    total_ns: int
+    by_rank: Mapping[int, int]
+    by_stage: Mapping[int, int]
+    by_kind: Mapping[str, int]
+    ops: tuple[BlamedOp, ...]

@@ -1,0 +1,79 @@
+"""A change of a run that is to be predicted, and the plan that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.whatif.ideals import Ideal
+from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
+from pptrace.errors import UsageError
+from pptrace.schedule.needs import Output
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import SCHEDULES, get, shape_for
+from pptrace.schedule.shape import OpCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Differences from the measured run; None leaves a thing as it was.
+
+    ``microbatch_size`` is that of a microbatch in parts of today's, and ``microbatches`` how many there are in a step: where both
+    are given and their product is today's number, a step does the same work. ``split`` are the layers of each stage of the
+    model, ``link_speed`` how many times as fast messages are, ``placement`` the pipeline rank of today that each rank of the
+    pipeline then is.
+    """
+
+    schedule: str | None = None
+    chunks: int | None = None
+    microbatches: int | None = None
+    microbatch_size: float = 1.0
+    split: tuple[int, ...] | None = None
+    ideals: tuple[Ideal, ...] = ()
+    link_speed: float = 1.0
+    placement: tuple[int, ...] | None = None
+
+    @property
+    def keeps_plan(self) -> bool:
+        return self.schedule is None and self.chunks is None and self.microbatches is None
+
+    def work(self, plan: Plan) -> float:
+        """The work of a step in parts of that of a step of ``plan``."""
+        return (self.microbatches or plan.num_microbatches) * self.microbatch_size / plan.num_microbatches
+
+
+def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
+    """The plan after a change of a run that has a schedule of the catalogue, or another one (which keeps its plan).
+
+    Raises:
+        ShapeError: the schedule has no plan of this size.
+        UsageError: the run's own schedule is none of the catalogue, and its size changes.
+    """
+    if change.keeps_plan:
+        return costs.plan
+    name = change.schedule or schedule
+    if name not in SCHEDULES and change.schedule is None:
+        raise UsageError(
+            f"the run's own schedule is not in the catalogue; name another with --schedule: {', '.join(SCHEDULES)}"
+        )
+    entry, plan = get(name), costs.plan
+    chunks = change.chunks
+    if chunks is None:
+        chunks = plan.num_chunks if name == schedule or (entry.takes_any_chunks and plan.num_chunks > 1) else None
+    shape = shape_for(
+        name,
+        plan.pp,
+        change.microbatches or plan.num_microbatches,
+        chunks,
+        costs=op_costs(costs) if entry.searches else None,
+    )
+    return entry.build_shape(shape).compute_only()
+
+
+def op_costs(costs: StageCosts) -> OpCosts:
+    """The usual costs of a stage's ops and of a message, ns, for schedules that are searched."""
+    usual = np.median(costs.typical(), axis=0)
+    message = float(np.median(costs.transfer[:, :-1, :, Output.FORWARD])) if costs.num_stages > 1 else 0.0
+    forward, input_grad, weight_grad = (round(float(usual[output])) for output in (F, BACKWARD, W))
+    return OpCosts(forward, input_grad, weight_grad, round(message))

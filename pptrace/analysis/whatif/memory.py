@@ -1,0 +1,58 @@
+"""Predicted peak memory of a plan, from the measured peaks of the run's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whole_run import MemoryReport
+from pptrace.schedule.plan import Plan
+from pptrace.simulator import peak_inflight
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """Memory of a pipeline rank, bytes: ``start`` before a step, ``per_activation`` for one microbatch of all of its chunks."""
+
+    start: int
+    per_activation: float
+
+
+def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
+    """The use of each pipeline rank (of several replicas, the largest); {} where it is not known of all of them.
+
+    What a step's peak has beyond its start is shared out over the activations in flight.
+    """
+    uses: dict[int, RankUse] = {}
+    planned = peak_inflight(plan)
+    for rank in memory.ranks if memory is not None else ():
+        if rank.pp_rank is None or rank.peak_bytes is None or rank.start_bytes is None:
+            return {}
+        in_flight = planned[rank.pp_rank] / plan.num_chunks
+        use = RankUse(rank.start_bytes, max(rank.peak_bytes - rank.start_bytes, 0) / in_flight)
+        if rank.pp_rank not in uses or _total(use, in_flight) > _total(uses[rank.pp_rank], in_flight):
+            uses[rank.pp_rank] = use
+    return uses if len(uses) == plan.pp else {}
+
+
+def _total(use: RankUse, in_flight: float) -> float:
+    return use.start + use.per_activation * in_flight
+
+
+def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, change: Change) -> int | None:
+    """The largest peak of a rank with a plan, bytes; None where it is not known, as after another split."""
+    if not uses or change.split is not None:
+        return None
+    copies = plan.num_chains / measured.num_chains
+    peaks = [
+        uses[rank].start * copies
+        + uses[rank].per_activation
+        * change.microbatch_size
+        * held
+        / plan.num_chunks
+        * plan.num_chains
+        / measured.num_chains
+        for rank, held in enumerate(peak_inflight(plan))
+    ]
+    return round(max(peaks))

@@ -1,0 +1,204 @@
+"""Prediction of one change: its typical step, the interval of that, and what was assumed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.graph import Messaging
+from pptrace.analysis.whatif.ideals import apply_ideal
+from pptrace.analysis.whatif.replay import Replayed, Target, replay
+from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
+from pptrace.analysis.whatif.stage_map import StageMap, stage_map
+from pptrace.errors import ScheduleError, UsageError
+from pptrace.model.tables import Int64
+from pptrace.schedule.plan import Plan
+
+FEWEST_STEPS = 5
+"""With fewer whole steps their own spread says little, and steps are drawn from the microbatches of those that there are."""
+_DRAWN_STEPS = 20
+_NUM_SAMPLES = 1000
+_AS_CLOSE = 0.015
+"""Difference of errors below which two ways of sending and receiving explain a run equally well."""
+_WEIGHT_SHARES = (0.4, 0.6)
+"""Bounds of the gradient of the weights' part of a full backward that the run did not measure in two parts."""
+_INTERVAL = (5, 95)
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """The run as it was: its costs, and the lengths of its steps, ns."""
+
+    costs: StageCosts
+    measured: Int64
+
+    @cached_property
+    def messaging(self) -> Messaging:
+        """The way of sending and receiving with which the run's own replay comes closest to its steps.
+
+        Where several come about as close, it is the first of them: many runs look the same with any, and others would not.
+        """
+        errors = {messaging: self._error_of(replayed) for messaging, replayed in self._replays.items()}
+        return next(messaging for messaging in errors if errors[messaging] <= min(errors.values()) + _AS_CLOSE)
+
+    @cached_property
+    def _replays(self) -> dict[Messaging, Replayed]:
+        replays = {}
+        for messaging in Messaging:
+            with suppress(ScheduleError):
+                replays[messaging] = replay(self.costs, Target(self.costs.plan, identity_map(self.costs), messaging))
+        return replays
+
+    def _error_of(self, replayed: Replayed) -> float:
+        return float(np.median(np.abs(replayed.spans - self.measured) / np.maximum(self.measured, 1)))
+
+    @property
+    def replayed(self) -> Replayed:
+        return self._replays[self.messaging]
+
+    @cached_property
+    def measured_span(self) -> int:
+        return typical(self.measured)
+
+    @cached_property
+    def replay_span(self) -> int:
+        return typical(self.replayed.spans)
+
+    @cached_property
+    def error(self) -> float:
+        """Distance of the replayed typical step from the measured one, as a part of it."""
+        return abs(self.replay_span - self.measured_span) / self.measured_span if self.measured_span else 0.0
+
+    @cached_property
+    def error_of_steps(self) -> float:
+        """The same of single steps: the median of theirs, or the error of the typical one where that is larger."""
+        return max(self.error, self._error_of(self.replayed))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The typical step after a change, ns: its length with the 90 % interval, and bubble over compute."""
+
+    span: int
+    low: int
+    high: int
+    bubble_ratio: float
+
+
+def typical(spans: Int64) -> int:
+    """The lower median: a step that there is."""
+    return int(np.sort(spans)[(len(spans) - 1) // 2])
+
+
+def identity_map(costs: StageCosts) -> StageMap:
+    layers = costs.layers or (1,) * costs.num_stages
+    return stage_map(costs.typical(), layers, layers)
+
+
+def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
+    """Predict the typical step of a change that makes a plan.
+
+    The replay of the change is scaled as the replay of the run as it was has to be to give what was measured. The interval is
+    that of the median over steps, wider by the error of the run's own replay, and by what the assumed part of W may change.
+
+    Raises:
+        UsageError: a split does not fit the plan.
+    """
+    costs, target = target_of(baseline, change, plan)
+    replayed = replay(costs, target)
+    factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
+    bounds = [_bounds(costs, target, replayed), *(_bounds(costs, target, one) for one in _variants(costs, target))]
+    margin = baseline.error_of_steps
+    return Prediction(
+        span=round(typical(replayed.spans) * factor),
+        low=int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin))),
+        high=int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin))),
+        bubble_ratio=float(np.median(replayed.bubble_ratios)),
+    )
+
+
+def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCosts, Target]:
+    """(the costs with what is ideal, the plan and what it is made of) of a change.
+
+    Raises:
+        UsageError: a split or an ideal does not fit the run.
+    """
+    costs = baseline.costs
+    target = Target(
+        plan,
+        _stage_map(costs, change, plan),
+        baseline.messaging,
+        scale=change.microbatch_size,
+        link_speed=change.link_speed,
+        placement=change.placement,
+    )
+    for ideal in change.ideals:
+        costs = apply_ideal(costs, ideal)
+    return costs, target
+
+
+def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[float, float]:
+    """The 90 % interval of the typical step: by bootstrap over steps, or with few of them that of drawn steps; ns."""
+    if len(replayed.spans) < FEWEST_STEPS:
+        spans = np.concatenate((replay(_drawn(costs), target).spans, replayed.spans))
+        return float(np.percentile(spans, _INTERVAL[0])), float(np.percentile(spans, _INTERVAL[1]))
+    size = (_NUM_SAMPLES, min(len(replayed.spans), _NUM_SAMPLES))
+    chosen = np.random.default_rng(0).integers(0, len(replayed.spans), size)
+    low, high = np.percentile(np.median(replayed.spans[chosen], axis=1), _INTERVAL)
+    return float(low), float(high)
+
+
+def _variants(costs: StageCosts, target: Target) -> list[Replayed]:
+    """Replays with other parts for W, where the plan splits backwards that the run did not."""
+    if costs.splits_backward or not target.plan.splits_backward:
+        return []
+    return [replay(with_weight_share(costs, share), target) for share in _WEIGHT_SHARES]
+
+
+def _drawn(costs: StageCosts) -> StageCosts:
+    """Steps drawn from those that there are, each with its microbatches in another order."""
+    rng = np.random.default_rng(0)
+    steps = np.unique(costs.step)
+    windows: list[int] = []
+    numbers: list[int] = []
+    orders = []
+    for number, step in enumerate(rng.choice(steps, _DRAWN_STEPS).tolist()):
+        of_step = np.flatnonzero(costs.step == step).tolist()
+        order = rng.permutation(costs.plan.num_microbatches // costs.plan.num_chains)
+        windows += of_step
+        numbers += [number] * len(of_step)
+        orders += [np.concatenate([order + chain * len(order) for chain in range(costs.plan.num_chains)])] * len(
+            of_step
+        )
+    return costs.drawn(np.array(windows), np.array(numbers), np.array(orders))
+
+
+def _stage_map(costs: StageCosts, change: Change, plan: Plan) -> StageMap:
+    measured = costs.layers or (1,) * costs.num_stages
+    usual, split = costs.typical(), change.split
+    if split is None:
+        has_same = plan.chain_length == costs.num_stages
+        even = even_split(sum(measured), plan.chain_length, costs.layers is not None)
+        return stage_map(usual, measured, measured if has_same else even)
+    asked = f"--split {','.join(map(str, split))}"
+    if len(split) != plan.chain_length:
+        raise UsageError(
+            f"{asked}: {len(split)} numbers; expected {plan.chain_length}, the layers of each stage of {plan.name}"
+        )
+    if costs.layers is None:
+        return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
+    if sum(split) != sum(costs.layers):
+        raise UsageError(f"{asked}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
+    return stage_map(usual, measured, split)
+
+
+def even_split(num_layers: int, num_stages: int, whole: bool) -> tuple[float, ...]:
+    """Layers of stages with even shares: whole ones, the first stages with one more where they do not divide, or parts."""
+    if not whole or num_layers < num_stages:
+        return (num_layers / num_stages,) * num_stages
+    share, rest = divmod(num_layers, num_stages)
+    return tuple(float(share + (stage < rest)) for stage in range(num_stages))

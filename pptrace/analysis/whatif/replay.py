@@ -1,0 +1,191 @@
+"""Replay of a plan with the measured costs of a run that had another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.stragglers.costs import longest_of_steps
+from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.analysis.whatif.stage_costs import BACKWARD, Floats, StageCosts, W
+from pptrace.analysis.whatif.stage_map import StageMap
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import Output
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import Replay
+from pptrace.simulator import Simulation
+
+_CELLS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A plan with what its ops and messages are made of.
+
+    ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
+    ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel.
+    """
+
+    plan: Plan
+    stages: StageMap
+    messaging: Messaging = Messaging.AHEAD
+    scale: float = 1.0
+    link_speed: float = 1.0
+    placement: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """Replayed steps: their lengths, ns, and bubble over compute of all their ranks together, each of shape (steps,)."""
+
+    spans: Int64
+    bubble_ratios: Floats
+
+
+def replay(costs: StageCosts, target: Target) -> Replayed:
+    """Replay the plan once for every measured step, with the costs of that step.
+
+    Microbatch i of M takes what microbatch ⌊i·m/M⌋ of the m measured ones took, and a stage what its parts of the measured
+    stages took; each op begins as late as those of its kind did in the stage that it has most of.
+    """
+    graph, table = make_graph(target.plan, target.messaging), target.plan.table
+    spans = np.empty(len(costs.step), dtype=np.int64)
+    compute = np.empty(len(costs.step))
+    builder = _Builder(costs, target)
+    for part in _parts(costs, len(table)):
+        work, late = builder.durations(part)
+        spans[part] = np.rint(graph.ends(work + late, builder.transfers(part)).max(axis=0))
+        compute[part] = (work - builder.inner(part)).sum(axis=1)
+    longest = longest_of_steps(costs.step, spans)
+    of_step = np.flatnonzero(np.diff(costs.step, prepend=costs.step[0] - 1))
+    total, windows = np.add.reduceat(compute, of_step), np.diff(np.append(of_step, len(costs.step)))
+    ratios = np.divide(longest * windows * table.pp - total, total, out=np.zeros(len(total)), where=total > 0)
+    return Replayed(longest, ratios)
+
+
+def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
+    """The replay of one step of the run, with every op; of several pipelines the longest."""
+    builder, graph = _Builder(costs, target), make_graph(target.plan, target.messaging)
+    windows = np.flatnonzero(costs.step == step)
+    part = slice(int(windows[0]), int(windows[-1]) + 1)
+    work, late = builder.durations(part)
+    ends = graph.ends(work + late, builder.transfers(part))
+    longest = int(ends.max(axis=0).argmax())
+    end = np.rint(ends[:, longest]).astype(np.int64)
+    return Simulation(Replay(target.plan, np.rint(end - work[longest]).astype(np.int64), end))
+
+
+def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
+    most = max(1, _CELLS // max(1, num_rows))
+    return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
+
+
+@dataclass(frozen=True, eq=False)
+class _Builder:
+    """Costs of the rows and messages of a plan, from those of the measured stages."""
+
+    costs: StageCosts
+    target: Target
+
+    def durations(self, windows: slice) -> tuple[Floats, Floats]:
+        """(length of each row, its delay), ns, shape (windows, rows)."""
+        late = self.costs.delay[windows][:, self.target.stages.source][:, self._stage, self._source, self._output]
+        return self._rows(self.costs.work, windows), late
+
+    def inner(self, windows: slice) -> Floats:
+        """The part of each row in which it communicates, ns."""
+        return self._rows(self.costs.inner, windows)
+
+    def _rows(self, values: Floats, windows: slice) -> Floats:
+        by_output = self._by_output(values[windows])
+        rows = by_output[:, self._stage, self._source, self._output]
+        rows += np.where(self._is_whole, by_output[:, self._stage, self._source, W], 0.0)
+        pairs = np.flatnonzero(self.target.plan.table.second_slot >= 0)
+        if len(pairs):
+            stage, source = self._second
+            backwards = by_output[:, stage, source, BACKWARD]
+            whole = self.target.plan.table.second_kind[pairs] == Kind.B.code
+            backwards = backwards + np.where(whole, by_output[:, stage, source, W], 0.0)
+            rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
+        return rows * self.target.scale
+
+    def _by_output(self, values: Floats) -> Floats:
+        """Values by the stages of the plan, from those by measured stages."""
+        shares = self.target.stages.shares
+        if self.target.stages.is_identity:
+            return values
+        by_output = np.empty((len(values), shares.shape[1], *values.shape[2:]))
+        for output in range(values.shape[3]):
+            by_output[..., output] = np.einsum("ts,wsm->wtm", shares[output], values[..., output])
+        return by_output
+
+    @cached_property
+    def _is_whole(self) -> npt.NDArray[np.bool_]:
+        whole: npt.NDArray[np.bool_] = self.target.plan.table.kind == Kind.B.code
+        return whole
+
+    @cached_property
+    def _cells(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(model stage, measured microbatch) of every cell of stage and microbatch of the plan."""
+        plan = self.target.plan
+        stage, microbatch = np.divmod(np.arange(plan.num_stages * plan.num_microbatches), plan.num_microbatches)
+        return stage % plan.chain_length, microbatch * self.costs.plan.num_microbatches // plan.num_microbatches
+
+    @cached_property
+    def _stage(self) -> npt.NDArray[np.int64]:
+        return self._cells[0][self.target.plan.table.slot // len(Output)]
+
+    @cached_property
+    def _source(self) -> npt.NDArray[np.int64]:
+        return self._cells[1][self.target.plan.table.slot // len(Output)]
+
+    @cached_property
+    def _output(self) -> npt.NDArray[np.int64]:
+        return self.target.plan.table.slot.astype(np.int64) % len(Output)
+
+    @cached_property
+    def _second(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        slots = self.target.plan.table.second_slot
+        cells = slots[slots >= 0] // len(Output)
+        return self._cells[0][cells], self._cells[1][cells]
+
+    def transfers(self, windows: slice) -> Floats:
+        """Cost of each message for its reader, ns, shape (windows, messages)."""
+        table, measured = self.target.plan.table, self.costs.transfer[windows]
+        slots = table.dep_slot[table.dep_is_message].astype(np.int64)
+        output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
+        has_links = self._has_measured_links
+        times = measured[:, stage, source, output] if has_links else self._of_links(measured, output)
+        return times * self.target.scale / self.target.link_speed
+
+    @property
+    def _has_measured_links(self) -> bool:
+        """Return whether all messages go where the measured ones of the same stage go."""
+        plan, measured = self.target.plan, self.costs.plan
+        return (
+            plan.placement == measured.placement
+            and plan.num_chains == measured.num_chains
+            and self.target.placement is None
+        )
+
+    def _of_links(self, measured: Floats, output: npt.NDArray[np.int64]) -> Floats:
+        """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
+        table, links = self.target.plan.table, self.costs.links()
+        sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
+        reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
+        if self.target.placement is not None:
+            actual = np.array(self.target.placement, dtype=np.int64)
+            sender, reader = actual[sender], actual[reader]
+        flat = measured.reshape(len(measured), -1)
+        times = np.empty((len(measured), len(output)))
+        keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)
+        for index, (begin, end, direction) in enumerate(keys.T.tolist()):
+            cells = links.get((begin, end), links[direction])
+            chosen = of_message.ravel() == index
+            times[:, chosen] = np.median(flat[:, cells], axis=1, keepdims=True) if len(cells) else 0.0
+        return times

@@ -1,0 +1,51 @@
+"""The types of what ``pptrace whatif`` says; each field is the JSON field of the same name, and None is its ``null``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A change and what the typical step would take with it, ns.
+
+    ``low_ns`` to ``high_ns`` is a 90 % interval of ``span_ns``, and ``gain_ns`` what the same work would take less than it does
+    now. ``bubble_ratio`` is all that is not compute over compute, of all ranks together. ``peak_inflight`` is the largest number
+    of activations of one chunk and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
+    ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
+    """
+
+    name: str
+    schedule: str
+    num_chunks: int
+    num_microbatches: int
+    split: tuple[int, ...] | None
+    ideal: tuple[str, ...]
+    span_ns: int
+    low_ns: int
+    high_ns: int
+    gain_ns: int
+    bubble_ratio: float
+    peak_inflight: int
+    peak_memory_bytes: int | None
+    verified_span_ns: int | None
+    note: str
+    microbatch_size: float = 1.0
+    on_pareto_front: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Result of the study of a run: ``scenarios``, the best first; none where the replay of the run itself is over 5 % off.
+
+    ``replay_span_ns`` is what the typical step takes in the replay of the run as it was, ``replay_error`` how far from
+    ``measured_span_ns`` that is, as a part of it. ``today`` is the run as it was in the terms of a scenario.
+    """
+
+    measured_span_ns: int
+    replay_span_ns: int
+    replay_error: float
+    scenarios: tuple[Scenario, ...]
+    today: Scenario | None = None
+    num_steps: int = 0
+    warnings: tuple[str, ...] = field(default=())

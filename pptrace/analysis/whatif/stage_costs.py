@@ -1,0 +1,229 @@
+"""Measured costs of a run's steps by what they are of, whatever the schedule: stage of the model, microbatch, and output.
+
+A schedule orders the same work in another way, so that its prediction begins here and not at the rows of the measured plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import Output
+from pptrace.schedule.plan import Plan
+
+Floats = npt.NDArray[np.float64]
+
+F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
+ASSUMED_WEIGHT_SHARE = 0.5
+"""Part of a full backward that is the gradient of the weights, where the run did not measure both: a linear layer needs as many
+operations for either."""
+UNMATCHED = -1.0
+"""The cost of a message of which only one end is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCosts:
+    """Costs in windows of steps, ns.
+
+    Of ops the shape is (windows, model stages, microbatches, outputs): F; what a B does for the gradient of its input (an I);
+    what it does for those of the weights (a W). ``work`` is what an op takes, ``inner`` the part of it in which it communicates
+    and does not compute, ``delay`` how late it began although all that it needs was there. ``transfer`` (windows, model stages,
+    microbatches, 2) is what the message of a stage's output costs its reader: of an F to the next stage, of a backward to the
+    one before; 0 where there is none.
+
+    ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
+    ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
+    what its halves take one after the other.
+    """
+
+    plan: Plan
+    step: Int64
+    ranks: Int64
+    work: Floats
+    inner: Floats
+    delay: Floats
+    transfer: Floats
+    layers: tuple[int, ...] | None
+    splits_backward: bool
+    pair_factor: float
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the model: a bidirectional schedule has each of them twice."""
+        return self.plan.chain_length
+
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The pipeline rank that runs each microbatch in each stage of the model, shape (model stages, microbatches)."""
+        plan = self.plan
+        chain = np.arange(plan.num_microbatches) * plan.num_chains // plan.num_microbatches
+        stage = np.arange(self.num_stages)[:, np.newaxis] + chain * self.num_stages
+        owners: Int64 = np.array(plan.placement, dtype=np.int64)[stage]
+        return owners
+
+    def links(self) -> dict[tuple[int, int] | Output, npt.NDArray[np.intp]]:
+        """Places in ``transfer``, flattened from its second index on, by (sending, reading) pipeline rank and by direction."""
+        owners, places = self.owners, np.arange(self.transfer[0].size).reshape(self.transfer.shape[1:])
+        links: dict[tuple[int, int] | Output, list[npt.NDArray[np.intp]]] = {}
+        for direction, begin, end in ((F, 0, 1), (BACKWARD, 1, 0)):
+            inner = self.num_stages - 1
+            sender, reader = owners[begin : begin + inner].ravel(), owners[end : end + inner].ravel()
+            of_it = places[begin : begin + inner, :, direction].ravel()
+            is_message = sender != reader
+            links[direction] = [of_it[is_message]]
+            for key in set(zip(sender[is_message].tolist(), reader[is_message].tolist(), strict=True)):
+                links.setdefault(key, []).append(of_it[(sender == key[0]) & (reader == key[1])])
+        return {key: np.concatenate(parts) for key, parts in links.items()}
+
+    def pipelines(self) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.intp]]]:
+        """(global ranks, windows) of every pipeline."""
+        ranks, number = np.unique(self.ranks, axis=0, return_inverse=True)
+        for index, of_one in enumerate(ranks.tolist()):
+            yield tuple(of_one), np.flatnonzero(number.ravel() == index)
+
+    def drawn(self, windows: Int64, step: Int64, orders: npt.NDArray[np.intp]) -> StageCosts:
+        """Some windows as other steps, each with its microbatches in an order of its own (shape: windows, microbatches)."""
+        index = orders[:, np.newaxis, :, np.newaxis]
+        values: dict[str, Any] = {
+            name: np.take_along_axis(getattr(self, name)[windows], index, axis=2)
+            for name in ("work", "inner", "delay", "transfer")
+        }
+        return replace(self, step=step, ranks=self.ranks[windows], **values)
+
+    def typical(self) -> Floats:
+        """The median of an op, shape (model stages, outputs)."""
+        medians: Floats = np.median(self.work, axis=(0, 2))
+        return medians
+
+
+def stage_costs(plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None) -> StageCosts:
+    """The costs of steps by stage of the model, microbatch and output, from those by row of their plan."""
+    of_rows = _OfRows(plan, costs)
+    durations, factor = of_rows.halves(costs.durations.astype(np.float64))
+    work, inner, delay = (
+        of_rows.by_output(durations),
+        of_rows.by_output(_alone(costs.inner)),
+        of_rows.by_output(_alone(costs.delays)),
+    )
+    splits = _split_whole_backwards(of_rows, work, inner)
+    return StageCosts(plan, costs.step, costs.ranks, work, inner, delay, of_rows.transfers(), layers, splits, factor)
+
+
+def _alone(values: Int64) -> tuple[Floats, None]:
+    return values.astype(np.float64), None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OfRows:
+    """Rows and messages of a plan, by model stage, microbatch and output."""
+
+    plan: Plan
+    costs: MeasuredCosts
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (len(self.costs.step), self.plan.chain_length, self.plan.num_microbatches, len(Output))
+
+    def halves(self, durations: Floats) -> tuple[tuple[Floats, Floats | None], float]:
+        """(durations of the rows, of pairs those of their forwards; of the backwards of pairs), and the factor of pairs.
+
+        Both halves are what they would take one after the other, in the proportion of their stages' F and B outside of pairs.
+        """
+        table = self.costs.table
+        pairs = np.flatnonzero(table.second_slot >= 0)
+        if not len(pairs):
+            return (durations, None), 1.0
+        forward = self._usual_alone(durations, (Kind.F,), 1.0)[table.stage[pairs]]
+        backward = self._usual_alone(durations, (Kind.B,), 2.0)[table.second_stage[pairs]]
+        factor = float(np.median(np.median(durations[:, pairs], axis=0) / (forward + backward)))
+        one_after_the_other = durations[:, pairs] / factor
+        durations[:, pairs] = one_after_the_other * (forward / (forward + backward))
+        return (durations, one_after_the_other - durations[:, pairs]), factor
+
+    def _usual_alone(self, durations: Floats, kinds: tuple[Kind, ...], ratio: float) -> Floats:
+        """The usual op of a kind in each stage outside of pairs; of a stage without any that of the others, else ``ratio``.
+
+        A full backward that no stage has alone is an I and a W.
+        """
+        table, known = self.costs.table, np.full(self.plan.num_stages, np.nan)
+        for stage in range(self.plan.num_stages):
+            of_kinds = [(table.kind == kind.code) & (table.stage == stage) for kind in kinds]
+            if all(rows.any() for rows in of_kinds):
+                known[stage] = sum(float(np.median(durations[:, rows])) for rows in of_kinds)
+        if np.isnan(known).all():
+            return (
+                self._usual_alone(durations, (Kind.I, Kind.W), ratio)
+                if kinds == (Kind.B,)
+                else np.full(len(known), ratio)
+            )
+        return np.where(np.isnan(known), np.nanmedian(known), known)
+
+    def by_output(self, values: tuple[Floats, Floats | None]) -> Floats:
+        """Values of rows, and of second halves of pairs, by window, model stage, microbatch and output; 0 where there is none."""
+        table, (of_rows, of_seconds) = self.costs.table, values
+        by_output = np.zeros(self.shape)
+        self._fill(by_output, table.slot, of_rows)
+        if of_seconds is not None:
+            self._fill(by_output, table.second_slot[table.second_slot >= 0], of_seconds)
+        return by_output
+
+    def _fill(self, target: Floats, slots: npt.NDArray[np.int32], values: Floats) -> None:
+        stage, microbatch, output = self._places(slots)
+        target[:, stage, microbatch, output] = values
+
+    def _places(self, slots: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
+        """(model stage, microbatch, output) of slots."""
+        cell, output = np.divmod(slots.astype(np.int64), len(Output))
+        stage, microbatch = np.divmod(cell, self.plan.num_microbatches)
+        return stage % self.plan.chain_length, microbatch, output
+
+    def transfers(self) -> Floats:
+        """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
+        table, costs = self.costs.table, self.costs
+        transfers = np.zeros((*self.shape[:3], 2))
+        stage, microbatch, output = self._places(table.dep_slot[table.dep_is_message])
+        measured = costs.transfers.astype(np.float64)
+        for direction in (F, BACKWARD):
+            of_it = output == direction
+            known = measured[:, of_it][costs.transfers[:, of_it] >= 0]
+            usual = float(np.median(known)) if known.size else 0.0
+            measured[:, of_it] = np.where(costs.transfers[:, of_it] >= 0, measured[:, of_it], usual)
+        transfers[:, stage, microbatch, output] = measured
+        return transfers
+
+
+def _split_whole_backwards(of_rows: _OfRows, work: Floats, inner: Floats) -> bool:
+    """Share out what full backwards took over both outputs, in place. Returns whether the run measured both somewhere."""
+    plan, table = of_rows.plan, of_rows.costs.table
+    kinds = table.slot_kind.reshape(plan.num_stages, plan.num_microbatches, len(Output))
+    chains = kinds.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output)).max(axis=0)
+    is_whole = chains[:, :, BACKWARD] == Kind.B.code
+    splits = not is_whole.all()
+    share = np.full(plan.chain_length, ASSUMED_WEIGHT_SHARE)
+    if splits:
+        both = work[:, :, :, BACKWARD] + work[:, :, :, W]
+        of_weights = np.where(is_whole | (both <= 0), np.nan, work[:, :, :, W] / np.where(both > 0, both, 1))
+        usual = np.nanmedian(of_weights)
+        for stage in range(plan.chain_length):
+            known = of_weights[:, stage][~np.isnan(of_weights[:, stage])]
+            share[stage] = np.median(known) if known.size else usual
+    for values in (work, inner):
+        whole = values[:, :, :, BACKWARD]
+        values[:, :, :, W] = np.where(is_whole, whole * share[:, np.newaxis], values[:, :, :, W])
+        values[:, :, :, BACKWARD] = np.where(is_whole, whole * (1 - share[:, np.newaxis]), whole)
+    return splits
+
+
+def with_weight_share(costs: StageCosts, share: float) -> StageCosts:
+    """The costs with another part of full backwards for the gradients of the weights."""
+    work = costs.work.copy()
+    both = work[..., BACKWARD] + work[..., W]
+    work[..., BACKWARD], work[..., W] = both * (1 - share), both * share
+    return replace(costs, work=work)

@@ -1,0 +1,76 @@
+"""Another division of the model into stages: the part of each measured stage's work that every new stage has.
+
+Layers of one stage cost alike. The first stage has the embedding besides its layers and the last one the head with its loss: what
+they take beyond as many layers of the stages between them stays with the ends, wherever layers go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_FEWEST_STAGES = 3
+"""With fewer stages none is between the first and the last, and what the ends have besides their layers is not known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageMap:
+    """``shares`` (outputs, new stages, measured stages) are parts of the measured stages' work; they sum to 1 over the new ones.
+
+    ``source`` is the measured stage of which each new stage has most layers.
+    """
+
+    shares: Floats
+    source: npt.NDArray[np.int64]
+
+    @property
+    def is_identity(self) -> bool:
+        """Return whether the division is the measured one."""
+        return self.shares.shape[1] == self.shares.shape[2] and bool(
+            (self.shares == np.eye(self.shares.shape[1])).all()
+        )
+
+
+def stage_map(typical: Floats, measured: Sequence[float], wanted: Sequence[float]) -> StageMap:
+    """Map measured stages to others.
+
+    Args:
+        typical: usual cost of each measured stage's ops, shape (stages, outputs).
+        measured: layers of each measured stage.
+        wanted: layers of each new stage, as many in all.
+    """
+    overlap = layer_overlap(measured, wanted)
+    parts = overlap / np.array(measured, dtype=np.float64)
+    ends = end_shares(typical, measured)
+    shares = np.empty((typical.shape[1], *parts.shape))
+    for output in range(typical.shape[1]):
+        first, last = ends[:, output]
+        kept = np.zeros(len(measured))
+        kept[0], kept[-1] = first, kept[-1] + last
+        shares[output] = parts * (1 - kept)
+        shares[output, 0, 0] += first
+        shares[output, -1, -1] += last
+    return StageMap(shares, overlap.argmax(axis=1))
+
+
+def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
+    """Layers that each new stage has of each measured one, shape (new stages, measured stages)."""
+    new, old = (list(pairwise(np.concatenate(([0.0], np.cumsum(part))).tolist())) for part in (wanted, measured))
+    return np.array([[max(0.0, min(end, until) - max(begin, since)) for since, until in old] for begin, end in new])
+
+
+def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:
+    """Part of the first and of the last stage's work that is not that of its layers, shape (2, outputs)."""
+    if len(layers) < _FEWEST_STAGES:
+        return np.zeros((2, typical.shape[1]))
+    of_layer = np.median(typical[1:-1] / np.array(layers[1:-1])[:, np.newaxis], axis=0)
+    ends, counts = typical[[0, -1]], np.array([layers[0], layers[-1]])[:, np.newaxis]
+    beyond = np.divide(ends - counts * of_layer, ends, out=np.zeros(ends.shape), where=ends > 0)
+    shares: Floats = np.clip(beyond, 0.0, 1.0)
+    return shares

@@ -1,0 +1,266 @@
+"""The study of a run: its own replay first, then every change, the best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pptrace.analysis.result import Report
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
+from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
+from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
+from pptrace.analysis.whatif.replay import replay_step
+from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
+from pptrace.errors import PptraceError, ScheduleError
+from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.model.wording import counted
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulator import Simulation, peak_inflight
+
+MOST_ERROR = 0.05
+"""Largest error of the replay of the run itself, as a part of the step: beyond it nothing is predicted."""
+_MOST_CELLS = 4_000_000
+"""Ops of as many steps, evenly spaced, are replayed."""
+_MOST_PLAN_OPS = 200_000
+"""Larger plans of other schedules are built only where one is asked for by its name."""
+_LEAST_GAIN = 0.005
+"""Ideals that gain a smaller part of the step are left out of the table of all changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A run that changes are predicted of.
+
+    ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks.
+    """
+
+    baseline: Baseline
+    name: str
+    uses: Mapping[int, RankUse]
+    warnings: tuple[str, ...]
+
+    @property
+    def costs(self) -> StageCosts:
+        return self.baseline.costs
+
+    @cached_property
+    def today(self) -> Scenario:
+        """The run as it was."""
+        return self.scenario(Change(), "as it was")
+
+    def scenario(self, change: Change, name: str) -> Scenario:
+        """Predict a change.
+
+        Raises:
+            PptraceError: there is no such plan, or the run has no such stage, rank or number of layers.
+        """
+        plan = plan_of(change, self.name, self.costs)
+        prediction = predict(self.baseline, change, plan)
+        measured, work = self.baseline.measured_span, change.work(self.costs.plan)
+        return Scenario(
+            name=name,
+            schedule=change.schedule or self.name,
+            num_chunks=plan.num_chunks,
+            num_microbatches=plan.num_microbatches,
+            split=change.split or self.costs.layers if plan.chain_length == self.costs.num_stages else change.split,
+            ideal=tuple(ideal.name for ideal in change.ideals),
+            span_ns=prediction.span,
+            low_ns=prediction.low,
+            high_ns=prediction.high,
+            gain_ns=round(measured * work) - prediction.span,
+            bubble_ratio=prediction.bubble_ratio,
+            peak_inflight=max(peak_inflight(plan)),
+            peak_memory_bytes=predicted_peak(self.uses, self.costs.plan, plan, change),
+            verified_span_ns=None,
+            note="; ".join(_notes(change, plan, self.costs)),
+            microbatch_size=change.microbatch_size,
+        )
+
+    def picture(self, change: Change) -> Simulation:
+        """The replay of the typical step with a change."""
+        spans = self.baseline.replayed.spans
+        step = np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]]
+        costs, target = target_of(self.baseline, change, plan_of(change, self.name, self.costs))
+        return replay_step(costs, target, int(step))
+
+
+def study_run(
+    report: Report, plans: Sequence[MeasuredCosts], schedule: ScheduleInfo, layers: tuple[int, ...] | None
+) -> Study:
+    """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
+
+    Raises:
+        PptraceError: there is no whole step with a plan.
+    """
+    whole = [costs for costs in plans if len(costs.step)]
+    if not whole:
+        raise PptraceError(
+            "whatif: no whole step whose plan is known; expected a trace of all ranks of a pipeline with every op of at least "
+            "one step (`pptrace analyze` says what is missing)"
+        )
+    costs = max(whole, key=lambda part: len(np.unique(part.step)))
+    warnings = []
+    if len(whole) > 1:
+        num_steps = len(np.unique(costs.step))
+        warnings.append(
+            f"steps have {len(whole)} plans; predicted from the {num_steps} steps of the one that most have"
+        )
+    costs = costs.every(-(-costs.durations.size // _MOST_CELLS))
+    spans = {step.step: step.span_ns for step in report.steps}
+    numbers = np.unique(costs.step)
+    measured = np.array([spans[number] or 0 for number in numbers.tolist()], dtype=np.int64)
+    followed = schedule.plan_of(int(numbers[0]))
+    assert followed is not None  # steps without a plan have no costs
+    plan = followed.compute_only()
+    if len(numbers) < FEWEST_STEPS:
+        warnings.append(
+            f"{counted(len(numbers), 'whole step')}: how steps vary is hardly known, and intervals come from the order of "
+            f"microbatches; record at least {FEWEST_STEPS}"
+        )
+    baseline = Baseline(stage_costs(plan, costs, layers), measured)
+    return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings))
+
+
+def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
+    """Predict changes by their names, the best first; ideals of :func:`all_changes` that gain next to nothing are left out.
+
+    Raises:
+        PptraceError: one of the changes cannot be made.
+    """
+    baseline = study.baseline
+    known = (baseline.measured_span, baseline.replay_span, baseline.error)
+    if baseline.error > MOST_ERROR:
+        refusal = (
+            f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
+            "it; `pptrace analyze` says what the time is that ops and messages do not explain"
+        )
+        return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal))
+    warnings = list(study.warnings)
+    least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
+    scenarios = [study.scenario(change, name) for name, change in changes]
+    scenarios = [one for one in scenarios if not one.ideal or one.gain_ns >= least]
+    ranked = sorted(scenarios, key=lambda scenario: -scenario.gain_ns)
+    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings))
+
+
+def all_schedules(study: Study, change: Change) -> list[tuple[str, Change]]:
+    """A change with every schedule of the catalogue that has such a plan, and the numbers of chunks that make sense for it."""
+    changes: list[tuple[str, Change]] = []
+    for name, entry in SCHEDULES.items():
+        chunks = [change.chunks] if change.chunks else [2, 4] if entry.takes_any_chunks else [None]
+        for number in chunks:
+            wanted = replace(change, schedule=name, chunks=number)
+            if _can_build(study, wanted):
+                changes.append((name if number is None else f"{name}, {number} chunks", wanted))
+    return changes
+
+
+def _can_build(study: Study, change: Change) -> bool:
+    plan = study.costs.plan
+    size = plan.pp * (change.chunks or 2) * (change.microbatches or plan.num_microbatches) * 3
+    if size > _MOST_PLAN_OPS:
+        return False
+    try:
+        plan_of(change, study.name, study.costs)
+    except ScheduleError:
+        return False
+    return True
+
+
+def all_changes(study: Study) -> list[tuple[str, Change]]:
+    """All sensible changes of the run, each with its name."""
+    plan, costs = study.costs.plan, study.costs
+    own = (study.name, plan.num_chunks)
+    changes = [
+        (name, change)
+        for name, change in all_schedules(study, Change())
+        if (change.schedule, plan_of(change, study.name, costs).num_chunks) != own
+    ]
+    changes += [(name, change) for change, name in _sizes(study)]
+    if costs.num_stages > 1:
+        changes.append(("links twice as fast", Change(link_speed=2.0)))
+    ideals = [*map(parse_ideal, ("jitter", "communication", "host", "stragglers")), *_slowest(costs)]
+    return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
+
+
+def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf) -> list[tuple[str, Simulation]]:
+    """The replay of a typical step as it was, and with the best change that is no ideal, each with its title."""
+    best = next((one.name for one in result.scenarios if not one.ideal), None)
+    chosen = [("as it was", Change()), *((name, change) for name, change in changes if name == best)]
+    return [(name, study.picture(change)) for name, change in chosen] if result.scenarios else []
+
+
+def _sizes(study: Study) -> Iterator[tuple[Change, str]]:
+    """The same work in twice and in half as many microbatches."""
+    number = study.costs.plan.num_microbatches
+    changes = [(Change(microbatches=2 * number, microbatch_size=0.5), f"{2 * number} microbatches of half the size")]
+    if number % 2 == 0 and number > 1:
+        changes.append(
+            (Change(microbatches=number // 2, microbatch_size=2.0), f"{number // 2} microbatches of twice the size")
+        )
+    if study.name in SCHEDULES:
+        yield from (entry for entry in changes if _can_build(study, entry[0]))
+
+
+def _slowest(costs: StageCosts) -> list[Ideal]:
+    """The stage whose microbatch takes longest."""
+    if costs.num_stages < 2:
+        return []
+    return [parse_ideal(f"stage={int(costs.typical().sum(axis=1).argmax())}")]
+
+
+def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
+    """Assumptions behind a prediction, a sentence each."""
+    if plan.splits_backward and not costs.splits_backward:
+        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
+    if plan.chain_length != costs.num_stages:
+        yield (
+            "layers of a stage are taken to cost alike"
+            if costs.layers
+            else "a stage's work is taken to be spread evenly over its layers"
+        )
+    if change.split is not None and costs.layers is None:
+        yield "the run is taken to have as many layers in every stage"
+    if change.microbatch_size != 1:
+        yield "ops and messages are taken to cost in proportion to the size of a microbatch"
+    if (work := change.work(costs.plan)) != 1:
+        yield f"a step does {work:g} times the work; the gain is for the same work"
+    if any(action.parts for actions in plan.ranks for action in actions) and not any(
+        action.parts for actions in costs.plan.ranks for action in actions
+    ):
+        yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    if change.link_speed != 1:
+        yield "the whole time of a message is divided, its latency too"
+    if plan.num_chains > costs.plan.num_chains:
+        yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+
+
+def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
+    """Mark the scenarios that no other one beats in both time and memory; the ideals are no choices."""
+    choices = [one for one in scenarios if not one.ideal]
+    bytes_known = all(one.peak_memory_bytes is not None for one in choices)
+
+    def size(one: Scenario) -> float:
+        return (
+            float(one.peak_memory_bytes or 0)
+            if bytes_known
+            else one.peak_inflight / one.num_chunks * one.microbatch_size
+        )
+
+    def is_beaten(one: Scenario) -> bool:
+        return any(
+            other.gain_ns >= one.gain_ns
+            and size(other) <= size(one)
+            and (other.gain_ns, -size(other)) != (one.gain_ns, -size(one))
+            for other in choices
+        )
+
+    return tuple(replace(one, on_pareto_front=not one.ideal and not is_beaten(one)) for one in scenarios)

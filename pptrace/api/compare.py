@@ -1,0 +1,164 @@
+"""Two runs beside each other."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from typing import Literal, overload
+
+import pandas as pd
+
+from pptrace.analysis.compare.compare import ComparedRun, compare_runs
+from pptrace.analysis.compare.result import Comparison, SpanChange
+from pptrace.api.arguments import require_whole
+from pptrace.api.files import FilePath, as_path, text_or_file
+from pptrace.api.run import Run
+from pptrace.ingest import OnProgress
+from pptrace.ingest.inputs.resolve import require_path
+from pptrace.workflow.compare import compared_run, read_compared
+
+_WIDTH = 140
+"""Columns of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """Result of :func:`pptrace.compare`; printed, it is the output of ``pptrace compare``."""
+
+    result: Comparison
+
+    @property
+    def verdict(self) -> Literal["slower", "faster", "no difference"]:
+        """The verdict on B against A."""
+        return self.result.verdict.value
+
+    @property
+    def detail(self) -> str:
+        """The verdict in a sentence."""
+        return self.result.detail
+
+    @property
+    def span(self) -> SpanChange:
+        """The typical step of both runs, ``a_ns`` and ``b_ns``, and its ``change``, b / a − 1, with its 95 % interval, ``low`` to
+        ``high``.
+        """
+        return self.result.span
+
+    @property
+    def parts(self) -> pd.DataFrame:
+        """Parts of the step, largest change first: ``name``, ``where`` (a dict), ``a_ns``, ``b_ns``, ``change_ns`` and
+        ``significant`` (<NA> with too few steps).
+        """
+        parts = self.result.parts
+        return pd.DataFrame(
+            {
+                "name": pd.Series([part.name for part in parts], dtype="object"),
+                "where": pd.Series([dict(part.where) for part in parts], dtype="object"),
+                **{
+                    name: pd.array([getattr(part, name) for part in parts], dtype="int64")
+                    for name in ("a_ns", "b_ns", "change_ns")
+                },
+                "significant": pd.array([part.significant for part in parts], dtype="boolean"),
+            }
+        )
+
+    @property
+    def facts(self) -> pd.DataFrame:
+        """Facts in which the runs differ: ``name``, ``a`` and ``b`` as text, None where a run does not tell it."""
+        facts = self.result.facts
+        columns = {name: [getattr(fact, name) for fact in facts] for name in ("name", "a", "b")}
+        return pd.DataFrame({name: pd.Series(values, dtype="object") for name, values in columns.items()})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Lines about what is not compared, and about the runs."""
+        return self.result.warnings
+
+    @overload
+    def to_json(self, path: None = None) -> str: ...
+    @overload
+    def to_json(self, path: FilePath) -> None: ...
+    def to_json(self, path: FilePath | None = None) -> str | None:
+        """The comparison as JSON (``pptrace.compare/1``) as text, or written to a file.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.to_json import comparison_object, dump
+
+        return text_or_file(dump(comparison_object(self.result)), path)
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: FilePath) -> None: ...
+    def to_html(self, path: FilePath | None = None) -> str | None:
+        """The comparison as a page, as text, or written to a file that loads nothing from elsewhere.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.html import comparison_page
+
+        return text_or_file(comparison_page(self.result), path)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from pptrace.report.text import print_comparison
+
+        text = io.StringIO()
+        print_comparison(self.result, Console(file=text, width=_WIDTH, highlight=False))
+        return text.getvalue().rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<pptrace.RunComparison: {self.detail}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def compare(
+    a: FilePath | Run,
+    b: FilePath | Run,
+    *,
+    jobs: int | None = 1,
+    progress: Callable[[float, int], None] | None = None,
+    cache: bool = True,
+) -> RunComparison:
+    """Say whether B is slower than A, by how much, and in which parts of the step: what ``pptrace compare`` shows.
+
+        >>> import pptrace
+        >>> both = pptrace.compare("sample_traces/1f1b_p2", "sample_traces/1f1b_p4")
+        >>> both.verdict  # two steps of each are no evidence
+        'no difference'
+        >>> both.span.a_ns, both.span.b_ns
+        (31322022, 88695878)
+
+    Args:
+        a: a trace file, a directory with one trace per rank, a run directory, or a run that was loaded.
+        b: the same of the run that is compared with it.
+        jobs: processes that read; None takes one per core, as in :func:`pptrace.load`.
+        progress: called with how many traces of a run have been read (a float: parts count) and how many there are.
+        cache: whether to keep what was recognised in large files on disk, for the next time.
+
+    Raises:
+        PptraceError: nothing can be read, or a run has no whole step; the message is one line.
+    """
+    if jobs is not None:
+        require_whole("jobs", jobs, 1)
+    on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
+    for run in (a, b):
+        if not isinstance(run, Run):
+            require_path(as_path(run))  # rather than after minutes
+    read = partial(_read, jobs=jobs, on_progress=on_progress, cache=cache)
+    return RunComparison(compare_runs(read(a), read(b)))
+
+
+def _read(run: FilePath | Run, jobs: int | None, on_progress: OnProgress | None, cache: bool) -> ComparedRun:
+    if isinstance(run, Run):
+        return compared_run(run.analysis, "the loaded run")
+    return read_compared(as_path(run), jobs, on_progress, cache)

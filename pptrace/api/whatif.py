@@ -1,0 +1,149 @@
+"""Predictions from a measured run: what ``pptrace whatif`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, study_run
+from pptrace.api.arguments import require_number, require_whole
+from pptrace.api.exports import Exports
+from pptrace.errors import UsageError
+from pptrace.schedule import registry
+from pptrace.workflow.analyse import Analysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALL = "all"
+_MOST_TIMES = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Changes as a user asks for them; what is None or empty stays as it is in the run."""
+
+    schedules: tuple[str, ...] = ()
+    chunks: int | None = None
+    microbatches: int | None = None
+    microbatch_size: float | None = None
+    split: tuple[int, ...] | None = None
+    ideals: tuple[str, ...] = ()
+    link_speed: float | None = None
+    placement: tuple[int, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return self != Wishes()
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions(Exports):
+    """Result of :meth:`pptrace.Run.whatif`."""
+
+    study: Study
+    changes: Sequence[tuple[str, Change]]
+    result: WhatIf
+    """Each field is that of the JSON."""
+
+    @property
+    def scenarios(self) -> pd.DataFrame:
+        """One row per scenario, the best first, with the fields of the JSON; unknown is <NA>."""
+        import pandas as pd
+
+        names = Scenario.__slots__
+        rows = [{name: getattr(one, name) for name in names} for one in self.result.scenarios]
+        frame = pd.DataFrame(rows, columns=list(names))
+        return frame.astype(dict.fromkeys(("peak_memory_bytes", "verified_span_ns"), "Int64"))
+
+    def _json_object(self, _with_ops: bool) -> dict[str, Any]:
+        from pptrace.report.to_json import whatif_object
+
+        return whatif_object(self.result)
+
+    def _page(self) -> str:
+        from pptrace.report.html import whatif_page
+
+        return whatif_page(self.result, pictures(self.study, self.changes, self.result))
+
+
+def predict_changes(analysis: Analysis, wishes: Wishes) -> Predictions:
+    """Predict what a user wishes: all of it in one scenario for each schedule; without any, all sensible changes.
+
+    Raises:
+        PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
+    """
+    volume = analysis.data.volume
+    layers = None if volume is None else volume.facts.layers_per_stage
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers)
+    changes = list(_changes(study, wishes)) if wishes else all_changes(study)
+    return Predictions(study, changes, answer(study, changes))
+
+
+def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
+    _require_legal(wishes, study)
+    change = Change(
+        chunks=wishes.chunks,
+        microbatches=wishes.microbatches,
+        microbatch_size=wishes.microbatch_size or 1.0,
+        split=wishes.split,
+        ideals=tuple(map(parse_ideal, wishes.ideals)),
+        link_speed=wishes.link_speed or 1.0,
+        placement=wishes.placement,
+    )
+    others = _name(wishes)
+    if not wishes.schedules:
+        yield others, change
+    for schedule in wishes.schedules:
+        if schedule == ALL:
+            yield from ((_joined(name, others), one) for name, one in all_schedules(study, change))
+        else:
+            registry.get(schedule)
+            yield _joined(schedule, others), _with_schedule(change, schedule)
+
+
+def _with_schedule(change: Change, schedule: str) -> Change:
+    return replace(change, schedule=schedule)
+
+
+def _require_legal(wishes: Wishes, study: Study) -> None:
+    for name in ("chunks", "microbatches"):
+        if (size := getattr(wishes, name)) is not None:
+            require_whole(f"--{name}", size, 1)
+    for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
+        if value is not None:
+            require_number(option, value, "times today's", _MOST_TIMES)
+            if value <= 0:
+                raise UsageError(f"{option} is {value:g}; expected more than 0")
+    if wishes.split is not None and min(wishes.split, default=0) < 1:
+        raise UsageError(
+            f"--split {_commas(wishes.split)}: every stage has at least one layer; expected such as 5,5,5,3"
+        )
+    pp = study.costs.plan.pp
+    if wishes.placement is not None and sorted(wishes.placement) != list(range(pp)):
+        raise UsageError(f"--placement {_commas(wishes.placement)}: expected each of 0 to {pp - 1} once")
+
+
+def _name(wishes: Wishes) -> str:
+    """The changes besides the schedule, in words."""
+    parts = [
+        f"{wishes.chunks} chunks" if wishes.chunks else "",
+        f"{wishes.microbatches} microbatches" if wishes.microbatches else "",
+        f"microbatches {wishes.microbatch_size:g} times the size" if wishes.microbatch_size else "",
+        f"split {_commas(wishes.split)}" if wishes.split else "",
+        f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
+        f"placement {_commas(wishes.placement)}" if wishes.placement else "",
+        *(f"ideal {name}" for name in wishes.ideals),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _commas(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

@@ -1,0 +1,56 @@
+"""``pptrace compare``: whether one run is slower than another, by how much, and in what."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from pptrace.analysis.compare.compare import ComparedRun, compare_runs
+from pptrace.analysis.compare.result import Comparison
+from pptrace.api.compare import RunComparison
+from pptrace.cli.output import Outputs
+from pptrace.cli.reading_bar import reading_bar
+from pptrace.ingest.inputs.resolve import require_path
+from pptrace.workflow.compare import read_compared
+
+
+@click.command(name="compare")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option(
+    "--json", "json_file", metavar="FILE|-", help="Write the comparison as JSON ('-': to stdout, nothing else)."
+)
+@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
+@click.option("--all", "show_all", is_flag=True, help="Print every part and every warning.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, show_all: bool, jobs: int | None) -> None:
+    """Say whether run B is slower than run A, by how much, and in which parts of the step.
+
+    A and B are each a trace file, a directory with one trace per rank, or a run directory of `pptrace run`. They may differ in
+    schedule, sizes and versions: parts are matched by kind, stage, phase and axis.
+    """
+    outputs = Outputs({"--json": json_file, "--html": html_file})
+    for path in (a, b):
+        require_path(path)  # rather than after minutes
+    comparison = RunComparison(compare_runs(_read(a, jobs), _read(b, jobs)))
+    outputs.write({"--json": comparison.to_json, "--html": comparison.to_html})
+    if not outputs.take_stdout:
+        _print(comparison.result, show_all)
+
+
+def _read(path: Path, jobs: int | None) -> ComparedRun:
+    with reading_bar() as on_progress:
+        return read_compared(path, jobs, on_progress)
+
+
+def _print(comparison: Comparison, show_all: bool) -> None:
+    """Print the comparison. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
+    from rich.console import Console
+
+    from pptrace.report.tables import Amount
+    from pptrace.report.text import print_comparison
+
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    print_comparison(comparison, console, Amount.WHOLE if show_all else Amount.BRIEF)

@@ -1,0 +1,108 @@
+"""``pptrace whatif``: what would get the time back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.cli.output import Outputs
+from pptrace.cli.reading_bar import reading_bar
+from pptrace.errors import UsageError
+from pptrace.report.whatif import whatif_text
+from pptrace.workflow.load import load
+
+
+@click.command(name="whatif")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    metavar="NAME|all",
+    help="With this schedule; all: every one of the catalogue.",
+)
+@click.option("--chunks", type=int, help="With this number of virtual stages per rank.")
+@click.option("--microbatches", type=int, help="With this number of microbatches in a step, of today's size.")
+@click.option("--microbatch-size", type=float, metavar="X", help="With microbatches X times today's size.")
+@click.option("--split", metavar="N,N,…", help="With these layers in each stage.")
+@click.option(
+    "--ideal",
+    "ideals",
+    multiple=True,
+    metavar="WHAT",
+    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers or host cost what their like do.",
+)
+@click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
+@click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
+@click.option("--step", type=int, help="From this step alone.")
+@click.option(
+    "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
+)
+@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
+def command(paths: tuple[Path, ...], **options: Any) -> None:
+    """Predict the step with another schedule, split, link or cost.
+
+    PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`. What is asked for is one
+    scenario for each schedule; without options, a table of all sensible changes.
+    """
+    _predict(paths, WhatIfOptions(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfOptions:
+    """The options of ``pptrace whatif``, as click parses them."""
+
+    schedules: tuple[str, ...]
+    chunks: int | None
+    microbatches: int | None
+    microbatch_size: float | None
+    split: str | None
+    ideals: tuple[str, ...]
+    link_speed: float | None
+    placement: str | None
+    step: int | None
+    json_file: str | None
+    html_file: Path | None
+    jobs: int | None
+    no_cache: bool
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(
+            self.schedules,
+            self.chunks,
+            self.microbatches,
+            self.microbatch_size,
+            _numbers("--split", self.split),
+            self.ideals,
+            self.link_speed,
+            _numbers("--placement", self.placement),
+        )
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as 5,5,5,3")
+    return tuple(map(int, parts))
+
+
+def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
+    outputs = Outputs({"--json": options.json_file, "--html": options.html_file})
+    wishes = options.wishes
+    with reading_bar() as on_progress:
+        analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
+    predictions = predict_changes(analysis, wishes)
+    outputs.write({"--json": predictions.json_parts, "--html": predictions.to_html})
+    if not outputs.take_stdout:
+        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console.print(whatif_text(predictions.result, console.width))

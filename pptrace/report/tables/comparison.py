@@ -1,0 +1,75 @@
+"""The tables of two runs beside each other: the typical step, its parts, and the facts in which the runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.analysis.compare.compare import place_label
+from pptrace.analysis.compare.result import Comparison, FactChange, PartChange, SpanChange
+from pptrace.report import units
+from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+
+_LEAST_SHARE = 0.001
+"""A brief table leaves out parts that changed by less than this share of a step."""
+
+
+def comparison_tables(comparison: Comparison, amount: Amount) -> list[ReportTable]:
+    """The tables in reading order."""
+    parts = _parts_table(comparison, amount)
+    tables = [_steps_table(comparison, has_parts=bool(parts.rows))]
+    tables += [parts] if parts.rows else []
+    tables += [_facts_table(comparison.facts)] if comparison.facts else []
+    return tables
+
+
+def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
+    span, counts = comparison.span, comparison.num_steps
+    rows = (
+        ("A", str(counts.a), units.milliseconds(span.a_ns), "", ""),
+        ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span)),
+    )
+    columns = ("run", "whole steps", "typical ms", "change", "95 % interval")
+    notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
+    return ReportTable("compared-steps", "Steps", columns, rows, notes)
+
+
+def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
+    """The parts, largest change first; brief, those that differ significantly or by most."""
+    parts, shown = comparison.parts, comparison.parts
+    if amount is Amount.BRIEF:
+        least = _LEAST_SHARE * max(comparison.span.a_ns, comparison.span.b_ns)
+        shown = tuple(part for part in parts if abs(part.change_ns) >= least)[:MAX_ROWS]
+    rows = tuple(_part_row(part) for part in shown)
+    notes = [
+        "medians over steps of means over ranks, or over those of a stage; compute is that of all microbatches of a step; "
+        "* differs by more than chance, however many parts there are (Holm, 5 %)"
+    ]
+    notes += [MORE.format(len(parts) - len(shown))] if len(parts) > len(shown) else []
+    columns = ("part", "", "A ms", "B ms", "change ms", "change", " ")
+    return ReportTable("compared-parts", "Parts of a step", columns, rows, tuple(notes), num_labels=2)
+
+
+def _part_row(part: PartChange) -> tuple[str, ...]:
+    change = part.change_ns / part.a_ns if part.a_ns > 0 else None
+    return (
+        part.name,
+        place_label(part.where),
+        units.milliseconds(part.a_ns),
+        units.milliseconds(part.b_ns),
+        f"{part.change_ns / 1e6:+,.2f}",
+        "–" if change is None else f"{change:+.1%}",
+        "*" if part.significant else "",
+    )
+
+
+def _facts_table(facts: Sequence[FactChange]) -> ReportTable:
+    rows = tuple((fact.name, fact.a or "–", fact.b or "–") for fact in facts)
+    return ReportTable("compared-facts", "Facts that differ", ("fact", "A", "B"), rows, num_labels=3)
+
+
+def _signed(change: float | None) -> str:
+    return "–" if change is None else f"{change:+.2%}"
+
+
+def _interval(span: SpanChange) -> str:
+    return "–" if span.low is None or span.high is None else f"{span.low:+.2%} to {span.high:+.2%}"

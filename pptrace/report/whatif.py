@@ -1,0 +1,99 @@
+"""Predictions as text: the run's own replay, then the changes, the best first."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.report import units
+from pptrace.report.tables.table import ReportTable
+from pptrace.report.text_table import Stripped, render_table
+
+_TITLE = "What would get it back"
+
+
+def whatif_text(result: WhatIf, width: int) -> RenderableType:
+    """The whole answer in at most ``width`` columns of text."""
+    lines = [Text(headline(result), style="bold"), Text(replay_line(result))]
+    tables = [render_table(table, width) for table in whatif_tables(result)]
+    return Stripped(Group(*lines, *tables, *(Text(f"! {line}", style="yellow") for line in result.warnings)))
+
+
+def headline(result: WhatIf) -> str:
+    """One sentence: the change that gains most."""
+    choices = [one for one in result.scenarios if not one.ideal]
+    if not result.scenarios:
+        return "No prediction: the replay of this run does not tell its steps"
+    best = next(iter(choices), None)
+    if best is None or best.gain_ns <= 0:
+        return "Nothing that was tried is faster than the run as it was"
+    sure = best.high_ns < result.measured_span_ns * _work(best, result)
+    return (
+        f"{best.name} would take {best.gain_ns / result.measured_span_ns:.1%} off the step: {_span(best)} ms instead of "
+        f"{units.milliseconds(result.measured_span_ns)}{'' if sure else ', but the interval includes no gain'}"
+    )
+
+
+def _work(one: Scenario, result: WhatIf) -> float:
+    """The work of a scenario's step in parts of today's."""
+    return (one.gain_ns + one.span_ns) / result.measured_span_ns
+
+
+def replay_line(result: WhatIf) -> str:
+    """The replay of the run itself against what was measured."""
+    steps = units.counted(result.num_steps, "step")
+    return (
+        f"replay of the run as it was: {units.milliseconds(result.replay_span_ns)} ms, measured "
+        f"{units.milliseconds(result.measured_span_ns)} ms (typical of {steps}): {result.replay_error:.2%} off"
+    )
+
+
+def whatif_tables(result: WhatIf) -> list[ReportTable]:
+    """The table of scenarios, with today's run as its last row."""
+    if not result.scenarios:
+        return []
+    notes = {note: number for number, note in enumerate(dict.fromkeys(_notes(result)), 1)}
+    rows = [_row(one, result, notes) for one in result.scenarios]
+    if result.today is not None:
+        rows.append(_row(result.today, result, notes))
+    columns = (
+        "change",
+        "ms",
+        "90 % from",
+        "to",
+        "gain ms",
+        "gain",
+        "bubble ratio",
+        "in flight",
+        "memory",
+        "front",
+        "notes",
+    )
+    below = [f"[{number}] {note}" for note, number in notes.items()]
+    below.append("front: nothing else in the table takes less time and no more memory")
+    return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=(7, 6, 9, 8))]
+
+
+def _notes(result: WhatIf) -> list[str]:
+    return [note for one in result.scenarios for note in one.note.split("; ") if note]
+
+
+def _row(one: Scenario, result: WhatIf, notes: dict[str, int]) -> tuple[str, ...]:
+    return (
+        one.name,
+        _span(one),
+        units.milliseconds(one.low_ns),
+        units.milliseconds(one.high_ns),
+        units.milliseconds(one.gain_ns),
+        units.percent(one.gain_ns / result.measured_span_ns),
+        units.ratio(one.bubble_ratio),
+        str(one.peak_inflight),
+        "–" if one.peak_memory_bytes is None else units.num_bytes(one.peak_memory_bytes),
+        "*" if one.on_pareto_front else "",
+        " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note),
+    )
+
+
+def _span(one: Scenario) -> str:
+    return units.milliseconds(one.span_ns)

@@ -1,0 +1,48 @@
+"""Runs to compare: from the path of one to what is compared of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pptrace.analysis.compare.compare import ComparedRun
+from pptrace.analysis.compare.facts import core_wait_of, facts_of
+from pptrace.analysis.compare.figures import figures_of
+from pptrace.errors import TraceError
+from pptrace.ingest import OnProgress
+from pptrace.model.wording import counted
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
+
+
+def compared_run(analysis: Analysis, path: object) -> ComparedRun:
+    """Reduce an analysis to what is compared of it.
+
+    Args:
+        analysis: of the run.
+        path: where it was read, for the error.
+
+    Raises:
+        TraceError: it has no whole step; the message is one line.
+    """
+    report = analysis.report
+    figures = figures_of(report, analysis.data)
+    if not figures.num_steps:
+        found = counted(report.mesh.num_ranks, "rank")
+        raise TraceError(
+            f"{path}: no whole step in the traces of {found}; expected steps of a pipeline or marked steps, since runs are "
+            "compared step by step; record some with pptrace run --steps 2:52, or mark them with pptrace.mark"
+        )
+    facts = facts_of(report, analysis.facts, analysis.run)
+    core_wait = core_wait_of(analysis.facts)
+    return ComparedRun(figures, report.schedule.name, report.mesh.num_ranks, facts, report.warnings, core_wait)
+
+
+def read_compared(
+    path: Path, jobs: int | None = 1, on_progress: OnProgress | None = None, cache: bool = True
+) -> ComparedRun:
+    """Read and analyse a run, and keep of it what is compared; its tables are let go.
+
+    Raises:
+        PptraceError: nothing can be read, or it has no whole step; the message is one line.
+    """
+    return compared_run(load([path], jobs=jobs, on_progress=on_progress, cache=cache), path)

@@ -1,0 +1,141 @@
+"""Typical steps, how certain they are, and the test of a difference; against independent computation on many random series."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pptrace.analysis.compare.bootstrap import (
+    CORE_WAIT,
+    FEWEST_STEPS,
+    RUN_TO_RUN,
+    difference,
+    holm,
+    relative_difference,
+    typical_of,
+)
+
+Series = npt.NDArray[np.int64]
+USUAL = 100_000_000
+
+
+def random_series(num_steps: int, correlation: float, deviation: float, rng: np.random.Generator) -> Series:
+    """Steps of a first-order autoregressive series, ns."""
+    values = rng.standard_normal(num_steps)
+    for step in range(1, num_steps):
+        values[step] = correlation * values[step - 1] + np.sqrt(1 - correlation**2) * values[step]
+    series: Series = np.rint(USUAL * (1 + deviation * values)).astype(np.int64)
+    return series
+
+
+def test_the_typical_step_is_the_lower_median_as_in_the_report() -> None:
+    assert typical_of(np.array([5, 1, 9, 3])).ns == 3
+    assert typical_of(np.array([5, 1, 9])).ns == 5
+
+
+def test_outliers_at_the_start_change_neither_the_typical_step_nor_its_deviation_by_much() -> None:
+    series = random_series(60, 0.0, 0.01, np.random.default_rng(1))
+    warm = series.copy()
+    warm[:3] *= 5
+    calm, upset = typical_of(series), typical_of(warm)
+    assert upset.ns == pytest.approx(calm.ns, rel=0.002)
+    assert calm.deviation is not None
+    assert upset.deviation is not None
+    assert upset.deviation < 2 * calm.deviation
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_the_deviation_is_that_of_the_medians_of_many_runs(correlation: float) -> None:
+    rng = np.random.default_rng(2)
+    runs = [typical_of(random_series(200, correlation, 0.01, rng)) for _ in range(200)]
+    measured = np.std([run.ns for run in runs])
+    believed = np.sqrt(np.mean([run.deviation**2 for run in runs if run.deviation is not None]))
+    assert believed == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+def test_runs_of_one_program_seldom_differ_and_a_slower_one_is_found(correlation: float) -> None:
+    rng = np.random.default_rng(3)
+    alarms = found = 0
+    for _ in range(100):
+        a, b = (typical_of(random_series(50, correlation, 0.006, rng)) for _ in range(2))
+        slower = typical_of(random_series(50, correlation, 0.006, rng) * 102 // 100)
+        same, changed = relative_difference(a, b), relative_difference(a, slower)
+        assert same is not None
+        assert changed is not None
+        alarms += same.p < 0.05
+        found += changed.p < 0.05 and changed.estimate > 0
+    assert alarms <= 5
+    assert found >= 95
+
+
+def test_an_interval_leaves_out_0_exactly_where_the_difference_is_significant() -> None:
+    rng = np.random.default_rng(4)
+    decided = set()
+    for shift in np.linspace(0.98, 1.02, 41):
+        a, b = typical_of(random_series(30, 0.3, 0.01, rng)), typical_of(random_series(30, 0.3, 0.01, rng))
+        found = relative_difference(a, replace(b, ns=round(b.ns * shift)))
+        assert found is not None
+        low, high = found.interval()
+        assert (low > 0 or high < 0) == (found.p < 0.05)
+        decided.add(found.p < 0.05)
+    assert decided == {True, False}
+
+
+def test_swapped_runs_differ_by_the_opposite() -> None:
+    rng = np.random.default_rng(5)
+    a, b = typical_of(random_series(40, 0.2, 0.01, rng)), typical_of(random_series(70, 0.2, 0.02, rng))
+    for tested in (relative_difference, difference):
+        there, back = tested(a, b), tested(b, a)
+        assert there is not None
+        assert back is not None
+        assert there.estimate == pytest.approx(-back.estimate)
+        assert there.p == pytest.approx(back.p)
+
+
+def test_few_steps_are_no_evidence() -> None:
+    few = typical_of(np.full(FEWEST_STEPS - 1, USUAL))
+    many = typical_of(np.full(FEWEST_STEPS, 2 * USUAL))
+    assert few.deviation is None
+    assert difference(few, many) is None
+    assert relative_difference(many, few) is None
+    assert relative_difference(many, many) is not None
+
+
+def test_runs_that_do_not_vary_still_differ_from_start_to_start() -> None:
+    a = typical_of(np.full(50, USUAL))
+    near, far = (typical_of(np.full(50, round(USUAL * (1 + share)))) for share in (RUN_TO_RUN, 5 * RUN_TO_RUN))
+    same, other = relative_difference(a, near), relative_difference(a, far)
+    assert same is not None
+    assert other is not None
+    assert same.p > 0.05 > other.p
+    assert other.deviation == pytest.approx(np.sqrt(2) * RUN_TO_RUN)
+
+
+def test_what_is_0_in_both_runs_does_not_differ() -> None:
+    nothing = typical_of(np.zeros(20, dtype=np.int64))
+    found = difference(nothing, nothing)
+    assert found is not None
+    assert found.p == 1.0
+    assert relative_difference(nothing, nothing) is None
+
+
+def test_waiting_for_a_core_widens_the_interval() -> None:
+    series = random_series(50, 0.0, 0.001, np.random.default_rng(6))
+    quiet, busy = typical_of(series), typical_of(series, 0.1 * USUAL)
+    calm, upset = relative_difference(quiet, quiet), relative_difference(busy, quiet)
+    assert calm is not None
+    assert upset is not None
+    assert upset.deviation == pytest.approx(np.hypot(calm.deviation, 0.1 * CORE_WAIT), rel=1e-3)
+    assert upset.freedom > calm.freedom
+
+
+def test_holm_allows_for_the_number_of_tests() -> None:
+    assert holm([]) == []
+    assert holm([0.04]) == [True]
+    assert holm([0.04, 0.5]) == [False, False]
+    assert holm([0.5, 0.001, 0.03, 0.02]) == [False, True, False, False]  # 0.02 is more than 0.05 / 3
+    assert holm([0.5, 0.001, 0.02, 0.012]) == [False, True, True, True]

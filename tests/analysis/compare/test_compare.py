@@ -1,0 +1,189 @@
+"""Comparisons of tables of ops of which it is known what differs, read as a user's files are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.compare.compare import ComparedRun, compare_runs
+from pptrace.analysis.compare.figures import figures_of, whole_steps
+from pptrace.analysis.compare.result import Comparison, PartChange
+from pptrace.model.tables import Trace
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.compare import compared_run, read_compared
+from pptrace.workflow.load import load
+from tests.support.noisy_runs import NoisyRun
+from tests.support.programs import SAMPLES
+from tests.support.synthetic import record, renamed
+from tests.tools.compare_table import NOISES, alarms_of
+
+RUN = NoisyRun()
+RUN_PLAN = build("1f1b", 2, 4)
+KERNEL_GAP_NS = 3
+"""Time between the two kernels of an op of :mod:`tests.support.synthetic`."""
+
+
+def _other_name(name: str) -> str:
+    """Another name for kernels that compute."""
+    return {"gemm_f16": "nvjet_hsh_128x256", "layer_norm": "triton_red_fused_3"}.get(name, name)
+
+
+def _with_other_kernels(trace: Trace) -> Trace:
+    return renamed(trace, _other_name)
+
+
+def compared(folder: Path, a: NoisyRun, b: NoisyRun) -> Comparison:
+    return compare_runs(*(read_compared(run.write(folder / f"{seed}.csv", seed)) for seed, run in enumerate((a, b))))
+
+
+def part(comparison: Comparison, name: str, **where: int | str) -> PartChange:
+    return next(part for part in comparison.parts if part.name == name and part.where == where)
+
+
+def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
+    run = read_compared(RUN.write(tmp_path / "a.csv", 0))
+    same = compare_runs(run, run)
+    assert same.verdict == "no difference"
+    assert same.span.change == 0
+    assert same.span.low is not None
+    assert same.span.high is not None
+    assert same.span.low < 0 < same.span.high
+    assert not any(part.significant for part in same.parts)
+    assert same.facts == ()
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_two_percent_are_found_and_nothing_where_nothing_changed(name: str, tmp_path: Path) -> None:
+    """A fast part of tests/tools/compare_table.py, which counts a hundred pairs of each kind of noise."""
+    counts = alarms_of(NoisyRun(NOISES[name]), 4, tmp_path)
+    assert counts.alarms == 0
+    assert counts.found == counts.pairs == 4
+
+
+def test_the_typical_steps_are_those_of_the_reports_and_the_other_way_round_is_the_opposite(tmp_path: Path) -> None:
+    slower = replace(RUN, slower=0.03)
+    there = compared(tmp_path, RUN, slower)
+    for seed, ns in ((0, there.span.a_ns), (1, there.span.b_ns)):
+        typical = load([tmp_path / f"{seed}.csv"]).report.typical_step
+        assert typical is not None
+        assert typical.span_ns == ns
+    back = compare_runs(*(read_compared(tmp_path / f"{seed}.csv") for seed in (1, 0)))
+    assert (there.verdict, back.verdict) == ("slower", "faster")
+    assert there.span.change is not None
+    assert back.span.change is not None
+    assert (1 + there.span.change) * (1 + back.span.change) == pytest.approx(1)
+    assert there.span.change == pytest.approx(0.03, abs=0.006)
+
+
+def test_a_slower_stage_is_the_part_that_changed_most(tmp_path: Path) -> None:
+    """Only the ops of stage 2 are longer: no other stage's compute changes, and what waits for it does."""
+    found = compared(tmp_path, RUN, replace(RUN, slower_stage=(2, 0.1)))
+    assert found.verdict == "slower"
+    assert "compute B, stage 2" in found.detail
+    significant = {
+        (part.where["kind"], part.where["stage"]) for part in found.parts if part.name == "compute" and part.significant
+    }
+    assert significant == {("F", 2), ("B", 2)}
+    backward = part(found, "compute", kind="B", stage=2)
+    assert backward.change_ns == backward.b_ns - backward.a_ns
+    assert backward.change_ns == pytest.approx(0.1 * backward.a_ns, rel=0.05)
+    assert part(found, "cause", cause="imbalance").significant
+
+
+def test_parts_are_those_of_the_tables_by_independent_sums(tmp_path: Path) -> None:
+    table = RUN.ops(0)
+    found = compared(tmp_path, RUN, RUN)
+    of_stage = table[(table["kind"] == "B") & (table["stage"] == 1)]
+    by_step = (of_stage["end_ns"] - of_stage["start_ns"]).groupby(of_stage["step"]).sum()
+    assert part(found, "compute", kind="B", stage=1).a_ns == np.sort(by_step)[(len(by_step) - 1) // 2]
+    windows = table.groupby("step").agg(start=("start_ns", "min"), end=("end_ns", "max"))
+    spans = np.sort(windows["end"] - windows["start"])
+    assert found.span.a_ns == spans[(len(spans) - 1) // 2]
+
+
+def test_parts_are_sorted_by_their_change(tmp_path: Path) -> None:
+    changes = [abs(part.change_ns) for part in compared(tmp_path, RUN, replace(RUN, slower=0.1)).parts]
+    assert changes == sorted(changes, reverse=True)
+    assert len(changes) > 10
+
+
+def test_other_schedules_are_compared_by_what_both_have(tmp_path: Path) -> None:
+    found = compared(tmp_path, RUN, replace(RUN, schedule="zb-h1"))
+    assert found.verdict == "faster"
+    assert part(found, "compute", kind="B", stage=3).b_ns == pytest.approx(16_000_000, rel=0.02)  # I and W together
+    assert part(found, "bubble", phase="cooldown").significant
+    assert ("schedule", "1f1b", "zb-h1") in [(fact.name, fact.a, fact.b) for fact in found.facts]
+
+
+def test_other_numbers_of_ranks_are_compared_by_kind(tmp_path: Path) -> None:
+    found = compared(tmp_path, RUN, replace(RUN, pp=2))
+    places = [part.where for part in found.parts if part.name == "compute"]
+    assert sorted(places, key=str) == [{"kind": "B"}, {"kind": "F"}]
+    assert any(line.startswith("A has 4 ranks and B 2") for line in found.warnings)
+
+
+def test_what_a_table_does_not_have_is_not_0(tmp_path: Path) -> None:
+    """A table without messages knows nothing of communication, neither exposed nor as a cause."""
+    traced, table = read_compared(SAMPLES / "1f1b_p4"), read_compared(RUN.write(tmp_path / "a.csv", 0))
+    found = compare_runs(traced, table)
+    assert not [part for part in found.parts if "communication" in (part.name, part.where.get("cause"))]
+    assert not [part for part in found.parts if part.name == "exposed communication"]
+    assert any(line.startswith("exposed communication is not compared where one run alone") for line in found.warnings)
+    both = compare_runs(traced, traced)
+    assert {"exposed communication", "cause"} <= {part.name for part in both.parts}
+
+
+def test_few_steps_are_no_evidence_and_say_so() -> None:
+    found = compare_runs(*(read_compared(SAMPLES / name) for name in ("1f1b_p2", "1f1b_p4")))
+    assert found.verdict == "no difference"
+    assert (found.span.low, found.span.high) == (None, None)
+    assert found.span.change == pytest.approx(88695878 / 31322022 - 1)
+    assert found.warnings[0].startswith("not enough evidence: A has 2 whole steps and B has 2 whole steps")
+    assert {part.significant for part in found.parts} == {None}
+
+
+def test_renamed_kernels_still_match() -> None:
+    """On devices: every kernel that computes has another name in B, whose ops take twice as long."""
+    usual, longer = (
+        record(RUN_PLAN, lambda action, ns=ns: ns, 100, steps=10, device=True).traces() for ns in (1000, 2000)
+    )
+    others = [_with_other_kernels(trace) for trace in longer]
+    assert not {"gemm_f16", "layer_norm"} & {name for trace in others for name in trace.events.names}
+    found = compare_runs(compared_run(analyse(usual), "A"), compared_run(analyse(others), "B"))
+    for kind in ("F", "B"):
+        for stage in range(2):
+            of_stage = part(found, "compute", kind=kind, stage=stage)
+            assert (of_stage.a_ns, of_stage.b_ns) == (4 * (1000 - KERNEL_GAP_NS), 4 * (2000 - KERNEL_GAP_NS))
+            assert of_stage.significant
+    assert any(part.name == "device idle" for part in found.parts)
+
+
+def test_steps_without_all_ops_are_not_compared() -> None:
+    report = load([SAMPLES / "1f1b_p4"]).report
+    first, second = report.steps
+    assert whole_steps(report.steps) == [first, second]
+    assert whole_steps([replace(first, causes=None), second]) == [second]
+    unrelated = [replace(step, causes=None, span_ns=None) for step in report.steps]
+    assert whole_steps(unrelated) == unrelated
+
+
+def test_ranks_whose_times_do_not_compare_have_their_own_windows() -> None:
+    analysis = load([SAMPLES / "1f1b_p4"])
+    steps = tuple(replace(step, causes=None, span_ns=None) for step in analysis.report.steps)
+    figures = figures_of(replace(analysis.report, steps=steps), analysis.data)
+    assert figures.span is None
+    run = ComparedRun(figures, "1f1b", 4)
+    found = compare_runs(run, run)
+    means = [sum(rank.window_ns for rank in step.ranks) / 4 for step in steps]
+    assert found.span.a_ns == pytest.approx(min(means), abs=1)
+    assert any("do not compare: steps are as long as the mean" in line for line in found.warnings)
+
+
+def test_waiting_for_a_core_is_said() -> None:
+    run = read_compared(SAMPLES / "1f1b_p4")
+    found = compare_runs(run, replace(run, core_wait=0.11))
+    assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)

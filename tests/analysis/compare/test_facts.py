@@ -1,0 +1,97 @@
+"""Facts in which runs differ: what recorders wrote, and nothing that is nobody's business."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of
+from pptrace.analysis.result import Report
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return load([SAMPLES / "1f1b_p2"]).report
+
+
+def facts(report: Report, run: dict[str, Any] | None = None, **rank: Any) -> dict[str, str]:
+    return facts_of(report, {0: rank, 1: rank}, run or {})
+
+
+def test_versions_settings_hosts_and_devices_are_facts(report: Report) -> None:
+    known = facts(
+        report,
+        {"command": ["train.py", "--lr", "3e-3", "--tied", "--shift=-1", "data.txt", "-q"], "profiler": "torch"},
+        versions={"torch": "2.6.0", "cuda": None},
+        environment={"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        model={"layers": 4},
+        host="node-a-12345678",
+        backend="nccl",
+        device="cuda:3 NVIDIA H200",
+    )
+    expected = {
+        "ranks": "2",
+        "pp": "2",
+        "schedule": "1f1b",
+        "microbatches": "4",
+        "version of torch": "2.6.0",
+        "NCCL_ALGO": "Ring",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "model layers": "4",
+        "host": "node-a-12345678",
+        "backend": "nccl",
+        "device": "cuda NVIDIA H200",
+        "profiler": "torch",
+        "script": "train.py",
+        "--lr": "3e-3",
+        "--tied": "set",
+        "--shift": "-1 data.txt",
+        "-q": "set",
+    }
+    assert {name: known.get(name) for name in expected} == expected
+    assert "version of cuda" not in known
+
+
+def test_negative_numbers_belong_to_their_option(report: Report) -> None:
+    assert facts(report, {"command": ["a.py", "--shift", "-1", "-2.5"]})["--shift"] == "-1 -2.5"
+
+
+def test_only_what_differs_is_shown_with_what_one_run_lacks() -> None:
+    changes = differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"})
+    assert [(fact.name, fact.a, fact.b) for fact in changes] == [("b", "2", "4"), ("c", "3", None), ("d", None, "5")]
+
+
+@pytest.mark.parametrize("name", ["--token", "--hf-token", "--api-key", "--API_KEY", "--wandb.password", "--auth"])
+def test_values_of_secrets_are_not_shown(name: str) -> None:
+    (change,) = differing({name: "hunter2"}, {name: "hunter3"})
+    assert (change.a, change.b) == ("not shown", "not shown")
+
+
+@pytest.mark.parametrize("name", ["--tokenizer", "--num-tokens", "--kv-heads", "--author", "--monkey"])
+def test_names_that_only_look_like_secrets_are_shown(name: str) -> None:
+    (change,) = differing({name: "8"}, {name: "16"})
+    assert (change.a, change.b) == ("8", "16")
+
+
+@pytest.mark.parametrize("broken", [{"command": "train.py"}, {"command": [3]}, {"versions": [1]}, {"environment": "x"}])
+def test_broken_facts_are_no_facts(report: Report, broken: dict[str, Any]) -> None:
+    known = facts(report, broken, versions=7, model="big", core_wait={"wait_ns": "?"}, host=5, device=None)
+    assert known["ranks"] == "2"
+    assert "host" not in known
+
+
+def test_waiting_for_a_core_is_a_mean_over_the_ranks_that_say(report: Report) -> None:
+    waits = {0: {"core_wait": {"wait_ns": 10, "elapsed_ns": 100}}, 1: {"core_wait": {"wait_ns": 30, "elapsed_ns": 100}}}
+    assert core_wait_of(waits) == pytest.approx(0.2)
+    assert core_wait_of({**waits, 2: {}, 3: {"core_wait": {"wait_ns": 1, "elapsed_ns": 0}}}) == pytest.approx(0.2)
+    assert core_wait_of({0: {}}) is None
+    assert facts_of(report, waits, {})["waited for a core"] == "20.0% of the time"
+
+
+def test_recorders_are_named_once(report: Report) -> None:
+    infos = tuple(replace(info, producer="kineto 1") for info in report.inputs)
+    assert facts(replace(report, inputs=infos))["recorder"] == "kineto 1"

@@ -1,0 +1,130 @@
+"""Reference peaks: by the names of devices as drivers write them, and only between ranks of one host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import Trace
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
+from tests.support.synthetic import Recording, record
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "gbps"),
+    [
+        ("Tesla P100-SXM2-16GB", "nvlink", 80),
+        ("Tesla V100-SXM2-32GB", "nvlink", 150),
+        ("NVIDIA A100-SXM4-80GB", "nvlink", 300),
+        ("NVIDIA H100 80GB HBM3", "nvlink", 450),
+        ("NVIDIA H200", "nvlink", 450),
+        ("NVIDIA B200", "nvlink", 900),
+        ("Tesla V100-PCIE-16GB", "pcie", 15.75),
+        ("Tesla T4", "pcie", 15.75),
+        ("NVIDIA L40S", "pcie", 31.5),
+    ],
+)
+def test_the_peak_is_half_of_what_datasheets_give_for_both_directions(name: str, link: str, gbps: float) -> None:
+    peak = peak_of_device(name)
+    assert peak is not None
+    assert (peak.link, peak.gbps) == (link, gbps)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H800",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA GeForce RTX 3080",
+        "AMD Instinct MI300X",
+        "Tesla V100-DGXS-32GB",
+    ],
+)
+def test_devices_whose_links_their_name_does_not_tell_have_no_peak(name: str) -> None:
+    assert peak_of_device(name) is None
+
+
+def test_a_device_is_known_by_the_recorder_or_where_the_host_has_one_kind() -> None:
+    assert device_of({"device": "cuda:3 NVIDIA H200", "device_names": ["Tesla T4"]}) == "NVIDIA H200"
+    assert device_of({"device_names": ["Tesla T4", "Tesla T4"]}) == "Tesla T4"
+    assert device_of({"device_names": ["Tesla T4", "NVIDIA A10"]}) is None
+    assert device_of({"device": "cpu"}) is None
+
+
+def test_ranks_have_a_peak_together_on_one_host_alone_and_the_lowest_of_theirs() -> None:
+    facts = {rank: {"host": "a", "device_names": ["NVIDIA A100-SXM4-80GB"]} for rank in range(3)}
+    facts[2] = {"host": "b", "device_names": ["NVIDIA A100-SXM4-80GB"]}
+    facts[3] = {"host": "a", "device_names": ["Tesla T4"]}
+    facts[4] = {"host": "a", "device_names": ["NVIDIA H800"]}
+    assert (peak := peak_between((0, 1), facts)) is not None
+    assert peak.gbps == 300
+    assert (lowest := peak_between((0, 3), facts)) is not None
+    assert lowest.link == "pcie"
+    for ranks in ((0, 2), (0, 4), (0, 9), ()):
+        assert peak_between(ranks, facts) is None
+
+
+def test_groups_of_an_axis_are_known_where_the_mesh_is_laid_out_as_its_pipelines_are() -> None:
+    mesh = MeshInfo(8, pp=2, vpp=1, tp=2, cp=1, dp=2, ep=None, pipelines=((0, 4), (1, 5), (2, 6), (3, 7)))
+    assert members_of("tp", mesh, range(8)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert members_of("dp", mesh, range(8)) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert members_of("ep", mesh, range(8)) is None
+    assert members_of("tp", replace(mesh, pipelines=((0, 1), (2, 3), (4, 5), (6, 7))), range(8)) is None
+    assert members_of("tp", replace(mesh, tp=None), range(8)) is None
+
+
+def on_devices(recording: Recording, device: str, hosts: int) -> list[Trace]:
+    """The traces with the name of their device, on so many hosts."""
+    traces = recording.traces()
+    return [
+        replace(
+            trace,
+            metadata={**trace.metadata, "device": f"cuda:0 {device}", "host": f"node-{(trace.rank or 0) % hosts}"},
+        )
+        for trace in traces
+    ]
+
+
+def test_links_of_a_run_on_devices_have_their_share_of_the_peak() -> None:
+    recording = record(build("1f1b", 2, 4), lambda _: 300, 100, device=True)
+    report = analyse(on_devices(recording, "NVIDIA A100-SXM4-80GB", 1)).report
+    assert report.links
+    for link in report.links:
+        assert link.peak_gbps == 300
+        assert link.algbw_gbps is not None
+        assert link.share_of_peak == link.algbw_gbps / 300
+    assert report.interconnect is not None
+    assert [(entry.rank, entry.link, entry.peak_gbps) for entry in report.interconnect.devices] == [
+        (0, "nvlink", 300),
+        (1, "nvlink", 300),
+    ]
+    assert report.interconnect.reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "hosts", "reason"),
+    [
+        ("NVIDIA H800", 1, "NVIDIA H800: no peak is known"),
+        ("NVIDIA H200", 2, "no peak is known of links between hosts"),
+    ],
+)
+def test_a_link_without_a_peak_has_no_share_and_a_reason(device: str, hosts: int, reason: str) -> None:
+    recording = record(build("1f1b", 2, 4), lambda _: 300, 100, device=True)
+    report = analyse(on_devices(recording, device, hosts)).report
+    assert {(link.peak_gbps, link.share_of_peak) for link in report.links} == {(None, None)}
+    assert report.interconnect is not None
+    assert [line.startswith(reason) for line in report.interconnect.reasons] == [True]
+
+
+def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -> None:
+    report = analyse(on_devices(record(build("1f1b", 2, 4)), "NVIDIA H200", 1)).report
+    assert report.interconnect is None
+    assert {link.peak_gbps for link in report.links} == {None}

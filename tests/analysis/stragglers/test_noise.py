@@ -1,0 +1,79 @@
+"""Runs whose ops vary by chance have no finding; those in which a place is slow have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.stragglers.noise import Noise, noise_of
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from pptrace.simulator import makespans
+from tests.support.measured import measured_costs
+
+PP, DP, STEPS = 4, 2, 12
+TABLE = build("1f1b", PP, 8).table
+USUAL = np.where(TABLE.kind == Kind.F.code, 10_000_000, 20_000_000)
+
+
+def noise_in(seed: int, relative: float, change: Callable[[Int64], None] | None = None, dp: int = DP) -> Noise:
+    """The noise of a run whose ops vary so much; ``change`` is made to the durations (steps, pipelines, rows)."""
+    deviations = np.random.default_rng(seed).standard_normal((STEPS, dp, len(TABLE)))
+    durations = np.rint(USUAL * (1 + relative * deviations)).astype(np.int64)
+    if change is not None:
+        change(durations)
+    return noise_of([measured_costs(TABLE, durations)])
+
+
+@pytest.mark.parametrize("relative", [0.01, 0.1])
+def test_no_place_is_slow_where_ops_vary_by_chance(relative: float) -> None:
+    assert [noise_in(seed, relative).slow for seed in range(30)] == [frozenset()] * 30
+
+
+def test_a_rank_slower_than_its_replica_by_less_than_its_ops_vary_is_slow() -> None:
+    def slow(durations: Int64) -> None:
+        durations[:, 1, TABLE.rank == 2] = durations[:, 1, TABLE.rank == 2] * 109 // 100
+
+    found = [("rank", 2 * DP + 1) in noise_in(seed, 0.1, slow).slow for seed in range(10)]
+    assert sum(found) >= 9
+
+
+def test_a_stage_that_costs_more_than_the_others_is_slow_and_a_single_pipeline_has_no_slow_rank() -> None:
+    def heavy(durations: Int64) -> None:
+        durations[..., TABLE.stage == 3] = durations[..., TABLE.stage == 3] * 107 // 100
+
+    for seed in range(10):
+        assert noise_in(seed, 0.1, heavy, dp=1).slow == {("stage", 3)}
+
+
+def test_ops_that_do_not_vary_tell_the_least_difference() -> None:
+    def heavy(durations: Int64) -> None:
+        durations[..., TABLE.stage == 1] += 1
+
+    assert noise_in(0, 0.0).slow == frozenset()
+    assert noise_in(0, 0.0, heavy).slow == {("stage", 1)}
+
+
+def test_ordinary_noise_costs_what_replays_with_as_much_noise_take_longer() -> None:
+    usual = int(makespans(TABLE, USUAL))
+    deviations = np.random.default_rng(77).standard_normal((4000, DP, len(TABLE)))
+    longer = makespans(TABLE, np.rint(USUAL * (1 + 0.1 * deviations)).astype(np.int64)).max(axis=1).mean() - usual
+    assert noise_in(3, 0.0).of_ordinary_ops == pytest.approx(longer, rel=0.1)
+    assert longer / 2 < noise_in(3, 0.1).of_ordinary_ops < longer  # medians differ by chance, which is not noise
+
+
+def test_what_chance_explains_is_by_cause() -> None:
+    noise = Noise(frozenset({("rank", 3)}), 100, 4)
+    assert not noise.explains("straggler", {"rank": 3}, 5)
+    assert noise.explains("straggler", {"rank": 2}, 5)
+    assert not noise.explains("straggler", {}, 5)
+    assert noise.explains("imbalance", {"stage": 3}, 5)
+    assert noise.explains("imbalance", {}, 5)
+    assert noise.explains("jitter", {}, 100)
+    assert not noise.explains("jitter", {}, 101)
+    assert not noise.explains("jitter", {"rank": 0}, 5)
+    assert Noise(num_ranks=2, of_ordinary_ops=100).explains("jitter", {"rank": 0}, 5)
+    assert not noise.explains("communication", {}, 5)

@@ -1,0 +1,60 @@
+"""Replays under each way of sending and receiving, against the simulator's engine and a machine that runs blocking calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.registry import SCHEDULES, build
+from pptrace.schedule.replay_table import makespans
+from tests.support.synthetic import run_on_paper
+
+SHAPES = [(name, pp, 2 * pp) for name in SCHEDULES for pp in (2, 4)] + [("interleaved-1f1b", 4, 12), ("1f1b", 1, 3)]
+
+
+@pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
+def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, microbatches: int) -> None:
+    plan = build(name, pp, microbatches)
+    rng = np.random.default_rng(3)
+    durations = rng.integers(1, 100, (5, len(plan.table)))
+    transfers = rng.integers(0, 50, (5, plan.table.num_messages))
+    replayed = make_graph(plan, Messaging.AHEAD).ends(durations.astype(float), transfers.astype(float))
+    assert replayed.max(axis=0).tolist() == makespans(plan.table, durations, transfers).tolist()
+
+
+@pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
+def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches: int) -> None:
+    plan = build(name, pp, microbatches)
+    table, rng = plan.table, np.random.default_rng(4)
+    durations = rng.integers(1, 100, len(table))
+    transfers = rng.integers(0, 50, table.num_messages)
+    cost = {
+        str(action): int(durations[table.rank_ptr[rank] + index])
+        for rank in range(plan.pp)
+        for index, action in enumerate(plan.compute_actions(rank))
+    }
+
+    def latency(message: tuple[str, int, int | None]) -> int:
+        direction, stage, microbatch = message
+        output = OUTPUT_OF[Kind.F if direction == "F" else Kind.B]
+        slot = (stage * plan.num_microbatches + (microbatch or 0)) * len(Output) + output
+        return int(transfers[table.slot_to_message[slot]])
+
+    run = run_on_paper(plan, lambda action: cost[str(action)], latency)
+    graph = make_graph(plan, Messaging.RENDEZVOUS)
+    ends = graph.ends(durations[np.newaxis].astype(float), transfers[np.newaxis].astype(float))[:, 0]
+    expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
+    assert ends.tolist() == expected
+
+
+def test_a_receive_that_blocks_costs_its_rank_the_transfer() -> None:
+    plan = build("gpipe", 2, 2)
+    durations, transfers = np.full((1, len(plan.table)), 10.0), np.full((1, plan.table.num_messages), 3.0)
+    spans = {way: make_graph(plan, way).ends(durations, transfers).max() for way in Messaging}
+    # Rank 1 runs F, F, B, B behind one transfer when they are posted ahead, and else behind one before each F; rank 0 then
+    # fetches what its second B needs behind its first B.
+    assert spans[Messaging.AHEAD] == 10 + 3 + 40 + 3 + 10
+    assert spans[Messaging.BLOCKING_RECEIVES] == 10 + 3 + 10 + 3 + 20 + 3 + 10 + 3 + 10

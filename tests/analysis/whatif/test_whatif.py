@@ -1,0 +1,247 @@
+"""Predictions from op tables of simulated runs, of which the answer is another simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import Report
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
+from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.errors import PptraceError, UsageError
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import SCHEDULES, build
+from pptrace.simulator import Costs, simulate, uniform
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
+
+MS = 1_000_000
+COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
+
+
+def analysed(plan: Plan, costs: Costs, folder: Path, steps: int = 6) -> Analysis:
+    """The analysis of a table of the ops of a simulated run, whose steps are all the same."""
+    ops = simulate(plan, costs).ops()
+    span = int(ops["end_ns"].max())
+    rows = pd.concat([ops.assign(step=step, **_later(ops, step * 2 * span)) for step in range(steps)])
+    path = folder / "ops.csv"
+    rows.drop(columns=["phase", "clock", "source"]).to_csv(path, index=False)
+    return load([path], cache=False)
+
+
+def _later(ops: pd.DataFrame, shift: int) -> dict[str, pd.Series]:
+    return {name: ops[name] + shift for name in ("start_ns", "end_ns")}
+
+
+def study_of(analysis: Analysis, layers: tuple[int, ...] | None = None) -> Study:
+    return study_run(analysis.report, analysis.costs, analysis.schedule, layers)
+
+
+@pytest.fixture(scope="module")
+def one_f_one_b(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analysed(build("1f1b", 4, 8), COSTS, tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.bidirectional])
+def test_a_run_of_equal_ops_predicts_every_schedule_as_the_simulator_has_it(one_f_one_b: Analysis, name: str) -> None:
+    plan = build(name, 4, 8)
+    of_chunk = uniform(10 * MS // plan.num_chunks, 20 * MS // plan.num_chunks)
+    result = predict_changes(one_f_one_b, Wishes(schedules=(name,))).result
+    scenario = result.scenarios[0]
+    assert result.replay_error == 0
+    assert scenario.span_ns == simulate(plan, of_chunk).makespan_ns
+    assert (scenario.schedule, scenario.num_chunks, scenario.num_microbatches) == (name, plan.num_chunks, 8)
+    assert scenario.gain_ns == result.measured_span_ns - scenario.span_ns
+    assert scenario.bubble_ratio == pytest.approx(simulate(plan, of_chunk).bubble_ratio)
+    assert scenario.low_ns <= scenario.span_ns <= scenario.high_ns
+
+
+def test_dualpipe_shares_the_microbatches_out_over_both_ends(one_f_one_b: Analysis) -> None:
+    plan = build("dualpipe", 4, 8)
+    scenario = predict_changes(one_f_one_b, Wishes(schedules=("dualpipe",))).result.scenarios[0]
+    assert scenario.span_ns == simulate(plan, COSTS).makespan_ns
+    assert "gradients have to be summed" in scenario.note
+
+
+@pytest.mark.parametrize("source", ["zb-h1", "zbv", "interleaved-1f1b", "dualpipe", "dualpipe-v", "gpipe"])
+def test_1f1b_is_predicted_from_any_schedule(source: str, tmp_path: Path) -> None:
+    plan = build(source, 4, 8)
+    chunks = plan.num_chunks // plan.num_chains
+    analysis = analysed(plan, uniform(10 * MS // chunks, 20 * MS // chunks), tmp_path)
+    scenario = predict_changes(analysis, Wishes(schedules=("1f1b",))).result.scenarios[0]
+    assert scenario.span_ns == simulate(build("1f1b", 4, 8), COSTS).makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("1f1b", "gpipe"), ("gpipe", "eager-1f1b"), ("zb-h1", "zb-h2"), ("zb-h2", "1f1b")]
+)
+def test_costs_of_single_ops_go_with_them(source: str, target: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    plan, wanted = build(source, 3, 6), build(target, 3, 6)
+    split = {
+        (kind, stage, mb): int(rng.integers(5, 40)) * MS
+        for kind in (Kind.F, Kind.I, Kind.W)
+        for stage in range(3)
+        for mb in range(6)
+    }
+    whole = {
+        (Kind.B, stage, mb): split[Kind.I, stage, mb] + split[Kind.W, stage, mb]
+        for stage in range(3)
+        for mb in range(6)
+    }
+    costs = Costs(ops=split | whole)
+    scenario = predict_changes(analysed(plan, costs, tmp_path), Wishes(schedules=(target,))).result.scenarios[0]
+    assert scenario.span_ns == simulate(wanted, costs).makespan_ns
+
+
+def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
+    costs = replace(COSTS, p2p_latency_ns=3 * MS)
+    analysis = analysed(build("1f1b", 4, 8), costs, tmp_path)
+    # A table of ops has no messages: what they took is time before ops, which stays with them.
+    result = predict_changes(analysis, Wishes()).result
+    assert result.replay_error < 0.05
+
+
+def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis) -> None:
+    scenario = predict_changes(one_f_one_b, Wishes(microbatches=16)).result.scenarios[0]
+    assert scenario.span_ns == (16 + 3) * 30 * MS
+    assert scenario.gain_ns == 2 * (8 + 3) * 30 * MS - scenario.span_ns
+    assert "2 times the work" in scenario.note
+
+
+def test_more_microbatches_of_half_the_size_are_the_same_work(one_f_one_b: Analysis) -> None:
+    scenario = predict_changes(one_f_one_b, Wishes(microbatches=16, microbatch_size=0.5)).result.scenarios[0]
+    assert scenario.span_ns == (16 + 3) * 15 * MS
+    assert scenario.gain_ns == (8 + 3) * 30 * MS - scenario.span_ns
+
+
+@pytest.fixture(scope="module")
+def heavy_last(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """4 stages of 4 layers of 2 + 4 ms; the last one has a head of 6 + 12 ms besides."""
+    stages = {
+        (kind, stage): (8 + 6 * (stage == 3)) * ms * MS for kind, ms in ((Kind.F, 1), (Kind.B, 2)) for stage in range(4)
+    }
+    return analysed(build("1f1b", 4, 8), Costs(stages=stages), tmp_path_factory.mktemp("heavy"))
+
+
+def test_a_split_moves_layers_and_leaves_the_head_where_it_is(heavy_last: Analysis) -> None:
+    scenario = study_of(heavy_last, (4, 4, 4, 4)).scenario(Change(split=(5, 4, 4, 3)), "split")
+    cost = {0: 10, 1: 8, 2: 8, 3: 6 + 6}
+    stages = {
+        (kind, stage): ms * factor * MS for stage, ms in cost.items() for kind, factor in ((Kind.F, 1), (Kind.B, 2))
+    }
+    assert scenario.span_ns == simulate(build("1f1b", 4, 8), Costs(stages=stages)).makespan_ns
+    assert scenario.split == (5, 4, 4, 3)
+
+
+def test_a_stage_that_is_ideal_costs_what_the_others_do(heavy_last: Analysis) -> None:
+    result = predict_changes(heavy_last, Wishes(ideals=("stage=3",))).result
+    even = simulate(build("1f1b", 4, 8), uniform(8 * MS, 16 * MS)).makespan_ns
+    assert result.scenarios[0].span_ns == even
+    assert result.scenarios[0].ideal == ("stage=3",)
+    assert result.scenarios[0].gain_ns == result.measured_span_ns - even
+
+
+def test_stragglers_that_are_ideal_make_every_op_the_mean_of_its_kind(heavy_last: Analysis) -> None:
+    result = predict_changes(heavy_last, Wishes(ideals=("stragglers",))).result
+    mean = uniform(round(9.5 * MS), round(19 * MS))
+    assert result.scenarios[0].span_ns == simulate(build("1f1b", 4, 8), mean).makespan_ns
+
+
+def test_jitter_that_is_ideal_leaves_each_stage_its_median(tmp_path: Path) -> None:
+    long = Costs(kinds=COSTS.kinds, ops={(Kind.F, 1, 3): 50 * MS})
+    result = predict_changes(analysed(build("1f1b", 4, 8), long, tmp_path), Wishes(ideals=("jitter",))).result
+    assert result.scenarios[0].span_ns == (8 + 3) * 30 * MS
+    assert result.scenarios[0].gain_ns == 40 * MS
+
+
+def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analysis) -> None:
+    study = study_of(one_f_one_b)
+    result = answer(study, all_changes(study))
+    gains = [one.gain_ns for one in result.scenarios]
+    assert gains == sorted(gains, reverse=True)
+    names = {one.name for one in result.scenarios}
+    assert {"zb-h1", "zbv", "interleaved-1f1b, 4 chunks", "16 microbatches of half the size"} <= names
+    assert "1f1b" not in names
+    assert not any(one.ideal for one in result.scenarios)  # nothing is uneven here
+    held = {one.name: one.peak_inflight / one.num_chunks * one.microbatch_size for one in result.scenarios}
+    for one in result.scenarios:
+        beaten = any(
+            other.gain_ns >= one.gain_ns
+            and held[other.name] <= held[one.name]
+            and (other.gain_ns, held[other.name]) != (one.gain_ns, held[one.name])
+            for other in result.scenarios
+        )
+        assert one.on_pareto_front is not beaten
+
+
+def test_a_run_that_its_replay_does_not_give_is_not_predicted_from(one_f_one_b: Analysis) -> None:
+    steps = tuple(replace(step, span_ns=round((step.span_ns or 0) * 1.06)) for step in one_f_one_b.report.steps)
+    analysis = replace(one_f_one_b, report=replace(one_f_one_b.report, steps=steps))
+    result = predict_changes(analysis, Wishes(schedules=("gpipe",))).result
+    assert result.scenarios == ()
+    assert result.replay_error == pytest.approx(1 - 1 / 1.06)
+    assert "5.7% off (limit 5%)" in result.warnings[-1]
+
+
+def test_few_steps_are_said_and_have_an_interval(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    ops = {
+        (kind, stage, mb): int(rng.integers(9, 12)) * MS
+        for kind in (Kind.F, Kind.B)
+        for stage in range(4)
+        for mb in range(8)
+    }
+    result = predict_changes(
+        analysed(build("1f1b", 4, 8), Costs(ops=ops), tmp_path, steps=1), Wishes(schedules=("gpipe",))
+    ).result
+    assert "1 whole step:" in result.warnings[0]
+    assert result.scenarios[0].low_ns < result.scenarios[0].high_ns
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        (Wishes(schedules=("nonsense",)), "schedule 'nonsense' is not known"),
+        (Wishes(ideals=("rank=9",)), "--ideal rank=9: the run has ranks 0, 1, 2, 3"),
+        (Wishes(ideals=("stage=4",)), "--ideal stage=4: the run has stages 0 to 3"),
+        (Wishes(ideals=("speed",)), "--ideal speed: expected stage=N"),
+        (Wishes(split=(1, 2)), "--split 1,2: 2 numbers; expected 4"),
+        (Wishes(split=(1, 2, 3, 0)), "every stage has at least one layer"),
+        (Wishes(placement=(0, 1, 2, 2)), "expected each of 0 to 3 once"),
+        (Wishes(microbatches=0), "--microbatches is 0; expected at least 1"),
+        (Wishes(link_speed=0.0), "--link-speed is 0; expected more than 0"),
+        (Wishes(schedules=("zbv",), chunks=3), "zbv: 3 chunks per rank"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(one_f_one_b: Analysis, wishes: Wishes, expected: str) -> None:
+    with pytest.raises(PptraceError) as caught:
+        predict_changes(one_f_one_b, wishes)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trace_without_whole_steps_says_what_is_expected(one_f_one_b: Analysis) -> None:
+    with pytest.raises(PptraceError, match="no whole step whose plan is known"):
+        predict_changes(replace(one_f_one_b, costs=()), Wishes())
+
+
+def test_words_of_ideals_are_read() -> None:
+    assert parse_ideal("kind=B").place is Kind.B
+    assert parse_ideal("rank=5").place == 5
+    for text in ("kind=X", "rank=", "rank=-1", "stage=١", ""):
+        with pytest.raises(UsageError, match="expected stage=N"):
+            parse_ideal(text)
+
+
+def test_a_report_is_not_changed_by_predictions(one_f_one_b: Analysis) -> None:
+    before: Report = one_f_one_b.report
+    predict_changes(one_f_one_b, Wishes(ideals=("jitter", "communication")))
+    assert one_f_one_b.report == before

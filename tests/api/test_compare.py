@@ -1,0 +1,101 @@
+"""``pptrace.compare`` and ``pptrace compare``: one comparison as object, text, JSON and page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pptrace
+from pptrace.errors import TraceError, UsageError
+from tests.support.noisy_runs import NoisyRun
+from tests.support.programs import SAMPLES, one_line, pptrace_here
+
+RUN = NoisyRun(steps=20)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    return RUN.write(folder / "a.csv", 0), NoisyRun(steps=20, slower=0.1).write(folder / "b.csv", 1)
+
+
+@pytest.fixture(scope="module")
+def both(pair: tuple[Path, Path]) -> pptrace.RunComparison:
+    return pptrace.compare(*pair)
+
+
+def test_the_object_the_text_and_the_json_say_the_same(pair: tuple[Path, Path], both: pptrace.RunComparison) -> None:
+    assert both.verdict == "slower"
+    assert f"{both}\n" == pptrace_here("compare", *pair).out
+    assert both.to_json() + "\n" == pptrace_here("compare", *pair, "--json", "-").out
+    assert repr(both).startswith("<pptrace.RunComparison: B is slower: a typical step takes")
+    assert both._repr_html_().startswith("<pre>B is slower")
+    assert str(both).splitlines()[0].startswith("B is slower")
+
+
+def test_the_json_has_the_fields_of_the_contract(pair: tuple[Path, Path], both: pptrace.RunComparison) -> None:
+    written: dict[str, Any] = json.loads(both.to_json())
+    assert written["schema"] == "pptrace.compare/1"
+    assert written["verdict"] == "slower"
+    assert set(written["span"]) == {"a_ns", "b_ns", "change", "low", "high"}
+    assert written["span"]["change"] == written["span"]["b_ns"] / written["span"]["a_ns"] - 1
+    assert written["span"]["low"] < written["span"]["change"] < written["span"]["high"]
+    for part in written["parts"]:
+        assert set(part) == {"name", "where", "a_ns", "b_ns", "change_ns", "significant"}
+        assert isinstance(part["a_ns"], int)
+        assert part["change_ns"] == part["b_ns"] - part["a_ns"]
+    assert written["num_steps"] == {"a": 20, "b": 20}
+    assert len(both.parts) == len(written["parts"])
+    assert both.parts.change_ns.tolist() == [part["change_ns"] for part in written["parts"]]
+
+
+def test_runs_that_were_loaded_are_compared_as_their_paths(
+    pair: tuple[Path, Path], both: pptrace.RunComparison
+) -> None:
+    assert pptrace.compare(*map(pptrace.load, pair)).to_json() == both.to_json()
+
+
+def test_the_page_is_one_file_with_every_part(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    page = tmp_path / "page.html"
+    assert pptrace_here("compare", *pair, "--html", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "B is slower" in text
+    assert text.count("<td>cooldown</td>") == 1
+    assert "src=" not in text.partition("<script>")[0]
+
+
+def test_facts_that_differ_are_shown_beside() -> None:
+    out = pptrace_here("compare", SAMPLES / "1f1b_p2", SAMPLES / "1f1b_p4").out
+    assert "Facts that differ" in out
+    both = pptrace.compare(SAMPLES / "1f1b_p2", SAMPLES / "1f1b_p4")
+    assert both.facts.set_index("name").loc["--microbatches"].tolist() == ["4", "8"]
+    assert both.parts.significant.isna().all()
+
+
+def test_a_brief_text_has_fewer_parts_than_all(pair: tuple[Path, Path]) -> None:
+    brief, whole = (pptrace_here("compare", *pair, *options).out for options in ((), ("--all",)))
+    assert "--all shows them" in brief
+    assert "--all shows them" not in whole
+    assert len(whole.splitlines()) > len(brief.splitlines())
+
+
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    nothing = tmp_path / "none.json"
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
+    nothing.write_text(json.dumps({"traceEvents": [event]}), encoding="utf-8")
+    ended = pptrace_here("compare", pair[0], nothing)
+    assert "no whole step" in one_line(ended, 1)
+    missing = pptrace_here("compare", pair[0], tmp_path / "nowhere")
+    assert "nowhere: not found" in one_line(missing, 1)
+    assert pptrace_here("compare", pair[0]).code == 2
+    assert pptrace_here("compare", *pair, "--json", "-", "--html", "-").code == 2
+
+
+def test_a_wrong_argument_is_said() -> None:
+    with pytest.raises(UsageError, match="path is 3"):
+        pptrace.compare(3, SAMPLES / "1f1b_p2")  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="nowhere: not found"):
+        pptrace.compare(SAMPLES / "1f1b_p2", "nowhere")

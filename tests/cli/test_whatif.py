@@ -1,0 +1,94 @@
+"""``pptrace whatif`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import one_line, pptrace_here
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "sample_traces" / "1f1b_p2"
+FIELDS = {
+    *(
+        "name",
+        "schedule",
+        "num_chunks",
+        "num_microbatches",
+        "split",
+        "ideal",
+        "span_ns",
+        "low_ns",
+        "high_ns",
+        "gain_ns",
+    ),
+    *("bubble_ratio", "peak_inflight", "peak_memory_bytes", "verified_span_ns", "note"),
+}
+
+
+def test_the_json_has_the_fields_of_the_contract_best_first() -> None:
+    result = json.loads(pptrace_here("whatif", SAMPLE, "--json", "-").out)
+    assert result["schema"] == "pptrace.whatif/1"
+    assert result["replay_error"] == pytest.approx(
+        abs(result["replay_span_ns"] - result["measured_span_ns"]) / result["measured_span_ns"]
+    )
+    scenarios = result["scenarios"]
+    assert all(set(one) >= FIELDS for one in scenarios)
+    assert [one["gain_ns"] for one in scenarios] == sorted((one["gain_ns"] for one in scenarios), reverse=True)
+    assert all(one["low_ns"] <= one["span_ns"] <= one["high_ns"] for one in scenarios)
+
+
+def test_the_text_begins_with_the_best_change_and_the_replay_of_the_run() -> None:
+    lines = pptrace_here("whatif", SAMPLE).out.splitlines()
+    assert "off the step" in lines[0]
+    assert lines[1].startswith("replay of the run as it was: ")
+    assert any(line.startswith("as it was ") for line in lines)
+
+
+def test_all_options_together_are_one_scenario() -> None:
+    options = (
+        "--schedule",
+        "gpipe",
+        "--microbatches",
+        "8",
+        "--microbatch-size",
+        "0.5",
+        "--ideal",
+        "jitter",
+        "--link-speed",
+        "2",
+    )
+    result = json.loads(pptrace_here("whatif", SAMPLE, *options, "--json", "-").out)
+    assert len(result["scenarios"]) == 1
+    one = result["scenarios"][0]
+    assert (one["schedule"], one["num_microbatches"], one["microbatch_size"], one["ideal"]) == (
+        "gpipe",
+        8,
+        0.5,
+        ["jitter"],
+    )
+
+
+def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
+    file = tmp_path / "whatif.html"
+    pptrace_here("whatif", SAMPLE, "--html", file)
+    page = file.read_text(encoding="utf-8")
+    assert page.count('<div class="figure">') == 2
+    assert "What would get it back" in page
+    assert "as it was" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--split", "1,x"), 2, "--split 1,x: expected whole numbers"),
+        (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),
+        (("--ideal", "luck"), 2, "--ideal luck: expected stage=N"),
+        (("--schedule", "zbv", "--chunks", "3"), 2, "zbv: 3 chunks per rank"),
+        (("--step", "99"), 2, "step 99: the trace has no such step"),
+    ],
+)
+def test_wrong_usage_is_one_line(options: tuple[str, ...], code: int, words: str) -> None:
+    assert words in one_line(pptrace_here("whatif", SAMPLE, *options), code)

@@ -1,0 +1,74 @@
+"""Settings that a run records: a list of names, and nothing else of the environment."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from instrument.launch.core_wait import CoreWait
+from instrument.launch.environment import RECORDED, read_environment
+from pptrace.workflow.load import load
+from tests.support.programs import pptrace
+
+SECRET = "hunter2-in-the-environment"
+
+
+def test_settings_of_the_list_are_recorded_with_their_values() -> None:
+    environ = {"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_P2P_DISABLE": "1"}
+    assert read_environment(environ) == environ
+
+
+def test_other_variables_are_not_and_other_settings_of_nccl_only_by_name() -> None:
+    environ = {"HF_TOKEN": SECRET, "PATH": "/usr/bin", "MY_NCCL_ALGO": "x", "CUDA_VISIBLE_DEVICES": "3"}
+    assert read_environment(environ) == {}
+    assert read_environment({"NCCL_AUTH_TOKEN": SECRET, "NCCL_TOPO_FILE": "/home/me"}) == {
+        "NCCL_AUTH_TOKEN": "set",
+        "NCCL_TOPO_FILE": "set",
+    }
+
+
+def test_the_list_has_no_files_addresses_or_identifiers() -> None:
+    assert not [name for name in RECORDED if name.endswith(("FILE", "PATH", "PLUGIN", "_ID", "HOSTID"))]
+    assert {"NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_HCA", "CUDA_DEVICE_MAX_CONNECTIONS"} <= RECORDED
+
+
+def test_waiting_for_a_core_is_counted_over_threads() -> None:
+    before = CoreWait.now()
+    assert before.until(before) is None
+    waited = before.until(CoreWait.now())
+    assert waited is None or 0 <= waited["wait_ns"] < 1e12
+    assert CoreWait(5, 100).until(CoreWait(25, 200)) == {"wait_ns": 20, "elapsed_ns": 100}
+    assert CoreWait(25, 100).until(CoreWait(5, 200)) == {"wait_ns": 0, "elapsed_ns": 100}
+    assert CoreWait(None, 100).until(CoreWait(5, 200)) is None
+
+
+SCRIPT = """
+import os
+os.environ["NCCL_PROTO"] = "LL"  # as a launcher script would
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.processes
+def test_a_run_writes_them_into_run_json_and_its_traces_and_no_secret_anywhere(tmp_path: Path) -> None:
+    script, run = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(SCRIPT, encoding="utf-8")
+    environ = {"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_COMM_ID": SECRET, "HF_TOKEN": SECRET}
+    ended = pptrace("run", "--no-analyze", "--steps", "1:3", "-o", run, script, environ=environ, forked=True)
+    assert ended.code == 0, ended.err
+    expected = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring", "NCCL_COMM_ID": "set", "NCCL_PROTO": "LL"}
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["environment"] == expected
+    facts = load([run]).facts[0]
+    assert facts["environment"] == expected
+    assert facts["core_wait"]["elapsed_ns"] > 0
+    for file in run.rglob("*"):
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        assert SECRET.encode() not in content, file
