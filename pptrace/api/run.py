@@ -161,6 +161,7 @@ class Run(Exports):
         ideals: str | Sequence[str] = (),
         link_speed: float | None = None,
         placement: Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
         verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
@@ -182,6 +183,7 @@ class Run(Exports):
                 like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
+            layers: layers of each stage of the run, where its trace does not say.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
@@ -198,6 +200,7 @@ class Run(Exports):
             _names(ideals),
             link_speed,
             None if placement is None else tuple(placement),
+            None if layers is None else tuple(layers),
         )
         return predict_changes(self.analysis, wishes, verify)
 

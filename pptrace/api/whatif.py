@@ -38,9 +38,11 @@ class Wishes:
     ideals: tuple[str, ...] = ()
     link_speed: float | None = None
     placement: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    """Layers of each stage of the run, where its trace does not say: no change."""
 
     def __bool__(self) -> bool:
-        return self != Wishes()
+        return replace(self, layers=None) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +83,25 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
-    volume = analysis.data.volume
-    layers = None if volume is None else volume.facts.layers_per_stage
-    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers)
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes))
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
     result = answer(study, changes)
     if verify:
         result = _verified(study, dict(changes), result, message_bytes(analysis), most=None if wishes else 1)
     return Predictions(study, changes, result)
+
+
+def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
+    """The layers of each stage: as the user says, else as the trace does."""
+    volume, plan = analysis.data.volume, analysis.schedule.plan
+    if wishes.layers is None:
+        return None if volume is None else volume.facts.layers_per_stage
+    if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:
+        expected = "" if plan is None else f" {plan.chain_length},"
+        raise UsageError(
+            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1"
+        )
+    return wishes.layers
 
 
 def message_bytes(analysis: Analysis) -> int:

@@ -38,6 +38,7 @@ from pptrace.workflow.load import load
     help="If stage=N, rank=N, kind=K, jitter, communication, stragglers or host cost what their like do.",
 )
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
+@click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
@@ -67,6 +68,7 @@ class WhatIfOptions:
     split: str | None
     ideals: tuple[str, ...]
     link_speed: float | None
+    layers: str | None
     placement: str | None
     verify: bool
     step: int | None
@@ -86,6 +88,7 @@ class WhatIfOptions:
             self.ideals,
             self.link_speed,
             _numbers("--placement", self.placement),
+            _numbers("--layers", self.layers),
         )
 
 
