@@ -27,9 +27,10 @@ from pptrace.slices import Slice, group_medians, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
-_CELLS = 80_000
+_CELLS = 160_000
 """Steps × ops that are explained together: more would take much memory."""
-_MOST_PARTS = 16
+_LEAST_CELLS = 80_000
+_MOST_PARTS = 8
 """Parts of a run whose ranks are gone through one after the other: each rank takes a while, however few ops it has there."""
 _MOST_OPS = 10
 """Ops that a step's blame names."""
@@ -61,7 +62,7 @@ def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Expl
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     explanations = []
-    for first, last in _parts(table, steps, max(_CELLS, size // _MOST_PARTS)):
+    for first, last in _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS)):
         windows = IndexedWindows.of([window for of_step in steps[first:last] for window in of_step])
         ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
         explanations += explain_ranks(table, steps[first:last], ranks, axes)

@@ -14,7 +14,7 @@ from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.slices import distinct_of
+from pptrace.slices import distinct_of, rows_where
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
@@ -178,8 +178,8 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
     """
-    held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
-    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
+    held = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
+    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].unique().tolist())
     is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
         stages = [held[rank] for rank in pipeline if rank in held]
@@ -196,6 +196,15 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
         pipelines=groups.pipelines if is_consistent and compute else mesh.pipelines,
         in_order=mesh.in_order and not is_consistent,
     )
+
+
+def stages_by_rank(ops: pd.DataFrame) -> dict[int, frozenset[int]]:
+    """The stages of the ops of each rank, the ranks as they come first."""
+    _, first = distinct_of([ops["rank"].to_numpy(), ops["stage"].to_numpy()])
+    stages: dict[int, set[int]] = {}
+    for rank, stage in ops[["rank", "stage"]].iloc[first].itertuples(index=False):
+        stages.setdefault(rank, set()).add(stage)
+    return {rank: frozenset(held) for rank, held in stages.items()}
 
 
 def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
