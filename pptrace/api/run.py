@@ -161,6 +161,7 @@ class Run(Exports):
         ideals: str | Sequence[str] = (),
         link_speed: float | None = None,
         placement: Sequence[int] | None = None,
+        verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
 
@@ -181,6 +182,7 @@ class Run(Exports):
                 like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
+            verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
             PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
@@ -197,7 +199,7 @@ class Run(Exports):
             link_speed,
             None if placement is None else tuple(placement),
         )
-        return predict_changes(self.analysis, wishes)
+        return predict_changes(self.analysis, wishes, verify)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts

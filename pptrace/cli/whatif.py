@@ -39,6 +39,7 @@ from pptrace.workflow.load import load
 )
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
+@click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
@@ -67,6 +68,7 @@ class WhatIfOptions:
     ideals: tuple[str, ...]
     link_speed: float | None
     placement: str | None
+    verify: bool
     step: int | None
     json_file: str | None
     html_file: Path | None
@@ -101,7 +103,7 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     wishes = options.wishes
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
-    predictions = predict_changes(analysis, wishes)
+    predictions = predict_changes(analysis, wishes, options.verify)
     outputs.write({"--json": predictions.json_parts, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)

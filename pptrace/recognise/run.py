@@ -37,6 +37,7 @@ from pptrace.recognise.groups.mesh import (
     mesh_with_declared_pipelines,
     mesh_with_groups,
     mesh_with_messages,
+    stages_by_rank,
 )
 from pptrace.recognise.groups.rank_layout import with_layout
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
@@ -57,6 +58,7 @@ from pptrace.recognise.unlabelled.chunk_checks import contradiction_of_chunks
 from pptrace.recognise.unlabelled.host_order import shows_operators
 from pptrace.recognise.unlabelled.lone_ranks import JointMatch
 from pptrace.recognise.unlabelled.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
+from pptrace.slices import rows_where
 
 UNLABELLED = "unlabelled"
 """The framework of traces without any framework's labels."""
@@ -460,11 +462,7 @@ def _mesh(
 
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    compute = rows_where(ops[["rank", "stage"]], ops["kind"].isin(COMPUTE_KINDS))
     if len(compute) and (compute["stage"] < 0).all():
         return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
-    stages = {
-        rank: frozenset(compute.loc[compute["rank"] == rank, "stage"].tolist())
-        for rank in compute["rank"].unique().tolist()
-    }
-    return mesh_from_stages(stages, num_ranks)
+    return mesh_from_stages(stages_by_rank(compute), num_ranks)

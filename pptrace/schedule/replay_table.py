@@ -23,7 +23,7 @@ Times = npt.NDArray[Any]
 
 _CHUNK = 1 << 18
 """Times in one pass over the levels: what a level reads is then still in a cache."""
-_MOST = 1 << 62
+_MOST_OF_32, _MOST = 1 << 31, 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.Arra
     message (as ``dep_message`` of the table numbers them) with shape (…, messages). Both are broadcast to the same replays.
     """
     batch = _batch(table, durations, latencies)
-    end = np.empty((batch.size, len(table)), batch.durations.dtype)
+    end = np.empty((batch.size, len(table)), batch.wide)
     for replays in batch.chunks():
         end[replays] = batch.run(replays).take(batch.program.index, axis=0).T
     start = end - batch.durations
@@ -54,7 +54,7 @@ def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.Arra
 def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
     """The makespans of the replays that :func:`replay_table` describes."""
     batch = _batch(table, durations, latencies)
-    longest = np.zeros(batch.size, batch.durations.dtype)
+    longest = np.zeros(batch.size, batch.wide)
     if len(last := batch.program.last):
         for replays in batch.chunks():
             longest[replays] = batch.run(replays)[last].max(axis=0)
@@ -64,7 +64,7 @@ def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLi
 def rank_ends(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
     """Times at which each rank has run all its rows in the replays that :func:`replay_table` describes, shape (…, pp)."""
     batch = _batch(table, durations, latencies)
-    ends = np.zeros((batch.size, table.pp), batch.durations.dtype)
+    ends = np.zeros((batch.size, table.pp), batch.wide)
     if len(last := batch.program.last):
         rank = table.rank[batch.program.rows[last]]
         for replays in batch.chunks():
@@ -84,6 +84,11 @@ class _Batch:
     @property
     def size(self) -> int:
         return len(self.durations)
+
+    @property
+    def wide(self) -> np.dtype[Any]:
+        """The type of what is returned: of 64 bits, even where the replays need 32."""
+        return np.promote_types(self.durations.dtype, np.int64)
 
     def chunks(self) -> Iterator[slice]:
         most = max(1, _CHUNK // max(1, len(self.program.rows)))
@@ -137,7 +142,8 @@ def _batch(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike)
     if late.ndim and late.shape[-1] != table.num_messages:
         raise ValueError(f"latencies have shape {late.shape}; expected (…, {table.num_messages}), one per message")
     largest, latest = (max(abs(int(part.min())), abs(int(part.max()))) if part.size else 0 for part in (taken, late))
-    dtype = np.dtype(np.int64 if table.num_levels * (largest + latest) < _MOST else object)
+    longest = table.num_levels * (largest + latest)
+    dtype = np.dtype(np.int32 if longest < _MOST_OF_32 else np.int64 if longest < _MOST else object)
     shape = np.broadcast_shapes(taken.shape[:-1], late.shape[:-1])
     program = table.full_program if taken.size and taken.min() < 0 else table.program
     if latest == 0:
@@ -153,6 +159,8 @@ def _integers(values: npt.ArrayLike) -> Times:
     array = np.asarray(values)
     if array.dtype in (object, np.uint64):
         return array.astype(object)
+    if array.dtype.kind == "i":
+        return array
     return array.astype(np.int64, casting="same_kind" if array.size else "unsafe", copy=False)
 
 

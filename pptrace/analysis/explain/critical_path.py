@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import StepTimes
-from pptrace.analysis.explain.walk import walk_back
+from pptrace.analysis.explain.walk import Walks
 from pptrace.analysis.step_parts import CriticalPath
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -24,17 +24,16 @@ def critical_paths(
     path's ``host``.
     The parts of a path sum to the span. A transfer counts for the stage that sent it, an idle time for that of the op after it.
     """
-    table, numbers = times.table, np.zeros(len(times.windows), dtype=np.int64)
-    numbers[windows] = np.arange(len(windows))
+    table = times.table
     last = times.end[windows].argmax(axis=1)
     work, transfer, idle, host = (np.zeros((len(windows), len(table)), dtype=np.int64) for _ in range(4))
     start = times.start[windows, last]
     work[np.arange(len(windows)), last] = times.end[windows, last] - start
-    for hop in walk_back(times, bindings, windows, last, start):
-        number, source = numbers[hop.step], np.maximum(hop.source, 0)
-        of_host = np.minimum(host_before[hop.step, hop.row], hop.idle)
-        idle[number, hop.row] += hop.idle - of_host
-        host[number, hop.row] += of_host
+    for hop in Walks(times, bindings).hops(windows * len(table) + last, start):
+        number, row, source = hop.walk, hop.cell % len(table), hop.source % len(table)
+        of_host = np.minimum(host_before.reshape(-1)[hop.cell], hop.idle)
+        idle[number, row] += hop.idle - of_host
+        host[number, row] += of_host
         transfer[number, source] += hop.transfer
         work[number, source] += hop.work
     inside = np.minimum(times.host[windows], work)

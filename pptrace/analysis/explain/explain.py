@@ -14,6 +14,7 @@ from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
 from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
@@ -26,9 +27,10 @@ from pptrace.slices import Slice, group_medians, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
-_CELLS = 80_000
+_CELLS = 160_000
 """Steps × ops that are explained together: more would take much memory."""
-_MOST_PARTS = 16
+_LEAST_CELLS = 80_000
+_MOST_PARTS = 8
 """Parts of a run whose ranks are gone through one after the other: each rank takes a while, however few ops it has there."""
 _MOST_OPS = 10
 """Ops that a step's blame names."""
@@ -60,7 +62,7 @@ def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Expl
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     explanations = []
-    for first, last in _parts(table, steps, max(_CELLS, size // _MOST_PARTS)):
+    for first, last in _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS)):
         windows = IndexedWindows.of([window for of_step in steps[first:last] for window in of_step])
         ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
         explanations += explain_ranks(table, steps[first:last], ranks, axes)
@@ -132,8 +134,9 @@ def _explain_part(
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
     causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
-    blames = _blames(times, bindings, step, list(map(len, steps)), before)
-    costs = costs_of_steps(times, bindings, outside, step, list(map(len, steps)))
+    waits = inner_waits([rank.inner for rank in ranks], is_whole)
+    blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
@@ -254,14 +257,14 @@ def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
 
 
 def _blames(
-    times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[int], host_before: Int64
+    times: StepTimes, bindings: Bindings, waits: InnerWaits, step: Int64, sizes: Sequence[int], host_before: Int64
 ) -> list[Blame | None]:
     """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
 
     Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
     bubble inside ops whose device had nothing launched.
     """
-    charges = charge_bubbles(times, bindings, typical_of(times, bindings))
+    charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
     total = charges.total
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)

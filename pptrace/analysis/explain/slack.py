@@ -16,7 +16,7 @@ import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings, arrivals
 from pptrace.analysis.explain.step_times import Bool, StepTimes
-from pptrace.analysis.explain.walk import walk_back
+from pptrace.analysis.explain.walk import Walks
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice
@@ -210,7 +210,6 @@ def _on_path(times: StepTimes, bindings: Bindings) -> Bool:
     window, last = np.arange(len(times.windows)), times.end.argmax(axis=1)
     on_path = np.zeros(times.start.shape, dtype=np.bool_)
     on_path[window, last] = True
-    for hop in walk_back(times, bindings, window, last, times.start[window, last]):
-        has_source = hop.source != NONE
-        on_path[hop.step[has_source], hop.source[has_source]] = True
+    for hop in Walks(times, bindings).hops(window * len(times.table) + last, times.start[window, last]):
+        on_path.reshape(-1)[hop.source[hop.has_source]] = True
     return on_path

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
@@ -148,7 +150,8 @@ class RankTimes:
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     ``starved`` is when its device was idle between ops because the host had launched nothing, ``exposed`` when transfers were
-    exposed (see :mod:`pptrace.intervals`).
+    exposed (see :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
+    (:mod:`pptrace.analysis.explain.inner_waits`).
     ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
 
@@ -158,6 +161,7 @@ class RankTimes:
     waits: Slice
     starved: Int64
     exposed: Int64
+    inner: Slice
     outside: Slice
 
     @classmethod
@@ -188,17 +192,18 @@ class RankTimes:
             _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
             lane.exposed,
+            collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
         )
 
     def of_windows(self, first: int, last: int) -> RankTimes:
         """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
         parts = []
-        for part in (self.ops, self.tails, self.messages, self.waits, self.outside):
+        for part in (self.ops, self.tails, self.messages, self.waits, self.inner, self.outside):
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4])
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4], parts[5])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run."""
@@ -224,7 +229,7 @@ class RankTimes:
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
     """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
     shape, messages = (len(windows), len(table)), (len(windows), table.num_messages)
-    waits = [np.concatenate([rank.waits[name] for rank in ranks]) for name in _WAITS]
+    waits = [_column([rank.waits for rank in ranks], name) for name in _WAITS]
     times = StepTimes(
         table=table,
         windows=tuple(windows),
@@ -240,20 +245,32 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
     )
     is_measured = np.zeros(shape, dtype=np.bool_)
-    for rank in ranks:
-        ops, received = rank.ops, rank.messages
-        is_measured[ops["window"], ops["row"]] = True
-        for name in (*_OF_OPS, "before"):
-            getattr(times, name)[ops["window"], ops["row"]] = ops[name]
-        times.tail_bubble[rank.tails["window"], table.rank[rank.tails["row"]]] = rank.tails["bubble"]
-        times.knows_host[rank.tails["window"]] &= rank.tails["knows_host"]
-        for name in ("arrival", "transfer", "sender_is_last", "is_early"):
-            getattr(times, name)[received["window"], received["message"]] = received[name]
+    ops, received, tails = ([getattr(rank, name) for rank in ranks] for name in ("ops", "messages", "tails"))
+    cell, of_message = _cells(ops, "row", len(table)), _cells(received, "message", table.num_messages)
+    is_measured.reshape(-1)[cell] = True
+    for name in (*_OF_OPS, "before"):
+        getattr(times, name).reshape(-1)[cell] = _column(ops, name)
+    for name in ("arrival", "transfer", "sender_is_last", "is_early"):
+        getattr(times, name).reshape(-1)[of_message] = _column(received, name)
+    window = _column(tails, "window")
+    times.tail_bubble[window, table.rank[_column(tails, "row")]] = _column(tails, "bubble")
+    np.logical_and.at(times.knows_host, window, _column(tails, "knows_host"))
     times.is_whole[:] = is_measured.all(axis=1)
     partial = ~times.knows_host
     times.stalled[partial] += times.host[partial]
     times.host[partial] = 0
     return times
+
+
+def _cells(parts: Sequence[Slice], name: str, width: int) -> Int64:
+    """The cell of each row of some tables in a matrix of windows of this width."""
+    cells: Int64 = _column(parts, "window") * width + _column(parts, name)
+    return cells
+
+
+def _column(parts: Sequence[Slice], name: str) -> npt.NDArray[Any]:
+    """A column of several tables, one behind the other."""
+    return np.concatenate([part[name] for part in parts])
 
 
 _OF_OPS = (

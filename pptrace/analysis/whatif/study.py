@@ -15,7 +15,7 @@ from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
-from pptrace.analysis.whatif.replay import replay_step
+from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
@@ -86,10 +86,19 @@ class Study:
 
     def picture(self, change: Change) -> Simulation:
         """The replay of the typical step with a change."""
+        return replay_step(*self._target(change), self._typical_step)
+
+    def step_costs(self, change: Change) -> StepCosts:
+        """The costs of the typical step with a change, to be run."""
+        return costs_of_step(*self._target(change), self._typical_step)
+
+    def _target(self, change: Change) -> tuple[StageCosts, Target]:
+        return target_of(self.baseline, change, plan_of(change, self.name, self.costs))
+
+    @cached_property
+    def _typical_step(self) -> int:
         spans = self.baseline.replayed.spans
-        step = np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]]
-        costs, target = target_of(self.baseline, change, plan_of(change, self.name, self.costs))
-        return replay_step(costs, target, int(step))
+        return int(np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]])
 
 
 def study_run(

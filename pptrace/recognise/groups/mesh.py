@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import pandas as pd
 
@@ -13,7 +14,7 @@ from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.slices import distinct_of
+from pptrace.slices import distinct_of, rows_where
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
@@ -177,8 +178,8 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
     """
-    held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
-    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
+    held = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
+    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].unique().tolist())
     is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
         stages = [held[rank] for rank in pipeline if rank in held]
@@ -197,6 +198,15 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     )
 
 
+def stages_by_rank(ops: pd.DataFrame) -> dict[int, frozenset[int]]:
+    """The stages of the ops of each rank, the ranks as they come first."""
+    _, first = distinct_of([ops["rank"].to_numpy(), ops["stage"].to_numpy()])
+    stages: dict[int, set[int]] = {}
+    for rank, stage in ops[["rank", "stage"]].iloc[first].itertuples(index=False):
+        stages.setdefault(rank, set()).add(stage)
+    return {rank: frozenset(held) for rank, held in stages.items()}
+
+
 def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
     """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
     several = any(size > 1 for size in sizes.values())
@@ -204,7 +214,7 @@ def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | Non
 
 
 def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
-    """Count all ranks that the pipelines name; sizes that do not come to as many ranks are unknown, and so is the length of
+    """Count all ranks that the pipelines name; sizes that come to fewer are unknown, and so is the length of
     pipelines that send messages to ranks outside of them.
     """
     named = {rank for pipeline in mesh.pipelines for rank in pipeline}
@@ -213,6 +223,7 @@ def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     peers = set(comms["peer"][is_of_pp].unique().tolist()) - {-1}
     is_cut = bool(named) and not peers <= named
     sizes: dict[str, int | None] = {"pp": None if is_cut else mesh.pp, **{axis: mesh.size_of(axis) for axis in SIZED}}
-    if sizes["pp"] is None or not multiply_up(sizes, num_ranks):
+    known = prod(size for axis in MESH_ORDER if (size := sizes[axis]) is not None)
+    if is_cut or (known < num_ranks and not multiply_up(sizes, num_ranks)):
         sizes |= dict.fromkeys(SIZED)
     return replace(mesh.with_sizes(sizes), num_ranks=num_ranks, is_cut=is_cut)

@@ -50,7 +50,7 @@ def kernels_from_plan(
         return calls, ""
     unclear = calls[(calls["kind"] == _FUSED) & (calls["axis"] == UNKNOWN)]
     ranks_with_messages = {
-        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(P2P), "rank"].tolist()
+        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(P2P), "rank"].unique().tolist()
     }
     parts, replaced = [], []
     for pipeline in mesh.pipelines:

@@ -27,6 +27,7 @@ from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
 from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
 from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
 from pptrace.schedule.plan import Plan
+from pptrace.slices import rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +132,14 @@ def _lacks_ranks(joined: JoinedRanks) -> bool:
     that is not the only one of the run.
     """
     ops, comms, mesh, calls = joined.ops, joined.comms, joined.mesh, joined.calls
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
-    ranks = set(compute["rank"].tolist())
+    compute = rows_where(ops[["rank", "stage"]], ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0))
+    ranks = set(compute["rank"].unique().tolist())
     if not ranks:
         return False
     pipelines = joined.groups.pipelines
     if joined.is_declared or (pipelines and mesh.pipelines == pipelines):
         return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
-    stages = {stage for stage in compute["stage"].tolist() if stage >= 0}
+    stages = {stage for stage in compute["stage"].unique().tolist() if stage >= 0}
     if stages and len(stages) <= max(stages):
         return True
     if len(ranks) > 1:
