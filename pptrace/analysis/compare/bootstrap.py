@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
 memory differently, which no step of either run shows."""
-USUAL_CORE_WAIT = 0.05
+USUAL_CORE_WAIT = 0.03
 """Share of the time up to which ranks that wait for a core deviate by no more from run to run."""
 CORE_WAIT = 0.2
 """The same deviation as a share of the time beyond that for which ranks waited for a core: what else a machine does differs from
