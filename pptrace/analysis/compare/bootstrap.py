@@ -26,9 +26,11 @@ CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
 memory differently, which no step of either run shows."""
-CORE_WAIT = 0.15
-"""The same as a share of the time for which ranks waited for a core, for what else a machine does differs from run to run: twenty
-runs of one program that waited for 20 to 47 % of their time deviated by 3 %, a tenth of it.
+USUAL_CORE_WAIT = 0.03
+"""Share of the time up to which ranks that wait for a core deviate by no more from run to run."""
+CORE_WAIT = 0.2
+"""The same deviation as a share of the time beyond that for which ranks waited for a core: what else a machine does differs from
+run to run. Runs of one program deviated by 0.2 % where they waited for up to 8 %, by 3 to 5 % where they waited for 20 to 50 %.
 """
 _NUM_SAMPLES = 500
 _MOST_CELLS = 5_000_000
@@ -73,7 +75,7 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
 
     Args:
         series: a value per step, ns.
-        core_wait_ns: for how long of a step a rank waited for a core.
+        core_wait_ns: for how much longer than usual a rank waited for a core in a step.
     """
     num_steps = len(series)
     middle = int(_lower_median(series))

@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.analysis.compare.bootstrap import (
     CORE_WAIT,
     FEWEST_STEPS,
+    USUAL_CORE_WAIT,
     Typical,
     difference,
     holm,
@@ -47,7 +48,8 @@ class ComparedRun:
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
+        beyond_usual = max((self.core_wait or 0.0) - USUAL_CORE_WAIT, 0.0)
+        return typical_of(series, beyond_usual * float(np.median(self.figures.window)))
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
@@ -135,17 +137,14 @@ def _too_few(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
         )
 
 
-_MUCH_CORE_WAIT = 0.02
-"""From this share of the time on, waiting for a core is worth a line."""
-
-
 def _busy_machines(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
-    waits = {name: run.core_wait for name, run in (("A", a), ("B", b)) if (run.core_wait or 0) >= _MUCH_CORE_WAIT}
+    waits = {name: run.core_wait for name, run in (("A", a), ("B", b)) if (run.core_wait or 0) > USUAL_CORE_WAIT}
     if waits:
         listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits.items())
         yield (
             f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
-            f"cores: that differs from run to run, so {CORE_WAIT:.0%} of it is allowed for in the interval; use a quiet machine"
+            f"cores: that differs from run to run, so {CORE_WAIT:.0%} of what is beyond {USUAL_CORE_WAIT:.0%} is allowed for; "
+            "use a quiet machine"
         )
 
 
