@@ -1,5 +1,5 @@
 """Facts about a process that make its trace readable elsewhere: versions, host, clocks, plan. Nothing private is among
-them: no paths, no user name, and of the environment a list of settings alone (:mod:`instrument.launch.environment`)."""
+them: no paths, no user name, and of the environment a list of settings alone (:mod:`pptrace.environment`)."""
 
 from __future__ import annotations
 

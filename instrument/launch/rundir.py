@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pptrace
-from instrument.launch.environment import read_environment
 from instrument.launch.facts import host_name, sample_clock
 from instrument.launch.options import RunOptions
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path, write_json
+from pptrace.environment import read_environment
 
 RUN_SCHEMA = "pptrace.run/1"
 _MERGED = ("versions", "environment", "mesh", "plan")

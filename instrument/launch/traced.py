@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
 from instrument.launch.core_wait import CoreWait
-from instrument.launch.environment import read_environment
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     ClockSample,
@@ -35,6 +34,7 @@ from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace import marking
+from pptrace.environment import read_environment
 from pptrace.schedule.plan import Plan
 
 

@@ -95,11 +95,12 @@ def held_up_op(ops: Slice) -> Callable[[int], str | None]:
     ``ops`` are of one rank, and stand in order of start.
     """
     latest = np.maximum.accumulate(ops["end_ns"])
+    kind, kinds = ops.codes("kind")
 
     def name(time_ns: int) -> str | None:
         index = int(np.searchsorted(latest, time_ns, side="right"))
         if index >= len(latest) or ops["stage"][index] < 0 or ops["microbatch"][index] < 0:
             return None
-        return f"{ops['stage'][index]}{ops['kind'][index]}{ops['microbatch'][index]}"
+        return f"{ops['stage'][index]}{kinds[kind[index]]}{ops['microbatch'][index]}"
 
     return name

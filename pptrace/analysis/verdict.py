@@ -28,7 +28,7 @@ def with_verdict(report: Report) -> Report:
 
 def _verdict(report: Report) -> str:
     sentence, series = _sentence(report), report.step_series
-    if series is None or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
+    if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
     number = "1 step" if series.num_steps == 1 else f"{series.num_steps} steps"
     return f"{sentence} Not enough evidence for what recurs: {number}."

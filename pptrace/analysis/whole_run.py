@@ -115,7 +115,7 @@ class CollectiveRate:
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """What the links between devices can do at most, and what collectives reach; ``reasons`` why peaks are None, a line each."""
+    """Peaks of the links between devices, and the rates that collectives reach; ``reasons`` why peaks are None, a line each."""
 
     devices: tuple[DevicePeak, ...]
     collectives: tuple[CollectiveRate, ...]

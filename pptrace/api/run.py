@@ -161,6 +161,8 @@ class Run(Exports):
         ideals: str | Sequence[str] = (),
         link_speed: float | None = None,
         placement: Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
+        verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
 
@@ -181,6 +183,8 @@ class Run(Exports):
                 like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
+            layers: layers of each stage of the run, where its trace does not say.
+            verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
             PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
@@ -196,8 +200,9 @@ class Run(Exports):
             _names(ideals),
             link_speed,
             None if placement is None else tuple(placement),
+            None if layers is None else tuple(layers),
         )
-        return predict_changes(self.analysis, wishes)
+        return predict_changes(self.analysis, wishes, verify)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts

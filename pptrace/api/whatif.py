@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import Exports
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
+from pptrace.verify.execute import execute
+from pptrace.verify.program import Workload
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 _MOST_TIMES = 1e6
+_MOST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,11 @@ class Wishes:
     ideals: tuple[str, ...] = ()
     link_speed: float | None = None
     placement: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    """Layers of each stage of the run, where its trace does not say: no change."""
 
     def __bool__(self) -> bool:
-        return self != Wishes()
+        return replace(self, layers=None) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +75,60 @@ class Predictions(Exports):
         return whatif_page(self.result, pictures(self.study, self.changes, self.result))
 
 
-def predict_changes(analysis: Analysis, wishes: Wishes) -> Predictions:
+def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) -> Predictions:
     """Predict what a user wishes: all of it in one scenario for each schedule; without any, all sensible changes.
+
+    With ``verify``, what was asked for (of all changes the best one) is run in real processes.
 
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
-    volume = analysis.data.volume
-    layers = None if volume is None else volume.facts.layers_per_stage
-    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers)
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes))
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
-    return Predictions(study, changes, answer(study, changes))
+    result = answer(study, changes)
+    if verify:
+        result = _verified(study, dict(changes), result, message_bytes(analysis), most=None if wishes else 1)
+    return Predictions(study, changes, result)
+
+
+def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
+    """The layers of each stage: as the user says, else as the trace does."""
+    volume, plan = analysis.data.volume, analysis.schedule.plan
+    if wishes.layers is None:
+        return None if volume is None else volume.facts.layers_per_stage
+    if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:
+        expected = "" if plan is None else f" {plan.chain_length},"
+        raise UsageError(
+            f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1"
+        )
+    return wishes.layers
+
+
+def message_bytes(analysis: Analysis) -> int:
+    """The usual size of the pipeline's messages, bytes; 0 where it is not known."""
+    comms = analysis.data.comms
+    sizes = comms["bytes"][(comms["axis"] == "pp") & (comms["kind"] == "recv") & (comms["bytes"] > 0)]
+    return min(int(sizes.median()), _MOST_BYTES) if len(sizes) else 0
+
+
+def _verified(study: Study, changes: Mapping[str, Change], result: WhatIf, size: int, most: int | None) -> WhatIf:
+    """The scenarios with what they really take; ``most`` is how many of them are run, those that are no ideals."""
+    chosen = [one for one in result.scenarios if most is None or not one.ideal][:most]
+    spans = {one.name: _run(study, changes[one.name], one, size) for one in chosen}
+    scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
+    return replace(result, scenarios=scenarios)
+
+
+def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
+    costs = study.step_costs(change)
+    work = Workload(
+        costs.plan,
+        costs.durations.tolist(),
+        costs.transfers.tolist(),
+        costs.messaging.name.lower(),
+        round(size * change.microbatch_size),
+    )
+    return execute(work, scenario.span_ns)
 
 
 def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:

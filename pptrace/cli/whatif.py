@@ -38,7 +38,9 @@ from pptrace.workflow.load import load
     help="If stage=N, rank=N, kind=K, jitter, communication, stragglers or host cost what their like do.",
 )
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
+@click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
+@click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
@@ -66,7 +68,9 @@ class WhatIfOptions:
     split: str | None
     ideals: tuple[str, ...]
     link_speed: float | None
+    layers: str | None
     placement: str | None
+    verify: bool
     step: int | None
     json_file: str | None
     html_file: Path | None
@@ -84,6 +88,7 @@ class WhatIfOptions:
             self.ideals,
             self.link_speed,
             _numbers("--placement", self.placement),
+            _numbers("--layers", self.layers),
         )
 
 
@@ -101,7 +106,7 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     wishes = options.wishes
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
-    predictions = predict_changes(analysis, wishes)
+    predictions = predict_changes(analysis, wishes, options.verify)
     outputs.write({"--json": predictions.json_parts, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)

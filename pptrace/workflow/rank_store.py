@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_for
@@ -49,7 +50,10 @@ def recognise_trace(trace: Trace) -> RecognisedRank:
 
 
 def _only(facts: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if name in names}
+    kept = {name: value for name, value in facts.items() if name in names}
+    if isinstance(kept.get("environment"), Mapping):  # of another writer: anything may be in it
+        kept["environment"] = read_environment(kept["environment"])
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

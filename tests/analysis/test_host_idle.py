@@ -253,7 +253,8 @@ def test_the_op_that_a_synchronisation_held_up_is_the_next_one(starved: Analysis
     ops = starved.data.rows.of_rank(0).ops
     name = held_up_op(ops)
     start, end = int(ops["start_ns"][1]), int(ops["end_ns"][1])
-    expected = f"{ops['stage'][1]}{ops['kind'][1]}{ops['microbatch'][1]}"
+    kind, kinds = ops.codes("kind")
+    expected = f"{ops['stage'][1]}{kinds[kind[1]]}{ops['microbatch'][1]}"
     assert name(start) == name(end - 1) == name(int(ops["end_ns"][0])) == expected
     assert name(int(ops["end_ns"][-1])) is None
 

@@ -71,6 +71,13 @@ def test_all_options_together_are_one_scenario() -> None:
     )
 
 
+def test_the_best_change_is_run_in_real_processes_and_no_other() -> None:
+    scenarios = json.loads(pptrace_here("whatif", SAMPLE, "--verify", "--json", "-").out)["scenarios"]
+    best = next(one for one in scenarios if not one["ideal"])
+    assert best["verified_span_ns"] > 0.9 * best["low_ns"]
+    assert [one["name"] for one in scenarios if one["verified_span_ns"] is not None] == [best["name"]]
+
+
 def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     file = tmp_path / "whatif.html"
     pptrace_here("whatif", SAMPLE, "--html", file)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pptrace.analysis.compare.result import FactChange
 from pptrace.analysis.result import Report
+from pptrace.environment import read_environment
 from pptrace.model.wording import listed
 
 _SECRET = re.compile(
@@ -42,7 +43,7 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         "profiler": run.get("profiler"),
         **_named("version of", _either("versions", run, first)),
         **_named("model", _mapping(first.get("model"))),
-        **_named("", _either("environment", run, first)),
+        **read_environment(_either("environment", run, first)),
         **_options(run),
         "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
         "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),

@@ -4,7 +4,8 @@ The bubble before an op is walked back along what the op waited for, over all ra
 rank. What of it the plan would not have, if everything took what is usual (the median of its kind and stage), is charged to
 what took longer than usual, the nearest first; the rest goes to what the walk passed while the bubble lasted: the ops that
 others were still computing, the transfers, and the time in which an op could have run and did not. The bubble after a rank's
-last op is that of the step's last op. Bubble inside an op is the op's.
+last op is that of the step's last op. Bubble inside an op is the op's, but for what it waits in collectives: that, and the part
+of an op's charges that it makes up, goes to the member that came last (:mod:`pptrace.analysis.explain.inner_waits`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
 from pptrace.analysis.explain.walk import Hop, Walks
 from pptrace.model.tables import Int64
@@ -43,25 +45,28 @@ class Charges:
 class Typical:
     """Usual durations in each step, ns, shape (steps, rows): the median of all ops of the row's kind and stage.
 
-    ``gap`` (steps, rows) and ``tail`` (steps, pp) are the bubbles that the plan has where everything takes what is usual.
+    ``work`` is without what ops wait for in collectives, ``held`` that. ``gap`` (steps, rows) and ``tail`` (steps, pp) are the
+    bubbles that the plan has where everything takes what is usual.
     """
 
     work: Int64
+    held: Int64
     transfer: Int64
     idle: Int64
     gap: Int64
     tail: Int64
 
 
-def typical_of(times: StepTimes, bindings: Bindings) -> Typical:
+def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits | None = None) -> Typical:
     """Find the usual durations of ops, messages and pauses of a kind and stage in each step."""
     table = times.table
     keys, group = np.unique(table.stage.astype(np.int64) * 256 + table.kind, return_inverse=True)
     sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
     transfer = np.where(bindings.is_message, np.maximum(bindings.ready - sent, 0), 0)
-    parts = (times.durations, transfer, times.start - bindings.ready)
-    work, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
-    return Typical(work, reading, idle, *_bubbles_of_plan(table, work, reading))
+    held = (waits or no_inner_waits()).sums(times.start.shape)
+    parts = (times.durations - held, held, transfer, times.start - bindings.ready)
+    work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
+    return Typical(work, waiting, reading, idle, *_bubbles_of_plan(table, work + waiting, reading))
 
 
 def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64) -> tuple[Int64, Int64]:
@@ -114,12 +119,14 @@ class _Piece:
     excess: Int64
 
 
-def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Charges:
+def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits: InnerWaits | None = None) -> Charges:
     """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles."""
+    waits = waits or no_inner_waits()
+    held = waits.sums(times.start.shape)
     work, transfer, idle = (np.zeros_like(times.start) for _ in range(3))
-    charges = Charges(work, transfer, idle, times.inner_bubble.copy())
+    charges = _Open(work, transfer, idle, times.inner_bubble - held, held.copy())
     bubbles = _bubbles_of(times, typical)
-    walks = _BubbleWalks(times, bindings, typical, bubbles)
+    walks = _BubbleWalks(Walks(times, bindings), times, typical, held, bubbles)
     beyond = bubbles.length - bubbles.of_plan
     """Part that exceeds the plan's bubble; then the part of it that no excess explains."""
     for piece in walks.pieces(lambda walk: beyond[walk] > 0):
@@ -139,7 +146,63 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Ch
         usual[piece.walk] -= then
         _add(getattr(charges, piece.to), piece.cell, first + then)
     _add(charges.idle, bubbles.cell, usual + unusual)
-    return charges
+    _charge_late_members(charges, walks.walks, times, waits, held)
+    return Charges(charges.work, charges.transfer, charges.idle, charges.inner)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open(Charges):
+    """Charges of which ``held`` is what ops waited for in collectives: it goes to the members that came last."""
+
+    held: Int64
+
+
+def _charge_late_members(charges: _Open, walks: Walks, times: StepTimes, waits: InnerWaits, held: Int64) -> None:
+    """Hand on what is charged to waits inside ops: to the late op as far as it computed longer, the rest to what it passed
+    walking back from its start.
+    """
+    if not len(waits.ns):
+        return
+    cell = waits.late_step * times.start.shape[1] + waits.late_row
+    amount = _in_parts(charges.held[waits.step, waits.row], waits, held)
+    given, passed = _part_of(amount, waits.longer, waits.ns), waits.longer.copy()
+    _add(charges.work, cell, given)
+    late = np.flatnonzero(waits.ns > waits.longer)
+    hop = walks.first(cell[late], times.start.take(cell[late]))
+    for _ in range(walks.most_hops):
+        if not len(hop):
+            break
+        wait = late[hop.walk]
+        for to, at, length in (
+            ("idle", hop.cell, hop.idle),
+            ("transfer", hop.source, hop.transfer),
+            ("work", hop.source, hop.work),
+        ):
+            passed[wait] = np.minimum(passed[wait] + length, waits.ns[wait])
+            part = _part_of(amount[wait], passed[wait], waits.ns[wait]) - given[wait]
+            given[wait] += part
+            _add(getattr(charges, to), at, part)
+        hop = walks.after(hop, passed[wait] < waits.ns[wait])
+    _add(charges.idle, cell, amount - given)
+
+
+def _in_parts(charged: Int64, waits: InnerWaits, held: Int64) -> Int64:
+    """The parts of each wait in what is charged to its op's waits: ``charged`` has, for each wait, all of its op."""
+    order = np.lexsort((waits.row, waits.step))
+    op = waits.step[order] * held.shape[1] + waits.row[order]
+    first = np.searchsorted(op, op)
+    before = np.cumsum(waits.ns[order]) - waits.ns[order]
+    before -= before[first]
+    total = held[waits.step[order], waits.row[order]]
+    parts = np.empty_like(charged)
+    parts[order] = _part_of(charged[order], before + waits.ns[order], total) - _part_of(charged[order], before, total)
+    return parts
+
+
+def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
+    """``amount · part / whole``, rounded down: never less for a larger part, and all of it for the whole."""
+    parts: Int64 = np.where(part >= whole, amount, np.floor(amount * (part / whole)).astype(np.int64))
+    return np.minimum(parts, amount)
 
 
 def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:
@@ -150,27 +213,28 @@ def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:
 class _BubbleWalks:
     """The walks back from all bubbles; their first hop, which is more than half of the work, is made once."""
 
-    def __init__(self, times: StepTimes, bindings: Bindings, typical: Typical, bubbles: _Bubbles) -> None:
-        self._walks, self._rank = Walks(times, bindings), bubbles.rank
+    def __init__(self, walks: Walks, times: StepTimes, typical: Typical, held: Int64, bubbles: _Bubbles) -> None:
+        self.walks, self._rank, self._held = walks, bubbles.rank, held.reshape(-1)
+        self._has_held = bool(self._held.any())
         self._rank_of_cell = np.tile(times.table.rank, len(times.start))
-        self._typical = {name: getattr(typical, name).reshape(-1) for name in ("work", "transfer", "idle")}
-        self._first = self._walks.first(bubbles.cell, times.start.take(bubbles.cell))
+        self._typical = {name: getattr(typical, name).reshape(-1) for name in ("work", "held", "transfer", "idle")}
+        self._first = self.walks.first(bubbles.cell, times.start.take(bubbles.cell))
         tails = np.flatnonzero(bubbles.is_tail)
         ends = bubbles.cell[tails]
-        of_ends = self._piece(tails, "work", ends, times.durations.take(ends), ends)
+        of_ends = self._pieces_of_ops(tails, ends, times.durations.take(ends))
         # What of the first idle time and transfer is exposed communication is no bubble.
         transfer = np.maximum(self._first.transfer - bubbles.exposed, 0)
         rest = np.maximum(bubbles.exposed - self._first.transfer, 0)
         hop = replace(self._first, idle=np.maximum(self._first.idle - rest, 0), transfer=transfer)
         self._first_continues = self._continues(hop)
-        self._first_pieces = (of_ends, *self._pieces_of(hop, self._first_continues))
+        self._first_pieces = (*of_ends, *self._pieces_of(hop, self._first_continues))
 
     def pieces(self, is_open: Callable[[Int64], Bool]) -> Iterator[_Piece]:
         """The pieces of the walks, until ``is_open`` of a walk is false or it is back on its own rank."""
         yield from self._first_pieces
         hop, continues = self._first, self._first_continues
-        for _ in range(self._walks.most_hops - 1):
-            hop = self._walks.after(hop, continues & is_open(hop.walk))
+        for _ in range(self.walks.most_hops - 1):
+            hop = self.walks.after(hop, continues & is_open(hop.walk))
             if not len(hop):
                 return
             continues = self._continues(hop)
@@ -180,14 +244,21 @@ class _BubbleWalks:
         continues: Bool = hop.has_source & (self._rank_of_cell.take(hop.source) != self._rank[hop.walk])
         return continues
 
-    def _pieces_of(self, hop: Hop, continues: Bool) -> tuple[_Piece, _Piece, _Piece]:
+    def _pieces_of(self, hop: Hop, continues: Bool) -> tuple[_Piece, ...]:
         on = np.flatnonzero(continues)
-        source = hop.source[on]
         return (
             self._piece(hop.walk, "idle", hop.cell, hop.idle, hop.cell),
             self._piece(hop.walk, "transfer", hop.source, hop.transfer, hop.cell),
-            self._piece(hop.walk[on], "work", source, hop.work[on], source),
+            *self._pieces_of_ops(hop.walk[on], hop.source[on], hop.work[on]),
         )
+
+    def _pieces_of_ops(self, walk: Int64, cell: Int64, length: Int64) -> tuple[_Piece, ...]:
+        """Ops, in what they waited for in collectives and the rest."""
+        if not self._has_held:
+            return (self._piece(walk, "work", cell, length, cell),)
+        waiting = np.minimum(self._held.take(cell), length)
+        waits = self._piece(walk, "held", cell, waiting, cell)
+        return (waits, self._piece(walk, "work", cell, length - waiting, cell))
 
     def _piece(self, walk: Int64, to: str, cell: Int64, length: Int64, usual_of: Int64) -> _Piece:
         return _Piece(walk, to, cell, length, np.maximum(length - self._typical[to].take(usual_of), 0))

@@ -14,6 +14,7 @@ from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
 from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
@@ -133,8 +134,9 @@ def _explain_part(
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
     causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
-    blames = _blames(times, bindings, step, list(map(len, steps)), before)
-    costs = costs_of_steps(times, bindings, outside, step, list(map(len, steps)))
+    waits = inner_waits([rank.inner for rank in ranks], is_whole)
+    blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
@@ -255,14 +257,14 @@ def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
 
 
 def _blames(
-    times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[int], host_before: Int64
+    times: StepTimes, bindings: Bindings, waits: InnerWaits, step: Int64, sizes: Sequence[int], host_before: Int64
 ) -> list[Blame | None]:
     """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
 
     Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
     bubble inside ops whose device had nothing launched.
     """
-    charges = charge_bubbles(times, bindings, typical_of(times, bindings))
+    charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
     total = charges.total
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import Int64
@@ -14,12 +15,12 @@ from pptrace.slices import Slice
 
 
 def costs_of_steps(
-    times: StepTimes, bindings: Bindings, outside: Slice, step: Int64, sizes: Sequence[int]
+    times: StepTimes, bindings: Bindings, waits: InnerWaits, outside: Slice, step: Int64, sizes: Sequence[int]
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
-    ``bindings`` tell from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each
-    window's step; all windows are whole.
+    ``bindings`` tell from when each op had what it needs, ``waits`` are those inside ops, ``outside`` is what else the ranks
+    did, ``step`` the index of each window's step; all windows are whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
@@ -27,19 +28,9 @@ def costs_of_steps(
     moving, moved_with = _compact(bindings.moving), _compact(times.moved_with)
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    every = MeasuredCosts(
-        times.table,
-        number,
-        ranks,
-        durations,
-        transfers,
-        delays,
-        times.sender_is_last,
-        moving,
-        moved_with,
-        _compact(times.communication),
-        outside,
-    )
+    holds = holds_of(waits, ranks[:, times.table.rank])
+    costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
+    every = MeasuredCosts(times.table, number, ranks, *costs, outside, holds)
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None

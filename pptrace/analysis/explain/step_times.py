@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
@@ -149,7 +150,8 @@ class RankTimes:
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     ``starved`` is when its device was idle between ops because the host had launched nothing, ``exposed`` when transfers were
-    exposed (see :mod:`pptrace.intervals`).
+    exposed (see :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
+    (:mod:`pptrace.analysis.explain.inner_waits`).
     ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
 
@@ -159,6 +161,7 @@ class RankTimes:
     waits: Slice
     starved: Int64
     exposed: Int64
+    inner: Slice
     outside: Slice
 
     @classmethod
@@ -189,17 +192,18 @@ class RankTimes:
             _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
             lane.exposed,
+            collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
         )
 
     def of_windows(self, first: int, last: int) -> RankTimes:
         """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
         parts = []
-        for part in (self.ops, self.tails, self.messages, self.waits, self.outside):
+        for part in (self.ops, self.tails, self.messages, self.waits, self.inner, self.outside):
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4])
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4], parts[5])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run."""

@@ -1,4 +1,4 @@
-"""What the links between the devices of a run can do at most, and what its collectives reach of it."""
+"""Peaks of the links between the devices of a run, and what its collectives reach of them."""
 
 from __future__ import annotations
 

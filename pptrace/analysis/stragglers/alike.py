@@ -87,11 +87,15 @@ def cells_of(costs: MeasuredCosts) -> tuple[Int64, Int64]:
 
 
 def typical_cells(costs: MeasuredCosts) -> Floats:
-    """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns."""
+    """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
+
+    What ops wait for other members of collectives is not their cost.
+    """
     cells, of_row = cells_of(costs)
+    own = costs.durations - costs.held(costs.holds["is_late"] == 0)
     typical = np.empty((len(costs.step), len(cells)))
     for windows in costs.of_pipelines():
-        durations = costs.durations[windows]
+        durations = own[windows]
         for cell in range(len(cells)):
             typical[windows, cell] = np.median(durations[:, of_row == cell])
     return typical

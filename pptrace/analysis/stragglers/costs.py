@@ -24,6 +24,11 @@ RECEIVES = (Kind.RECV_F.code, Kind.RECV_B.code)
 _CELLS = 1 << 19
 
 
+def nothing_held() -> Slice:
+    """A table of holds without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "rank", "ns", "is_late")})
+
+
 @dataclass(frozen=True, eq=False)
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
@@ -34,6 +39,7 @@ class MeasuredCosts:
     of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
     that begin late and sends that block do. The longest of them were with ``moved_with``
     (:func:`pptrace.analysis.stragglers.links.peer_bit`).
+    ``holds`` are ops that waited in collectives (:func:`pptrace.analysis.explain.inner_waits.holds_of`).
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
     message whose ends were not matched is −1.
@@ -50,6 +56,7 @@ class MeasuredCosts:
     moved_with: Int64
     inner: Int64
     outside: Slice = field(default_factory=nothing_outside)
+    holds: Slice = field(default_factory=nothing_held)
 
     @cached_property
     def reader(self) -> Int64:
@@ -78,7 +85,14 @@ class MeasuredCosts:
     def of_windows(self, windows: Int64) -> MeasuredCosts:
         """The costs of some windows, in their order."""
         columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
-        return MeasuredCosts(self.table, **columns, outside=of_windows(self.outside, windows))
+        rows: dict[str, Any] = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
+        return MeasuredCosts(self.table, **columns, **rows)
+
+    def held(self, where: Bool) -> Int64:
+        """Time by which each op would be shorter without some of the ``holds``, shape (windows, rows), ns."""
+        total = np.zeros(self.durations.shape, dtype=np.int64)
+        np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
+        return np.minimum(total, self.durations)
 
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
@@ -94,19 +108,25 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     plans = []
     for same in of_table.values():
         before = np.cumsum([0, *(len(part.step) for part in same)])
-        outside = in_order(
-            [
-                Slice({**part.outside.columns, "window": part.outside["window"] + first})
-                for part, first in zip(same, before.tolist(), strict=False)
-            ]
-        )
+        rows: dict[str, Any] = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
-        every = MeasuredCosts(same[0].table, **columns, outside=outside)
+        every = MeasuredCosts(same[0].table, **columns, **rows)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)
 
 
+def _renumbered(parts: list[Slice], before: Int64) -> Slice:
+    """The rows of several parts, each after as many windows as are before it."""
+    return in_order(
+        [
+            Slice({**part.columns, "window": part["window"] + first})
+            for part, first in zip(parts, before.tolist(), strict=False)
+        ]
+    )
+
+
+_SPARSE = ("outside", "holds")
 _MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
 
 

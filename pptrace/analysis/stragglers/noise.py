@@ -27,7 +27,7 @@ _MOST_REPLAYED = 400_000
 """Ops in the replays of ordinary noise."""
 _MOST_REPLAYS = 32
 _FEWEST_RANKS = 3
-"""In a pipeline of fewer ranks, one of them always has most of the variation."""
+"""Ranks of a pipeline: of fewer, one always has most of the variation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Medians:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Excess:
-    """What a place costs a step more than its like, and the variance of that."""
+    """Excess of a place over its like in a step, ns, and its variance."""
 
     place: Place
     ns: float

@@ -88,7 +88,7 @@ def nothing_outside() -> Slice:
 
 def in_order(parts: Sequence[Slice]) -> Slice:
     """The rows of several parts together, in order of their windows."""
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     order = np.argsort(columns["window"], kind="stable")
     return Slice({name: column[order] for name, column in columns.items()})
 

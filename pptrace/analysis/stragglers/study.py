@@ -10,6 +10,7 @@ import numpy as np
 from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
+from pptrace.analysis.stragglers.late_members import late_member
 from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
@@ -52,6 +53,7 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
         sequences,
         long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long
         slow_link(plans, measured),
+        late_member(plans, measured),
         late_starts(plans, measured),
         host_pauses(plans, measured),
         late_launches(plans, measured, apart),

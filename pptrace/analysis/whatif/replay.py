@@ -80,6 +80,25 @@ def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
     return Simulation(Replay(target.plan, np.rint(end - work[longest]).astype(np.int64), end))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCosts:
+    """Costs of one replayed step: what each row of its plan (with its delay) and each message takes, ns."""
+
+    plan: Plan
+    durations: Int64
+    transfers: Int64
+    messaging: Messaging
+
+
+def costs_of_step(costs: StageCosts, target: Target, step: int) -> StepCosts:
+    """The costs of one step of the run, put together along the plan; of several pipelines those of the first."""
+    builder, window = _Builder(costs, target), int(np.flatnonzero(costs.step == step)[0])
+    part = slice(window, window + 1)
+    work, late = builder.durations(part)
+    durations, transfers = (np.rint(values[0]).astype(np.int64) for values in (work + late, builder.transfers(part)))
+    return StepCosts(target.plan, durations, transfers, target.messaging)
+
+
 def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
     most = max(1, _CELLS // max(1, num_rows))
     return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))

@@ -15,8 +15,9 @@ from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
-from pptrace.analysis.whatif.replay import replay_step
+from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.split import best_split, paste_lines
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
@@ -86,10 +87,19 @@ class Study:
 
     def picture(self, change: Change) -> Simulation:
         """The replay of the typical step with a change."""
+        return replay_step(*self._target(change), self._typical_step)
+
+    def step_costs(self, change: Change) -> StepCosts:
+        """The costs of the typical step with a change, to be run."""
+        return costs_of_step(*self._target(change), self._typical_step)
+
+    def _target(self, change: Change) -> tuple[StageCosts, Target]:
+        return target_of(self.baseline, change, plan_of(change, self.name, self.costs))
+
+    @cached_property
+    def _typical_step(self) -> int:
         spans = self.baseline.replayed.spans
-        step = np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]]
-        costs, target = target_of(self.baseline, change, plan_of(change, self.name, self.costs))
-        return replay_step(costs, target, int(step))
+        return int(np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]])
 
 
 def study_run(
@@ -187,6 +197,9 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     changes += [(name, change) for change, name in _sizes(study)]
     if costs.num_stages > 1:
         changes.append(("links twice as fast", Change(link_speed=2.0)))
+    split = best_split(costs)
+    if split is not None and split != costs.layers:
+        changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
     ideals = [*map(parse_ideal, ("jitter", "communication", "host", "stragglers")), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
 
@@ -227,6 +240,8 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             if costs.layers
             else "a stage's work is taken to be spread evenly over its layers"
         )
+    if change.split is not None:
+        yield paste_lines(change.split)
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:

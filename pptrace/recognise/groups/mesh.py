@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import pandas as pd
 
@@ -213,7 +214,7 @@ def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | Non
 
 
 def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
-    """Count all ranks that the pipelines name; sizes that do not come to as many ranks are unknown, and so is the length of
+    """Count all ranks that the pipelines name; sizes that come to fewer are unknown, and so is the length of
     pipelines that send messages to ranks outside of them.
     """
     named = {rank for pipeline in mesh.pipelines for rank in pipeline}
@@ -222,6 +223,7 @@ def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     peers = set(comms["peer"][is_of_pp].unique().tolist()) - {-1}
     is_cut = bool(named) and not peers <= named
     sizes: dict[str, int | None] = {"pp": None if is_cut else mesh.pp, **{axis: mesh.size_of(axis) for axis in SIZED}}
-    if sizes["pp"] is None or not multiply_up(sizes, num_ranks):
+    known = prod(size for axis in MESH_ORDER if (size := sizes[axis]) is not None)
+    if is_cut or (known < num_ranks and not multiply_up(sizes, num_ranks)):
         sizes |= dict.fromkeys(SIZED)
     return replace(mesh.with_sizes(sizes), num_ranks=num_ranks, is_cut=is_cut)

@@ -95,3 +95,12 @@ def test_waiting_for_a_core_is_a_mean_over_the_ranks_that_say(report: Report) ->
 def test_recorders_are_named_once(report: Report) -> None:
     infos = tuple(replace(info, producer="kineto 1") for info in report.inputs)
     assert facts(replace(report, inputs=infos))["recorder"] == "kineto 1"
+
+
+def test_settings_of_another_writer_are_those_of_the_list_alone(report: Report) -> None:
+    settings = {"API_TOKEN": "hunter2", "NCCL_ALGO": "Tree", "NCCL_MY_KEY": "hunter2", "NCCL_PROTO": 3}
+    for known in (facts(report, {"environment": settings}), facts(report, environment=settings)):
+        assert known["NCCL_ALGO"] == "Tree"
+        assert known["NCCL_MY_KEY"] == "set"
+        assert "hunter2" not in known.values()
+        assert "NCCL_PROTO" not in known

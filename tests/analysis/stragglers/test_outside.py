@@ -15,11 +15,11 @@ from pptrace.slices import Slice
 from pptrace.workflow.load import load
 
 Item = tuple[int, int, int, str, int, int, int]
-"""(window, place, side, name, match, start, end); a collective begins when its last member is there."""
+"""(window, pp_rank, side, name, match, start, end); a collective begins when its last member is there."""
 
 
 def rows_of(*items: Item) -> Slice:
-    table = pd.DataFrame(items, columns=["window", "place", "side", "name", "match", "start", "end"])
+    table = pd.DataFrame(items, columns=["window", "pp_rank", "side", "name", "match", "start", "end"])
     begun = table.groupby(["window", "match"])["start"].transform("max").where(table["match"] >= 0, table["start"])
     columns = {name: table[name].to_numpy(dtype=np.int64) for name in table if name != "name"}
     return Slice({**columns, "name": table["name"].to_numpy(dtype=np.str_), "work": (table["end"] - begun).to_numpy()})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from instrument.launch.core_wait import CoreWait
-from instrument.launch.environment import RECORDED, read_environment
+from pptrace.environment import RECORDED, read_environment
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace
 

@@ -1,4 +1,7 @@
-"""Settings of the environment that change how long a step takes: those listed here, never the value of any other variable."""
+"""Settings of the environment that change how long a step takes: those listed here, never the value of any other variable.
+
+Recorder and reader keep the same ones: a trace of another writer may hold more. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ NOT_RECORDED = "set"
 _LONGEST = 200
 
 
-def read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def read_environment(environ: Mapping[str, object]) -> dict[str, str]:
     """The recorded settings by name, in order; of other NCCL variables that they are set."""
     return {
-        name: environ[name][:_LONGEST] if name in RECORDED else NOT_RECORDED
-        for name in sorted(environ)
-        if name in RECORDED or name.startswith(_NCCL)
+        name: value[:_LONGEST] if name in RECORDED else NOT_RECORDED
+        for name, value in sorted(environ.items())
+        if isinstance(value, str) and (name in RECORDED or name.startswith(_NCCL))
     }

@@ -1,0 +1,101 @@
+"""Programs of the processes: a list of instructions for each rank, which crosses to it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.lower import lower
+from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.plan import Plan
+
+RENDEZVOUS = "rendezvous"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
+
+    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives`` or ``rendezvous``
+    (:class:`pptrace.analysis.whatif.graph.Messaging`).
+    """
+
+    plan: Plan
+    durations: Sequence[int]
+    transfers: Sequence[int]
+    messaging: str
+    message_bytes: int
+
+
+def programs(work: Workload) -> list[list[list[Any]]]:
+    """The instructions of each rank.
+
+    ``["op", ns]`` sleeps. ``["transfers", [[message, peer, is_send, ns], …]]`` are sends and receives that are posted together;
+    the rank goes on when all of them are through, but for sends that nobody waits for.
+    """
+    groups = _in_order if work.messaging == RENDEZVOUS else _when_needed
+    return [list(groups(work, rank)) for rank in range(work.plan.pp)]
+
+
+def _in_order(work: Workload, rank: int) -> Iterator[list[Any]]:
+    """Instructions with sends and receives where lowering puts them."""
+    row = int(work.plan.table.rank_ptr[rank])
+    group: list[list[Any]] = []
+    for action in lower(work.plan).ranks[rank]:
+        if action.kind.is_p2p:
+            group.append(_transfer(work, action))
+            continue
+        if group:
+            yield ["transfers", group]
+            group = []
+        yield ["op", int(work.durations[row])]
+        row += 1
+    if group:
+        yield ["transfers", group]
+
+
+def _when_needed(work: Workload, rank: int) -> Iterator[list[Any]]:
+    """Instructions with each receive directly before its reader, and each send directly behind its sender."""
+    table = work.plan.table
+    for row in range(*table.rank_ptr[rank : rank + 2].tolist()):
+        needs = range(*table.dep_ptr[row : row + 2].tolist())
+        received = [need for need in needs if table.dep_message[need] >= 0]
+        if received:
+            yield [
+                "transfers",
+                [
+                    _entry(work, int(table.dep_message[need]), int(table.rank[table.dep[need]]), False)
+                    for need in received
+                ],
+            ]
+        yield ["op", int(work.durations[row])]
+        sent = [(need, message) for need, message in _readers(work.plan).get(row, ())]
+        if sent:
+            yield ["transfers", [_entry(work, message, int(table.rank[need]), True) for need, message in sent]]
+
+
+def _readers(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """(reading row, message) of each row whose output is sent."""
+    table = plan.table
+    readers: dict[int, list[tuple[int, int]]] = {}
+    for need, message in enumerate(table.dep_message.tolist()):
+        if message >= 0:
+            readers.setdefault(int(table.dep[need]), []).append((int(table.dep_reader[need]), message))
+    return readers
+
+
+def _entry(work: Workload, message: int, peer: int, is_send: bool) -> list[Any]:
+    return [message, peer, is_send, int(work.transfers[message])]
+
+
+def _transfer(work: Workload, action: Action) -> list[Any]:
+    plan = work.plan
+    forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
+    hop = 1 if forward == action.kind.is_send else -1
+    peer = plan.placement[action.stage + hop]
+    source = action.stage if action.kind.is_send else action.stage + hop
+    output = OUTPUT_OF[Kind.F if forward else Kind.B]
+    slot = (source * plan.num_microbatches + (action.microbatch or 0)) * len(Output) + output
+    return _entry(work, int(plan.table.slot_to_message[slot]), peer, action.kind.is_send)

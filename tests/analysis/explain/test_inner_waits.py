@@ -1,0 +1,166 @@
+"""Waits in collectives inside ops are the member's that comes last, to the nanosecond, and what they make late with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import Report, StepReport
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.registry import build
+from pptrace.schedule.replay_table import replay_table
+from pptrace.workflow.load import load
+
+PP, TP, STEPS, MICROBATCHES = 3, 2, 3, 6
+SUM_NS, MESSAGE_NS = 100, 7
+NAMES = [str(kind) for kind in Kind]
+
+
+@pytest.fixture
+def table() -> PlanTable:
+    return build("1f1b", PP, MICROBATCHES).table
+
+
+def usual(table: PlanTable) -> Int64:
+    """Compute of each op before its sum over tp, shape (steps, tp ranks, rows), ns."""
+    return np.broadcast_to(np.where(table.kind == Kind.F.code, 1000, 2000), (STEPS, TP, len(table))).astype(np.int64)
+
+
+def report_of(folder: Path, table: PlanTable, computing: Int64, late: Int64 | None = None) -> Report:
+    """The report of a run whose ops compute, and then sum over tp when the last member is there; they begin ``late`` after that
+    would be possible, shape (steps, tp ranks, rows): the replay is of the slowest of each pair.
+    """
+    late = np.zeros_like(computing) if late is None else late
+    replay = replay_table(table, (computing + late).max(axis=1) + SUM_NS, MESSAGE_NS)
+    ops, comms = [], []
+    for step, tp in np.ndindex(STEPS, TP):
+        begin = step * (int(replay.end.max()) + 5000)
+        start, end = replay.start[step] + late[step, tp] + begin, replay.end[step] + begin
+        columns = {"rank": table.rank * TP + tp, "tp_rank": tp, "pp_rank": table.rank, "step": step}
+        names = {name: getattr(table, name) for name in ("stage", "microbatch")}
+        kinds = [NAMES[code] for code in table.kind]
+        ops.append(pd.DataFrame({**columns, "kind": kinds, **names, "start_ns": start, "end_ns": end}))
+        times = {"start_ns": start + computing[step, tp], "end_ns": end}
+        of_tp = {
+            "kind": "all_reduce",
+            "axis": "tp",
+            "group_size": TP,
+            "match": step * len(table) + np.arange(len(table)),
+        }
+        comms.append(pd.DataFrame({**columns, **of_tp, "stage": -1, "microbatch": -1, **times}))
+        readers, senders = table.dep_reader[table.dep_is_message], table.dep[table.dep_is_message]
+        number = STEPS * len(table) + (step * TP + tp) * len(readers) + np.arange(len(readers))
+        for kind, rows, peers in (("send", senders, readers), ("recv", readers, senders)):
+            of_pp = {"kind": kind, "axis": "pp", "peer": table.rank[peers] * TP + tp, "match": number, "group_size": 2}
+            direction = ["F" if NAMES[code] == "F" else "B" for code in table.kind[senders]]
+            names = {name: getattr(table, name)[rows] for name in ("stage", "microbatch")}
+            times = {"start_ns": end[senders], "end_ns": end[senders] + MESSAGE_NS}
+            of_rows = {"rank": table.rank[rows] * TP + tp, "tp_rank": tp, "pp_rank": table.rank[rows], "step": step}
+            comms.append(pd.DataFrame({**of_rows, **of_pp, "direction": direction, **names, **times}))
+    folder.mkdir(exist_ok=True)
+    pd.concat(ops).to_csv(folder / "ops.csv", index=False)
+    pd.concat(comms).to_csv(folder / "comms.csv", index=False)
+    return load([folder]).report
+
+
+def assert_exact(step: StepReport) -> int:
+    """The bubble of a step, which is charged once."""
+    assert step.blame is not None
+    bubble = sum(rank.bubble_ns or 0 for rank in step.ranks)
+    for sums in (step.blame.by_rank, step.blame.by_stage, step.blame.by_kind):
+        assert sum(sums.values()) == step.blame.total_ns == bubble
+        assert min(sums.values()) >= 0
+    return bubble
+
+
+def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(tmp_path: Path, table: PlanTable) -> None:
+    computing = usual(table)
+    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
+    computing[:, 1, row] += 20_000
+    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
+    after = report_of(tmp_path / "slow", table, computing).steps[0]
+    added = assert_exact(after) - assert_exact(before)
+    assert after.blame is not None
+    most = after.blame.ops[0]
+    slow_rank = 1 * TP + 1
+    assert (most.rank, most.kind, most.stage, most.microbatch) == (slow_rank, "F", 1, 2)
+    assert added > 4 * 20_000  # the tp peer in the op, and the other stages of both pipelines
+    assert 0.95 * added <= most.ns <= 1.05 * added + before.blame.ops[0].ns if before.blame else False
+    assert after.blame.by_rank[slow_rank] > 0.9 * added
+    assert after.blame.by_kind["wait"] == 0
+
+
+def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
+    tmp_path: Path, table: PlanTable
+) -> None:
+    computing = usual(table)
+    computing[:, 1, table.rank == 2] += 700
+    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
+    after = report_of(tmp_path / "slow", table, computing).steps[0]
+    assert_exact(after)
+    assert before.blame is not None
+    assert after.blame is not None
+    waits = 700 * int((table.rank == 2).sum())
+    more = {rank: after.blame.by_rank[rank] - before.blame.by_rank[rank] for rank in after.blame.by_rank}
+    assert more[2 * TP + 1] >= waits
+    assert max(more, key=more.__getitem__) == 2 * TP + 1
+    assert after.blame.by_kind["wait"] == 0
+
+
+@pytest.mark.parametrize("tp", [0, 1])
+def test_a_slow_member_is_named_and_neither_its_stage_nor_its_axis_is(
+    tmp_path: Path, table: PlanTable, tp: int
+) -> None:
+    """Both ranks of the stage take as long, the one for the other; which pipeline is the longer one is left to chance."""
+    healthy = usual(table) + np.random.default_rng(0).integers(0, 60, (STEPS, TP, len(table)))
+    computing = healthy.copy()
+    computing[:, tp, table.rank == 2] = computing[:, tp, table.rank == 2] * 3 // 2
+    clean = report_of(tmp_path / "clean", table, healthy)
+    report = report_of(tmp_path / "slow", table, computing)
+    assert not any(finding.evidence["cause"] in ("straggler", "imbalance") for finding in clean.findings)
+    found = [finding for finding in report.findings if finding.evidence["cause"] in ("straggler", "imbalance")]
+    (late,) = found
+    assert (late.evidence["reason"], late.evidence["where"]) == ("late member", {"rank": 2 * TP + tp})
+    assert late.evidence["waiting_ranks"] == [2 * TP + 1 - tp]
+    spans = [np.mean([step.span_ns or 0 for step in each.steps]) for each in (report, clean)]
+    assert late.gain_ns == pytest.approx(spans[0] - spans[1], rel=0.02)
+
+
+def test_a_rank_that_begins_its_op_late_is_idle_before_it(tmp_path: Path, table: PlanTable) -> None:
+    late = np.zeros((STEPS, TP, len(table)), dtype=np.int64)
+    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 3) & (table.kind == Kind.F.code))[0])
+    late[:, 0, row] = 9_000
+    before = report_of(tmp_path / "clean", table, usual(table)).steps[0]
+    after = report_of(tmp_path / "slow", table, usual(table), late).steps[0]
+    added = assert_exact(after) - assert_exact(before)
+    assert after.blame is not None
+    assert before.blame is not None
+    assert after.blame.by_kind["idle"] - before.blame.by_kind["idle"] > 0.9 * added
+    assert after.blame.by_rank[1 * TP] - before.blame.by_rank[1 * TP] > 0.9 * added
+
+
+def test_without_waits_nothing_is_handed_on(tmp_path: Path, table: PlanTable) -> None:
+    step = report_of(tmp_path / "run", table, usual(table)).steps[0]
+    assert_exact(step)
+    assert step.blame is not None
+    assert step.blame.by_kind["wait"] == 0
+    ranks = step.blame.by_rank
+    assert [ranks[stage * TP] for stage in range(PP)] == [ranks[stage * TP + 1] for stage in range(PP)]
+
+
+def test_random_waits_are_charged_once_and_permuting_ranks_permutes_them(tmp_path: Path, table: PlanTable) -> None:
+    random = np.random.default_rng(7)
+    computing = usual(table) + random.integers(0, 3_000, (STEPS, TP, len(table)))
+    report = report_of(tmp_path / "run", table, computing)
+    swapped = report_of(tmp_path / "swapped", table, computing[:, ::-1])
+    for step, other in zip(report.steps, swapped.steps, strict=True):
+        assert_exact(step)
+        assert step.blame is not None
+        assert other.blame is not None
+        assert other.blame.by_kind == step.blame.by_kind
+        assert {rank ^ 1: ns for rank, ns in other.blame.by_rank.items()} == step.blame.by_rank
