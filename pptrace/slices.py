@@ -100,8 +100,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, chosen: Array | slice) -> Texts:
-        return Texts(self.codes[chosen], self.names)
+    def __getitem__(self, chosen: Array | slice | int) -> Texts | str:
+        """The texts of chosen rows, or that of one row."""
+        codes = self.codes[chosen]
+        return Texts(codes, self.names) if isinstance(codes, np.ndarray) else self.names[codes]
 
     def __eq__(self, text: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]
         """Mask of the rows that have a text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import product
 
 import numpy as np
@@ -68,6 +69,24 @@ def test_codes_of_a_column_count_its_values_in_ascending_order(kind: str) -> Non
     rows = slice_of(pd.DataFrame({"text": pd.Series(["b", "a", "b", ""], dtype=kind)})).where(slice(0, 3))
     codes, values = rows.codes("text")
     assert (codes.tolist(), values) == ([1, 0, 1], ("a", "b"))
+
+
+def test_texts_are_compared_and_chosen_like_those_of_the_table() -> None:
+    texts = ["b", "a", "b", ""]
+    rows = slice_of(pd.DataFrame({"text": pd.Series(texts, dtype="category")}))
+    assert [rows["text"][row] for row in range(4)] == rows["text"].tolist() == texts
+    assert (rows["text"] == "b").tolist() == [True, False, True, False]
+    assert (rows["text"] != "b").tolist() == [False, True, False, True]
+    assert not (rows["text"] == "c").any()
+    assert rows.where(np.array([False, True, True, False]))["text"].tolist() == ["a", "b"]
+
+
+def test_chosen_rows_travel_without_the_rest_of_their_table() -> None:
+    rows = slice_of(pd.DataFrame({"x": np.arange(100_000), "y": np.arange(100_000)}))
+    sent = pickle.dumps(rows.where(np.array([7, 3])))
+    assert len(sent) < 10_000
+    received = pickle.loads(sent)
+    assert (received["x"].tolist(), received["y"].tolist()) == ([7, 3], [7, 3])
 
 
 def test_a_mask_that_chooses_all_rows_gives_the_table_itself() -> None:
