@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parents[1]
 _CONFIG = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _CONTRACTS = {contract["name"]: contract for contract in _CONFIG["tool"]["importlinter"]["contracts"]}
 
-_RUNTIME = "the runtime knows only schedule, marks, axes, hang_diagnosis, nsys, environment and errors"
+_RUNTIME = "the runtime knows of pptrace only its lowest rooms"
 _ANALYSED = "traces are analysed without the runtime and the dashboard"
 _STANDARD_LIBRARY = "what ranks of a run import is the standard library alone"
 _ALLOWED_IN_RUNTIME = {"schedule", "marks", "marking", "axes", "hang_diagnosis", "nsys", "environment", "errors", "garbage"}

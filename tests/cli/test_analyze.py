@@ -175,7 +175,8 @@ def test_parquet_tables_hold_the_same_as_csv_and_are_read_again(tmp_path: Path) 
         assert columns.columns == texts.columns.tolist()
         assert len(columns) == len(texts) > 0
         for column in texts:
-            assert [str(value) for value in columns[column].to_list()] == texts[column].tolist(), column
+            values = ["" if value is None else str(value) for value in columns[column].to_list()]
+            assert values == texts[column].tolist(), column
     reports = [pptrace_here("analyze", folder, "--json", "-", "--ops") for folder in (csv, parquet)]
     texts = [report.out.replace(str(folder), "") for report, folder in zip(reports, (csv, parquet), strict=True)]
     first, second = json.loads(texts[0].replace(".csv", "")), json.loads(texts[1].replace(".parquet", ""))
