@@ -18,7 +18,17 @@ _CONTRACTS = {contract["name"]: contract for contract in _CONFIG["tool"]["import
 _RUNTIME = "the runtime knows of pptrace only its lowest rooms"
 _ANALYSED = "traces are analysed without the runtime and the dashboard"
 _STANDARD_LIBRARY = "what ranks of a run import is the standard library alone"
-_ALLOWED_IN_RUNTIME = {"schedule", "marks", "marking", "axes", "hang_diagnosis", "nsys", "environment", "errors", "garbage"}
+_ALLOWED_IN_RUNTIME = {
+    "schedule",
+    "marks",
+    "marking",
+    "axes",
+    "hang_diagnosis",
+    "nsys",
+    "environment",
+    "errors",
+    "garbage",
+}
 _ENTRANCES = {"pptrace.cli", "pptrace.__main__", "pptrace.version"}
 
 _PLANTED = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.graph import Messaging
 from pptrace.analysis.whatif.ideals import apply_ideal
-from pptrace.analysis.whatif.replay import Replayed, Target, replay
+from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError, UsageError
@@ -21,6 +22,10 @@ from pptrace.schedule.plan import Plan
 FEWEST_STEPS = 5
 """With fewer whole steps their own spread says little, and steps are drawn from the microbatches of those that there are."""
 _DRAWN_STEPS = 20
+_MOST_FIXED = 0.06
+"""Part of an op that may be the same however much it does: host work for each op, kernels that smaller parts fill less well."""
+_BETWEEN_RUNS = 0.015
+"""Part of a step by which two runs of the same program typically differ on the same machine, whatever their steps say."""
 _NUM_SAMPLES = 1000
 _AS_CLOSE = 0.015
 """Difference of errors below which two ways of sending and receiving explain a run equally well."""
@@ -103,7 +108,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     """Predict the typical step of a change that makes a plan.
 
     The replay of the change is scaled as the replay of the run as it was has to be to give what was measured. The interval is
-    that of the median over steps, wider by the error of the run's own replay, and by what the assumed part of W may change.
+    that of the median over steps, wider by the error of the run's own replay, by what runs of one program differ, and by what
+    the assumptions may change.
 
     Raises:
         UsageError: a split does not fit the plan.
@@ -111,8 +117,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     costs, target = target_of(baseline, change, plan)
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
-    bounds = [_bounds(costs, target, replayed), *(_bounds(costs, target, one) for one in _variants(costs, target))]
-    margin = baseline.error_of_steps
+    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed)]
+    margin = baseline.error_of_steps + _BETWEEN_RUNS
     return Prediction(
         span=round(typical(replayed.spans) * factor),
         low=int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin))),
@@ -152,11 +158,16 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
     return float(low), float(high)
 
 
-def _variants(costs: StageCosts, target: Target) -> list[Replayed]:
-    """Replays with other parts for W, where the plan splits backwards that the run did not."""
-    if costs.splits_backward or not target.plan.splits_backward:
-        return []
-    return [replay(with_weight_share(costs, share), target) for share in _WEIGHT_SHARES]
+def _variants(costs: StageCosts, target: Target, replayed: Replayed) -> Iterator[tuple[StageCosts, Target, Replayed]]:
+    """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not, and on what an op
+    costs whatever it does, where ops do more or less than the measured ones.
+    """
+    yield costs, target, replayed
+    shares = () if costs.splits_backward or not target.plan.splits_backward else _WEIGHT_SHARES
+    others = [(with_weight_share(costs, share), target) for share in shares]
+    if changes_ops(costs, target):
+        others.append((costs, replace(target, fixed=_MOST_FIXED)))
+    yield from ((*other, replay(*other)) for other in others)
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

@@ -28,7 +28,8 @@ class Target:
     """A plan with what its ops and messages are made of.
 
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
-    ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel.
+    ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel. ``fixed`` is the
+    part of a measured op that does not depend on how much it has to do: an op that does half of it has all of that.
     """
 
     plan: Plan
@@ -37,6 +38,7 @@ class Target:
     scale: float = 1.0
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +101,11 @@ def costs_of_step(costs: StageCosts, target: Target, step: int) -> StepCosts:
     return StepCosts(target.plan, durations, transfers, target.messaging)
 
 
+def changes_ops(costs: StageCosts, target: Target) -> bool:
+    """Return whether ops of the plan do more or less than the measured ones."""
+    return not np.allclose(_Builder(costs, target).ops_in_rows, 1.0)
+
+
 def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
     most = max(1, _CELLS // max(1, num_rows))
     return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
@@ -124,6 +131,8 @@ class _Builder:
         by_output = self._by_output(values[windows])
         rows = by_output[:, self._stage, self._source, self._output]
         rows += np.where(self._is_whole, by_output[:, self._stage, self._source, W], 0.0)
+        fixed = self.target.fixed
+        rows *= (1 - fixed) + fixed / self.ops_in_rows if fixed else 1.0
         pairs = np.flatnonzero(self.target.plan.table.second_slot >= 0)
         if len(pairs):
             stage, source = self._second
@@ -132,6 +141,17 @@ class _Builder:
             backwards = backwards + np.where(whole, by_output[:, stage, source, W], 0.0)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
+
+    @cached_property
+    def ops_in_rows(self) -> Floats:
+        """Measured ops whose work each row has together, in parts of ops: 1/2 of a row that does half of one."""
+        share = 1 - self.costs.weight_share
+        whole = np.array([1.0, 1.0, 1.0] if self.costs.splits_backward else [1.0, share, 1 - share])
+        of_stages = self.target.stages.shares.sum(axis=2) * whole[:, np.newaxis]
+        ops = of_stages[self._output, self._stage]
+        ops = ops + np.where(self._is_whole, of_stages[W, self._stage], 0.0)
+        in_rows: Floats = np.maximum(ops * self.target.scale, np.finfo(np.float64).tiny)
+        return in_rows
 
     def _by_output(self, values: Floats) -> Floats:
         """Values by the stages of the plan, from those by measured stages."""

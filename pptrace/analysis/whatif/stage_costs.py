@@ -40,7 +40,7 @@ class StageCosts:
 
     ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
     ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
-    what its halves take one after the other.
+    what its halves take one after the other, ``weight_share`` the part of a full backward that is taken to be W's.
     """
 
     plan: Plan
@@ -53,6 +53,7 @@ class StageCosts:
     layers: tuple[int, ...] | None
     splits_backward: bool
     pair_factor: float
+    weight_share: float = ASSUMED_WEIGHT_SHARE
 
     @property
     def num_stages(self) -> int:
@@ -226,4 +227,4 @@ def with_weight_share(costs: StageCosts, share: float) -> StageCosts:
     work = costs.work.copy()
     both = work[..., BACKWARD] + work[..., W]
     work[..., BACKWARD], work[..., W] = both * (1 - share), both * share
-    return replace(costs, work=work)
+    return replace(costs, work=work, weight_share=share)
