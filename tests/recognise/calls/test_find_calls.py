@@ -327,7 +327,7 @@ def test_labelled_pipelines_gain_their_other_communication_and_no_message_twice(
     (step,) = report.steps
     assert step.span_ns == 1280
     assert step.bubble.waterfall_ns is not None
-    assert step.bubble.waterfall_ns.communication == 2 * 20  # the first message down and the last one up
+    assert step.bubble.waterfall_ns.communication == 4 * 20  # receives are not posted ahead: each keeps its rank
     for rank in step.ranks:
         by_key = {(comm.axis, comm.kind): comm for comm in rank.comms}
         assert set(by_key) == {("dp", "all_reduce"), ("pp", "send"), ("pp", "recv")}
