@@ -26,8 +26,6 @@ CASES = [
     *((*size, way) for size in SIZES for way in WAYS if ALL or SIZES.index(size) == WAYS.index(way)),
     ("gpipe", 1, 2, Messaging.AHEAD),
 ]
-    ("gpipe", 1, 2, WAYS[0])
-]
 
 
 def workload(
