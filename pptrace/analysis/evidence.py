@@ -24,7 +24,7 @@ _NEEDED_STEPS = (
 
 
 def missing_evidence(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> tuple[MissingEvidence, ...]:
-    """The kinds of findings that cannot be told.
+    """The kinds of findings that this run does not show.
 
     Args:
         steps: all steps of the report.
@@ -54,7 +54,7 @@ def _without_like(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
         return
     if max(len(np.unique(costs.ranks, axis=0)) for costs in plans) > 1:
         return
-    yield MissingEvidence((STRAGGLER,), "one pipeline: a slow worker cannot be told from a heavy stage")
+    yield MissingEvidence((STRAGGLER,), "one pipeline: a slow worker cannot be distinguished from a heavy stage")
     if (links := max(map(num_links, plans))) <= FEWEST_ALIKE:
         count = "1 link" if links == 1 else f"{links} links"
         yield MissingEvidence(("slow link",), f"{count} of one pipeline: too few to tell which is slow")

@@ -85,7 +85,7 @@ def find(
         gains: what each step would get back if a stage or a rank cost what its like costs, ns.
         studied: the numbers of the steps that these and the gains of the reasons are of.
         noise: what ops that vary by chance explain, so that it is no finding.
-        missing: what cannot be told.
+        missing: what the run does not show.
     """
     findings = [
         Finding(

@@ -1,4 +1,4 @@
-"""Slack and critical path of every op of a run, as columns beside its table of ops."""
+"""Slack and critical path of every op of a run, as further columns of its table of ops."""
 
 from __future__ import annotations
 

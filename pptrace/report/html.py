@@ -85,7 +85,7 @@ def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> s
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Two runs beside each other as a page; times are ms."""
+    """Comparison of two runs as a page; times are ms."""
     parts = [f'<h1>Comparison <small>B against A</small></h1><p class="verdict">{escape(comparison.detail)}</p>']
     parts += [_report_table(table) for table in comparison_tables(comparison, Amount.WHOLE)]
     parts.append(_warnings(comparison.warnings))

@@ -117,7 +117,7 @@ def _warning_lines(every: Sequence[str], amount: Amount) -> RenderableType:
 
 
 def print_comparison(comparison: Comparison, console: Console, amount: Amount = Amount.BRIEF) -> None:
-    """Print two runs beside each other: the verdict, the step, its parts, the facts that differ, the warnings."""
+    """Print a comparison: the verdict, the step, its parts, the facts that differ, the warnings."""
     console.print(Stripped(Text(comparison.detail, style="bold")))
     for table in comparison_tables(comparison, amount):
         console.print(Stripped(render_table(table, console.width)))

@@ -131,7 +131,7 @@ def _op(op: OpSummary) -> dict[str, Any]:
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
-    """Two runs beside each other as a JSON object."""
+    """Comparison of two runs as a JSON object."""
     return {"schema": COMPARISON_SCHEMA, **_plain(comparison)}
 
 

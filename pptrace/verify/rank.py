@@ -1,4 +1,4 @@
-"""One rank's process: reads its program from stdin, runs it step by step when it is told to, and prints when it began and ended.
+"""One rank's process: reads its program from stdin, runs a step for each further line, and prints when it began and ended.
 
 It is started as a script, alone, so that it starts fast: standard library only.
 """

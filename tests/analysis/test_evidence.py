@@ -96,6 +96,6 @@ def test_the_text_says_it_in_one_line_of_the_findings() -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("not enough evidence"))
     assert line == (
         "not enough evidence: 2 whole steps, too few for pauses (4), outliers (5), change of level (10); "
-        "one pipeline: a slow worker cannot be told from a heavy stage"
+        "one pipeline: a slow worker cannot be distinguished from a heavy stage"
     )
     assert len(text.splitlines()) <= 70

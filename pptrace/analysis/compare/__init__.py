@@ -1,1 +1,1 @@
-"""Two runs beside each other: how much longer a typical step takes, which of its parts changed, and how certain that is."""
+"""Comparison of two runs: how much longer a typical step takes, which of its parts changed, and how certain that is."""

@@ -21,7 +21,7 @@ from pptrace.analysis.compare import student
 from pptrace.model.tables import Int64
 
 FEWEST_STEPS = 8
-"""With fewer steps nothing is said to differ: they do not show how much steps vary."""
+"""With fewer steps no difference is reported: they do not show how much steps vary."""
 CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and

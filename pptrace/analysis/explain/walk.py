@@ -81,7 +81,7 @@ class Walks:
         idle, transfer = cursor - begun - moving, begun - sent + moving
         return Hop(walk, cell, source, has_source, idle, transfer, sent - begin, begin)
 
-    def after(self, hop: Hop, goes_on: Bool | None = None) -> Hop:
-        """The next hop of the walks that waited for something, or of those of them that ``goes_on`` marks."""
-        on = np.flatnonzero(hop.has_source if goes_on is None else hop.has_source & goes_on)
+    def after(self, hop: Hop, continues: Bool | None = None) -> Hop:
+        """The next hop of the walks that waited for something, or of those of them that ``continues`` marks."""
+        on = np.flatnonzero(hop.has_source if continues is None else hop.has_source & continues)
         return self._hop(hop.walk[on], hop.source[on], hop.begin[on])

@@ -1,4 +1,4 @@
-"""The best division of the model's layers over its stages, by measured costs, and how frameworks are told of it."""
+"""The best division of the model's layers over its stages, by measured costs, and the options of frameworks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of two runs beside each other: the typical step, its parts, and the facts in which the runs differ."""
+"""The tables of a comparison: the typical step, its parts, and the facts in which the runs differ."""
 
 from __future__ import annotations
 

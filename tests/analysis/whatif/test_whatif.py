@@ -11,16 +11,19 @@ import pytest
 
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
+from pptrace.analysis.whatif.memory import RankUse, predicted_peak
+from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.simulator import Costs, simulate, uniform
+from pptrace.simulator import Costs, peak_inflight, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from tests.support.measured import measured_costs
 
 MS = 1_000_000
 COSTS = uniform(forward_ns=10 * MS, backward_ns=20 * MS)
@@ -245,3 +248,40 @@ def test_a_report_is_not_changed_by_predictions(one_f_one_b: Analysis) -> None:
     before: Report = one_f_one_b.report
     predict_changes(one_f_one_b, Wishes(ideals=("jitter", "communication")))
     assert one_f_one_b.report == before
+
+
+def test_an_interval_allows_for_what_runs_differ_and_for_what_every_op_costs(one_f_one_b: Analysis) -> None:
+    result = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zbv"))).result
+    of_name = {one.schedule: one for one in result.scenarios}
+    same_ops = of_name["gpipe"]
+    assert same_ops.low_ns == pytest.approx(0.985 * same_ops.span_ns, abs=1)
+    assert same_ops.high_ns == pytest.approx(1.015 * same_ops.span_ns, abs=1)
+    smaller_ops = of_name[
+        "zbv"
+    ]  # W is half of a B: each has what a B costs whatever it does, and so has each half of a stage
+    assert smaller_ops.high_ns > 1.1 * smaller_ops.span_ns
+
+
+def test_perfect_overlap_leaves_neither_messages_nor_communication_inside_ops() -> None:
+    plan = build("1f1b", 2, 3)
+    rows = np.full((1, 1, len(plan.table)), 10)
+    measured = measured_costs(plan.table, rows, transfers=4)
+    costs = stage_costs(plan, replace(measured, inner=np.full(measured.inner.shape, 2)), None)
+    assert costs.transfer.sum() == 4 * plan.table.num_messages
+    ideal = apply_ideal(costs, parse_ideal("communication"))
+    assert not ideal.transfer.any()
+    assert not ideal.inner.any()
+    assert ideal.work.sum() == (10 - 2) * len(plan.table)
+
+
+def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
+    now, chunks, twice = build("1f1b", 2, 4), build("interleaved-1f1b", 2, 4), build("dualpipe", 2, 4)
+    uses = {0: RankUse(1000, 100.0), 1: RankUse(900, 100.0)}
+    assert predicted_peak(uses, now, now, Change()) == 1000 + 2 * 100
+    assert predicted_peak(uses, now, build("gpipe", 2, 4), Change()) == 1000 + 4 * 100
+    held = max(start + count / 2 * 100 for start, count in zip((1000, 900), peak_inflight(chunks), strict=True))
+    assert predicted_peak(uses, now, chunks, Change()) == round(held)
+    held = max(2 * start + count * 100 for start, count in zip((1000, 900), peak_inflight(twice), strict=True))
+    assert predicted_peak(uses, now, twice, Change()) == round(held)
+    assert predicted_peak(uses, now, now, Change(split=(3, 5))) is None
+    assert predicted_peak({}, now, now, Change()) is None
