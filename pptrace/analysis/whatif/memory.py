@@ -44,15 +44,9 @@ def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, chan
     """The largest peak of a rank with a plan, bytes; None where it is not known, as after another split."""
     if not uses or change.split is not None:
         return None
-    copies = plan.num_chains / measured.num_chains
+    copies = plan.num_chains / measured.num_chains  # a bidirectional plan has every stage twice
     peaks = [
-        uses[rank].start * copies
-        + uses[rank].per_activation
-        * change.microbatch_size
-        * held
-        / plan.num_chunks
-        * plan.num_chains
-        / measured.num_chains
+        copies * (uses[rank].start + uses[rank].per_activation * change.microbatch_size * held / plan.num_chunks)
         for rank, held in enumerate(peak_inflight(plan))
     ]
     return round(max(peaks))

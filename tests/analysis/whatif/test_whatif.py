@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ import pytest
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
-from pptrace.analysis.whatif.memory import RankUse, predicted_peak
+from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
@@ -285,3 +287,17 @@ def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     assert predicted_peak(uses, now, twice, Change()) == round(held)
     assert predicted_peak(uses, now, now, Change(split=(3, 5))) is None
     assert predicted_peak({}, now, now, Change()) is None
+
+
+def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_activations_in_flight() -> None:
+    plan = build("interleaved-1f1b", 2, 4)
+    first, second = peak_inflight(plan)
+    ranks = [
+        SimpleNamespace(pp_rank=rank, start_bytes=500, peak_bytes=500 + 30 * held)
+        for rank, held in ((0, first), (1, second))
+    ]
+    uses = rank_uses(cast(Any, SimpleNamespace(ranks=ranks)), plan)
+    assert uses == {rank: RankUse(500, 60.0) for rank in (0, 1)}  # 30 for each of two chunks
+    assert predicted_peak(uses, plan, plan, Change()) == 500 + 30 * first
+    unknown = SimpleNamespace(ranks=[*ranks, SimpleNamespace(pp_rank=0, start_bytes=None, peak_bytes=9)])
+    assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}
