@@ -294,7 +294,7 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
     first, second = peak_inflight(plan)
     ranks = [
         SimpleNamespace(pp_rank=rank, start_bytes=500, peak_bytes=500 + 30 * held)
-        for rank, held in ((0, first), (1, second))
+        for rank, held in enumerate((first, second))
     ]
     uses = rank_uses(cast(Any, SimpleNamespace(ranks=ranks)), plan)
     assert uses == {rank: RankUse(500, 60.0) for rank in (0, 1)}  # 30 for each of two chunks
