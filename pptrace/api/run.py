@@ -14,7 +14,7 @@ from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
@@ -29,7 +29,7 @@ FigureKind = Literal["timeline", "waterfall", "overview"]
 
 
 @dataclass(frozen=True, eq=False)
-class Run(Exports):
+class Run(ExportsOps):
     """Result of :func:`pptrace.load`. A notebook shows it as a summary: figures of the typical step, findings, steps.
 
     Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,

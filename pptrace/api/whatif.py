@@ -11,7 +11,7 @@ from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, study_run
 from pptrace.api.arguments import require_number, require_whole
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.verify.execute import execute
@@ -46,7 +46,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions(Exports):
+class Predictions(ExportsJson, ExportsPage):
     """Result of :meth:`pptrace.Run.whatif`."""
 
     study: Study
@@ -64,7 +64,7 @@ class Predictions(Exports):
         frame = pd.DataFrame(rows, columns=list(names))
         return frame.astype(dict.fromkeys(("peak_memory_bytes", "verified_span_ns"), "Int64"))
 
-    def _json_object(self, _with_ops: bool) -> dict[str, Any]:
+    def _json_object(self) -> dict[str, Any]:
         from pptrace.report.to_json import whatif_object
 
         return whatif_object(self.result)

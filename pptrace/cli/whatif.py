@@ -107,7 +107,7 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
     predictions = predict_changes(analysis, wishes, options.verify)
-    outputs.write({"--json": predictions.json_parts, "--html": predictions.to_html})
+    outputs.write({"--json": predictions.to_json, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(whatif_text(predictions.result, console.width))
