@@ -161,6 +161,7 @@ class Run(ExportsOps):
         ideals: str | Sequence[str] = (),
         link_speed: float | None = None,
         placement: Sequence[int] | None = None,
+        prefetch: int | None = None,
         layers: Sequence[int] | None = None,
         verify: bool = False,
     ) -> Predictions:
@@ -183,6 +184,7 @@ class Run(ExportsOps):
                 like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
+            prefetch: receives are posted so many ops before they are needed.
             layers: layers of each stage of the run, where its trace does not say.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
@@ -200,6 +202,7 @@ class Run(ExportsOps):
             _names(ideals),
             link_speed,
             None if placement is None else tuple(placement),
+            prefetch,
             None if layers is None else tuple(layers),
         )
         return predict_changes(self.analysis, wishes, verify)

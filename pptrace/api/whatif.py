@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, study_run
+from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.errors import UsageError
@@ -38,6 +38,7 @@ class Wishes:
     ideals: tuple[str, ...] = ()
     link_speed: float | None = None
     placement: tuple[int, ...] | None = None
+    prefetch: int | None = None
     layers: tuple[int, ...] | None = None
     """Layers of each stage of the run, where its trace does not say: no change."""
 
@@ -127,6 +128,7 @@ def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
         costs.transfers.tolist(),
         costs.messaging.name.lower(),
         round(size * change.microbatch_size),
+        costs.prefetch,
     )
     return execute(work, scenario.span_ns)
 
@@ -141,6 +143,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         ideals=tuple(map(parse_ideal, wishes.ideals)),
         link_speed=wishes.link_speed or 1.0,
         placement=wishes.placement,
+        prefetch=wishes.prefetch,
     )
     others = _name(wishes)
     if not wishes.schedules:
@@ -158,9 +161,9 @@ def _with_schedule(change: Change, schedule: str) -> Change:
 
 
 def _require_legal(wishes: Wishes, study: Study) -> None:
-    for name in ("chunks", "microbatches"):
+    for name, least in (("chunks", 1), ("microbatches", 1), ("prefetch", 0)):
         if (size := getattr(wishes, name)) is not None:
-            require_whole(f"--{name}", size, 1)
+            require_whole(f"--{name}", size, least)
     for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
         if value is not None:
             require_number(option, value, "times today's", _MOST_TIMES)
@@ -184,6 +187,7 @@ def _name(wishes: Wishes) -> str:
         f"split {_commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
+        "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
         *(f"ideal {name}" for name in wishes.ideals),
     ]
     return ", ".join(part for part in parts if part)

@@ -40,6 +40,7 @@ from pptrace.workflow.load import load
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
+@click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
 @click.option(
@@ -70,6 +71,7 @@ class WhatIfOptions:
     link_speed: float | None
     layers: str | None
     placement: str | None
+    prefetch: int | None
     verify: bool
     step: int | None
     json_file: str | None
@@ -88,6 +90,7 @@ class WhatIfOptions:
             self.ideals,
             self.link_speed,
             _numbers("--placement", self.placement),
+            self.prefetch,
             _numbers("--layers", self.layers),
         )
 

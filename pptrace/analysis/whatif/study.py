@@ -12,6 +12,7 @@ import numpy as np
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.graph import Messaging
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
@@ -32,6 +33,7 @@ _MOST_CELLS = 4_000_000
 """Ops of as many steps, evenly spaced, are replayed."""
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
+_PREFETCH_DEPTHS = (1, 2)
 _LEAST_GAIN = 0.005
 """Ideals that gain a smaller part of the step are left out of the table of all changes."""
 
@@ -197,11 +199,18 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     changes += [(name, change) for change, name in _sizes(study)]
     if costs.num_stages > 1:
         changes.append(("links twice as fast", Change(link_speed=2.0)))
+    if study.baseline.messaging is not Messaging.AHEAD:
+        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
     split = best_split(costs)
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
     ideals = [*map(parse_ideal, ("jitter", "communication", "host", "stragglers")), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
+
+
+def prefetch_name(depth: int) -> str:
+    """Words for receives that are posted so many ops before they are needed."""
+    return f"receives posted {counted(depth, 'op')} ahead" if depth else "receives posted when needed"
 
 
 def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf) -> list[tuple[str, Simulation]]:
@@ -252,6 +261,8 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         action.parts for actions in costs.plan.ranks for action in actions
     ):
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    if change.prefetch is not None:
+        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
     if change.link_speed != 1:
         yield "the whole time of a message is divided, its latency too"
     if plan.num_chains > costs.plan.num_chains:
