@@ -163,6 +163,7 @@ class Run(ExportsOps):
         placement: Sequence[int] | None = None,
         prefetch: int | None = None,
         layers: Sequence[int] | None = None,
+        memory_limit: int | None = None,
         verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
@@ -186,6 +187,7 @@ class Run(ExportsOps):
             placement: the pipeline rank of the run that each rank of the pipeline then is.
             prefetch: receives are posted so many ops before they are needed.
             layers: layers of each stage of the run, where its trace does not say.
+            memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
@@ -204,6 +206,7 @@ class Run(ExportsOps):
             None if placement is None else tuple(placement),
             prefetch,
             None if layers is None else tuple(layers),
+            memory_limit,
         )
         return predict_changes(self.analysis, wishes, verify)
 

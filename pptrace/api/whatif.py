@@ -41,9 +41,11 @@ class Wishes:
     prefetch: int | None = None
     layers: tuple[int, ...] | None = None
     """Layers of each stage of the run, where its trace does not say: no change."""
+    memory_limit: int | None = None
+    """The most bytes that a rank may have: no change."""
 
     def __bool__(self) -> bool:
-        return replace(self, layers=None) != Wishes()
+        return replace(self, layers=None, memory_limit=None) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,11 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
-    study = study_run(analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes))
+    if wishes.memory_limit is not None:
+        require_whole("--memory-limit", wishes.memory_limit, 1)
+    study = study_run(
+        analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes), wishes.memory_limit
+    )
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
     result = answer(study, changes)
     if verify:
@@ -114,7 +120,7 @@ def message_bytes(analysis: Analysis) -> int:
 
 def _verified(study: Study, changes: Mapping[str, Change], result: WhatIf, size: int, most: int | None) -> WhatIf:
     """The scenarios with what they really take; ``most`` is how many of them are run, those that are no ideals."""
-    chosen = [one for one in result.scenarios if most is None or not one.ideal][:most]
+    chosen = [one for one in result.scenarios if most is None or one.is_choice][:most]
     spans = {one.name: _run(study, changes[one.name], one, size) for one in chosen}
     scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
     return replace(result, scenarios=scenarios)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ from pptrace.workflow.load import load
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
 @click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
+@click.option(
+    "--memory-limit", metavar="BYTES", help="The most that a rank may have, such as 80GB or 74GiB: no change."
+)
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
 @click.option(
@@ -72,6 +76,7 @@ class WhatIfOptions:
     layers: str | None
     placement: str | None
     prefetch: int | None
+    memory_limit: str | None
     verify: bool
     step: int | None
     json_file: str | None
@@ -92,6 +97,7 @@ class WhatIfOptions:
             _numbers("--placement", self.placement),
             self.prefetch,
             _numbers("--layers", self.layers),
+            _bytes("--memory-limit", self.memory_limit),
         )
 
 
@@ -102,6 +108,16 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as 5,5,5,3")
     return tuple(map(int, parts))
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.ASCII | re.IGNORECASE)
+    if parts is None:
+        raise UsageError(f"{option} {text}: expected a size such as 80GB, 74GiB or 500MB")
+    number, prefix, is_binary = parts.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
