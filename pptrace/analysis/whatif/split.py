@@ -14,6 +14,8 @@ from pptrace.analysis.whatif.stage_map import Floats, end_shares
 
 _DIGITS = 12
 """Of the parts of the whole work that are told apart."""
+_ALIKE = 0.05
+"""Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
 
 def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int, ...] | None:
@@ -35,11 +37,16 @@ def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int
 
 
 def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[float, float]]:
-    """(work of each layer, that of the embedding and of the head), F and backward of one microbatch together, ns."""
+    """(work of each layer, that of the embedding and of the head), F and backward of one microbatch together, ns.
+
+    Layers that cost about as much as all do are taken to cost the same, so that noise does not divide them unevenly.
+    """
     work, shares = typical.sum(axis=1), end_shares(typical, layers)
     first, last = (float((typical[stage] * shares[end]).sum()) for end, stage in ((0, 0), (1, -1)))
     work = work - np.array([first, *[0.0] * (len(layers) - 2), last])
-    return np.repeat(work / np.array(layers), layers), (first, last)
+    usual, of_layer = work.sum() / sum(layers), work / np.array(layers)
+    alike = np.abs(of_layer - usual) <= _ALIKE * usual
+    return np.repeat(np.where(alike, usual, of_layer), layers), (first, last)
 
 
 def _partition(
@@ -72,7 +79,7 @@ def _partition(
 
 
 def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:
-    """Move one layer after the other between stages while the heaviest rank, or else the sum of squares, gets less."""
+    """Move one layer after the other between stages while the heaviest rank, or else a sum of squares, gets less."""
     moves = np.eye(len(split), dtype=np.int64)[:, np.newaxis] - np.eye(len(split), dtype=np.int64)
     moves = moves.reshape(-1, len(split))
     best = np.array(split)
@@ -87,11 +94,11 @@ def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[
 
 
 def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray[np.int64]) -> Floats:
-    """(work of the heaviest rank, sum of squares), in parts of the whole work, of each split; shape (2, splits)."""
+    """(work of the heaviest rank, sums of the squares of ranks and of stages), in parts of the whole work; shape (3, splits)."""
     bounds = np.cumsum(np.pad(splits, ((0, 0), (1, 0))), axis=1)
     of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1) / layers.sum()
     loads = of_stages @ (placement[:, np.newaxis] == np.arange(placement.max() + 1))
-    return np.round([loads.max(axis=1), (loads**2).sum(axis=1)], _DIGITS)
+    return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)
 
 
 def paste_lines(split: Sequence[int], *, has_chunks: bool = False) -> str:
