@@ -105,6 +105,7 @@ class TracedSession(Session):
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
+            self._collections.watch()
         if isinstance(self._profiler, TraceProfiler):
             self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
@@ -243,6 +244,7 @@ class TracedSession(Session):
     def _leave_child(self) -> None:
         """A forked child is no rank of the run: it records nothing and writes no file of this one."""
         self._profiler = None
+        self._collections.remove()
         marking.register(None)
         if self._hooks is not None:
             self._hooks.detach()

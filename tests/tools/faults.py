@@ -84,7 +84,8 @@ CASES = (
     Case("slow link, receives that block", Fault("link", (1, 2), 0.04), *_SLOW_LINK, setting=Setting(prefetch=0)),
     Case("heavy last stage", Fault("slow", (3,), 1.5), "imbalance", {"stage": 3}),
     Case("late start", Fault("late", (2,), 0.4), "host", {"rank": 2}, "late start"),
-    Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "pauses", _SPORADIC),
+    Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "garbage collection", _SPORADIC),
+    Case("other pauses", Fault("python", (1,), 0.12, 0.08), "host", {"rank": 1}, "pauses", _SPORADIC),
     Case("Python between ops", Fault("python", (1,), 0.02), "host", {"rank": 1}, "late launches"),
     Case(
         "too few microbatches",

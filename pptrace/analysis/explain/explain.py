@@ -136,7 +136,9 @@ def _explain_part(
     causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
-    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
+    collecting = [rank for rank in ranks if len(rank.collections)]
+    collected = _before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected)
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations

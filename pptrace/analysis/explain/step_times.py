@@ -16,8 +16,8 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.analysis.stragglers.outside import outside_of
-from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
-from pptrace.model.tables import MESSAGES
+from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, union
+from pptrace.model.tables import GARBAGE_COLLECTION, MESSAGES
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice
@@ -57,6 +57,7 @@ class StepTimes:
     ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
     which had posted its receive ahead, asked for it, so that it may have arrived before.
     ``moved_with`` are the peers of the messages that each op's rank waited longest to be moved (:func:`peer_bit`).
+    ``collected`` is the part of an op's time that garbage collections took of it.
     ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """
@@ -73,6 +74,7 @@ class StepTimes:
     gap_exposed: Int64
     inner_bubble: Int64
     moved_with: Int64
+    collected: Int64
     tail_bubble: Int64
     arrival: Int64
     transfer: Int64
@@ -150,7 +152,8 @@ class RankTimes:
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     ``starved`` is when its device was idle between ops because the host had launched nothing, ``exposed`` when transfers were
-    exposed (see :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
+    exposed, ``collections`` when its host collected garbage and its device, if it has one, was idle for want of launches (see
+    :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
     (:mod:`pptrace.analysis.explain.inner_waits`).
     ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
@@ -161,6 +164,7 @@ class RankTimes:
     waits: Slice
     starved: Int64
     exposed: Int64
+    collections: Int64
     inner: Slice
     outside: Slice
 
@@ -178,7 +182,9 @@ class RankTimes:
         if not known.all():
             measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
+        collections = _collections(rows.spans, data.lanes[rank])
         inside = _inside_ops(comms, measured, lane)
+        inside["collected"] = lengths_within(collections, measured["start_ns"], measured["end_ns"])
         peers = _moved_with(pipeline, comms, window_of_comms, ops)
         ops = Slice({**ops.columns, **inside, "moved_with": peers})
         spans, window_of_spans = rows_in_steps(rows.spans, steps, indices)
@@ -192,6 +198,7 @@ class RankTimes:
             _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
             lane.exposed,
+            collections,
             collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
         )
@@ -203,7 +210,8 @@ class RankTimes:
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4], parts[5])
+        times = (self.starved, self.exposed, self.collections)
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], *times, parts[4], parts[5])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run."""
@@ -212,6 +220,10 @@ class RankTimes:
     def exposed_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long exposed transfers kept the rank from ops that could have run."""
         return self._before_ops(self.exposed, ready, window)
+
+    def collected_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
+        """(window, row, ns): how long garbage collections kept the rank from ops that could have run."""
+        return self._before_ops(self.collections, ready, window)
 
     def _before_ops(self, times: Int64, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how much of a set of times lies between when ops could have run and their starts.
@@ -283,6 +295,7 @@ _OF_OPS = (
     "gap_exposed",
     "inner_bubble",
     "moved_with",
+    "collected",
 )
 _WAITS = ("window", "rank", "freed", "peer", "ready")
 _OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
@@ -400,6 +413,17 @@ def _starved_between(lane: Lane, ops: Slice) -> Int64:
     if lane.idle is None or not len(ops):
         return EMPTY
     return subtract(lane.idle.launch_starved, union(ops["start_ns"], ops["end_ns"]))
+
+
+def _collections(spans: Slice, lane: Lane) -> Int64:
+    """Times in which garbage collections kept a rank from computing: a device goes on with what had been launched before."""
+    of_collections = spans.where(spans.among("kind", (GARBAGE_COLLECTION,)))
+    if not len(of_collections):
+        return EMPTY
+    collections = union(of_collections["start_ns"], of_collections["end_ns"])
+    if not lane.on_device:
+        return collections
+    return EMPTY if lane.idle is None else intersect(collections, lane.idle.launch_starved)
 
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:

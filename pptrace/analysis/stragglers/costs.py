@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,7 +34,8 @@ class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
     ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
-    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute.
+    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute. ``collected_before`` and
+    ``collected_inside`` (windows, rows) are the parts of delays and durations that garbage collections took.
     A message of which the sender came last (``sender_is_last``) takes its transfer from its sender's end on. Of others it is part
     of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
     that begin late and sends that block do. The longest of them were with ``moved_with``
@@ -55,6 +56,8 @@ class MeasuredCosts:
     moving: Int64
     moved_with: Int64
     inner: Int64
+    collected_before: Int64
+    collected_inside: Int64
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
 
@@ -94,6 +97,22 @@ class MeasuredCosts:
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
 
+    @property
+    def has_collections(self) -> bool:
+        """Return whether garbage collections took time of any op, or before it."""
+        return bool(self.collected_before.any() or self.collected_inside.any())
+
+    def without_collections(self) -> MeasuredCosts:
+        """The same costs without what garbage collections took."""
+        none = np.zeros_like(self.collected_before)
+        return replace(
+            self,
+            durations=self.durations - self.collected_inside,
+            delays=self.delays - self.collected_before,
+            collected_before=none,
+            collected_inside=none,
+        )
+
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
         most = max(1, _CELLS // max(1, len(self.table)))
@@ -127,7 +146,19 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
 
 
 _SPARSE = ("outside", "holds")
-_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
+_MATRICES = (
+    "step",
+    "ranks",
+    "durations",
+    "transfers",
+    "delays",
+    "sender_is_last",
+    "moving",
+    "moved_with",
+    "inner",
+    "collected_before",
+    "collected_inside",
+)
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:
