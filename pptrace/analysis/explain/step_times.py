@@ -177,6 +177,7 @@ class RankTimes:
         rows = data.rows.of_rank(rank)
         measured, window = rows_in_steps(rows.ops, steps, indices)
         comms, window_of_comms = rows_in_steps(rows.comms, steps, indices)
+        comms = with_moved_times(comms, window_of_comms)
         planned = planned_rows(table, measured)
         known = planned >= 0
         if not known.all():
@@ -298,7 +299,42 @@ _OF_OPS = (
     "collected",
 )
 _WAITS = ("window", "rank", "freed", "peer", "ready")
-_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
+MOVED = "moved_ns"
+"""Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
+_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", MOVED)
+
+
+def with_moved_times(comms: Slice, window: Int64) -> Slice:
+    """A rank's communication in some windows with the column :data:`MOVED`, ns.
+
+    Of messages posted together a rank sees each complete when those awaited before it are. One of them held it, that which was
+    moved last if messages took what those of their link took at least in the window; the others were moved when they would be so.
+    """
+    end, begin = comms["transfer_end_ns"], comms["transfer_start_ns"]
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    rows = np.flatnonzero(is_message & (comms["posted_ns"] == comms["start_ns"]))
+    _, batch, size = np.unique(
+        np.stack((window[rows], comms["start_ns"][rows])), axis=1, return_inverse=True, return_counts=True
+    )
+    batch = batch.ravel()
+    if not (size > 1).any():
+        return Slice({**comms.columns, MOVED: end})
+    moved = end.copy()
+    likely = np.minimum(begin[rows] + _least_of_links(comms.where(rows), window[rows]), end[rows])
+    last = np.full(len(size), np.iinfo(np.int64).min)
+    np.maximum.at(last, batch, likely)
+    moved[rows] = np.where(likely == last[batch], end[rows], likely)
+    return Slice({**comms.columns, MOVED: moved})
+
+
+def _least_of_links(messages: Slice, window: Int64) -> Int64:
+    """The least time that messages of each one's window, peer and kind took, ns."""
+    kind, _ = messages.codes("kind")
+    _, link = np.unique(np.stack((window, messages["peer"], kind)), axis=1, return_inverse=True)
+    link = link.ravel()
+    least = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, link, messages["transfer_end_ns"] - messages["transfer_start_ns"])
+    return least[link]
 
 
 def _clipped(lane: Lane, begin: int, end: int) -> Lane:
@@ -316,7 +352,7 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     columns = {
         "window": window,
         "message": message,
-        "arrival": received["transfer_end_ns"],
+        "arrival": received[MOVED],
         "transfer": _transfer_ns(received),
         "sender_is_last": begins > posted,
         "is_early": (begins > posted) & (begins <= received["asked_ns"]),
@@ -363,12 +399,12 @@ def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> S
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
-    held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
+    held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {
         "window": window,
         "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
-        "freed": held["end_ns"],
+        "freed": held[MOVED],
         "peer": peer,
         "ready": held["transfer_start_ns"],
     }
@@ -471,7 +507,7 @@ def _planned_messages(table: PlanTable, received: Slice) -> Int64:
 def _transfer_ns(received: Slice) -> Int64:
     """Cost of each transfer for its reader, ns; one posted ahead is seen complete when its reader asks for it."""
     begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
+    durations: Int64 = np.maximum(received[MOVED] - begins, 0)
     return durations
 
 
