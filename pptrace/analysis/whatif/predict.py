@@ -137,7 +137,8 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
     target = Target(
         plan,
         _stage_map(costs, change, plan),
-        baseline.messaging,
+        baseline.messaging if change.prefetch is None else Messaging.BLOCKING_RECEIVES,
+        change.prefetch or 0,
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
