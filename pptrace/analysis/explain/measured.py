@@ -38,7 +38,9 @@ def costs_of_steps(
     holds = holds_of(waits, ranks[:, times.table.rank])
     before, inside = _compact(np.minimum(collected_before, delays)), _compact(np.minimum(times.collected, durations))
     costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
-    every = MeasuredCosts(times.table, number, ranks, *costs, before, inside, outside, holds)
+    every = MeasuredCosts(
+        times.table, number, ranks, *costs, before, inside, times.finish - times.begin, outside, holds
+    )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None

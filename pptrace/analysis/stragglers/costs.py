@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.stragglers.outside import in_order, nothing_outside, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice
 
@@ -42,8 +44,9 @@ class MeasuredCosts:
     (:func:`pptrace.analysis.stragglers.links.peer_bit`).
     ``holds`` are ops that waited in collectives (:func:`pptrace.analysis.explain.inner_waits.holds_of`).
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
-    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
-    message whose ends were not matched is −1.
+    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order, ``spans`` (windows,)
+    its length. A transfer of a message whose ends were not matched is −1. ``graph`` is that of the way in which the run sends and
+    receives (:mod:`pptrace.analysis.stragglers.messaging`), None for replays with the waits that were measured.
     """
 
     table: PlanTable
@@ -58,8 +61,11 @@ class MeasuredCosts:
     inner: Int64
     collected_before: Int64
     collected_inside: Int64
+    spans: Int64
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
+    plan: Plan | None = None
+    graph: Graph | None = None
 
     @cached_property
     def reader(self) -> Int64:
@@ -89,7 +95,7 @@ class MeasuredCosts:
         """The costs of some windows, in their order."""
         columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
         rows: dict[str, Any] = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
-        return MeasuredCosts(self.table, **columns, **rows)
+        return MeasuredCosts(self.table, **columns, **rows, plan=self.plan, graph=self.graph)
 
     def held(self, where: Bool) -> Int64:
         """Time by which each op would be shorter without some of the ``holds``, shape (windows, rows), ns."""
@@ -129,7 +135,7 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
         before = np.cumsum([0, *(len(part.step) for part in same)])
         rows: dict[str, Any] = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
-        every = MeasuredCosts(same[0].table, **columns, **rows)
+        every = MeasuredCosts(same[0].table, **columns, **rows, plan=same[0].plan)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)
@@ -158,6 +164,7 @@ _MATRICES = (
     "inner",
     "collected_before",
     "collected_inside",
+    "spans",
 )
 
 

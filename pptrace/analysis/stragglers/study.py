@@ -13,6 +13,7 @@ from pptrace.analysis.stragglers.garbage_collection import garbage_collections
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.late_members import late_member
 from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
@@ -47,6 +48,7 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
     if not plans:
         return Study()
+    plans = [with_messaging(costs) for costs in plans]
     stragglers = slowdowns(plans)
     measured = measured_lengths(plans)
     collections = garbage_collections(plans, measured)
