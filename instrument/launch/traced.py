@@ -18,6 +18,7 @@ from instrument.launch.facts import (
     plan_as_json,
     read_backend,
     read_device,
+    read_network_ports,
     read_versions,
     sample_clock,
 )
@@ -360,6 +361,7 @@ class TracedSession(Session):
             "steps": [self._recorded.start, max(stop, self._recorded.start)],
             "backend": backend,
             "device": device,
+            **({"network_ports": ports} if (ports := read_network_ports()) else {}),
             "clock": clock,
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
