@@ -21,23 +21,24 @@ def whatif_text(result: WhatIf, width: int) -> RenderableType:
 
 
 def headline(result: WhatIf) -> str:
-    """One sentence: the change that gains most."""
+    """One sentence: the change that gains most, of those that gain for sure if there are any."""
     choices = [one for one in result.scenarios if one.is_choice]
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
-    best = next(iter(choices), None)
+    sure = next((one for one in choices if _is_sure(one, result)), None)
+    best = sure or next(iter(choices), None)
     if best is None or best.gain_ns <= 0:
         return "Nothing that was tried is faster than the run as it was"
-    sure = best.high_ns < result.measured_span_ns * _work(best, result)
     return (
         f"{best.name} would take {best.gain_ns / result.measured_span_ns:.1%} off the step: {_span(best)} ms instead of "
         f"{units.milliseconds(result.measured_span_ns)}{'' if sure else ', but the interval includes no gain'}"
     )
 
 
-def _work(one: Scenario, result: WhatIf) -> float:
-    """The work of a scenario's step in parts of today's."""
-    return (one.gain_ns + one.span_ns) / result.measured_span_ns
+def _is_sure(one: Scenario, result: WhatIf) -> bool:
+    """Return whether its whole interval is below what the same work takes now."""
+    work = (one.gain_ns + one.span_ns) / result.measured_span_ns
+    return one.high_ns < result.measured_span_ns * work
 
 
 def replay_line(result: WhatIf) -> str:
