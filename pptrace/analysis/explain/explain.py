@@ -202,8 +202,8 @@ def _causes(
 ) -> list[tuple[int, tuple[Cause, ...]]]:
     """(the ideal of each step, its causes).
 
-    What ops of the critical path communicate inside them is partly waiting for the members of collectives that come last: that part
-    is jitter of these.
+    What ops of the critical path communicate inside them is partly waiting for the members of collectives that come last: that
+    part is jitter of these.
     """
     table = times.table
     shares = shapley_values(costs, table)
