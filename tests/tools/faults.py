@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +76,25 @@ class Case:
 
 _REPLICAS = Setting(pp=2, dp=2, forward_ms=40)
 _SPORADIC = Setting(steps=18)
+_INTERLEAVED = Setting(schedule="interleaved-1f1b", forward_ms=15)
+_ZERO_BUBBLE = Setting(schedule="zb-h1", forward_ms=20)
+_LINK = Fault("link", (1, 2), 0.04)
 _SLOW_LINK = ("communication", {"link": "1-2"}, "slow link")
 CASES = (
     Case("slow stage", Fault("slow", (2,), 1.5), "imbalance", {"stage": 2}),
     Case("slow worker", Fault("slow", (3,), 1.5), "straggler", {"rank": 3}, setting=_REPLICAS),
     Case("one slow op in fifty", Fault("slow", (0, 1, 2, 3), 5, 0.02), "jitter", {}, "long ops", _SPORADIC),
-    Case("slow link", Fault("link", (1, 2), 0.04), *_SLOW_LINK),
-    Case("slow link, receives that block", Fault("link", (1, 2), 0.04), *_SLOW_LINK, setting=Setting(prefetch=0)),
+    Case("slow link", _LINK, *_SLOW_LINK),
+    Case("slow link, receives that block", _LINK, *_SLOW_LINK, setting=Setting(prefetch=0)),
+    Case("slow link, interleaved-1f1b", _LINK, *_SLOW_LINK, setting=_INTERLEAVED),
+    Case(
+        "slow link, interleaved-1f1b, receives that block",
+        _LINK,
+        *_SLOW_LINK,
+        setting=replace(_INTERLEAVED, prefetch=0),
+    ),
+    Case("slow link, zb-h1", _LINK, *_SLOW_LINK, setting=_ZERO_BUBBLE),
+    Case("slow link, zb-h1, receives that block", _LINK, *_SLOW_LINK, setting=replace(_ZERO_BUBBLE, prefetch=0)),
     Case("heavy last stage", Fault("slow", (3,), 1.5), "imbalance", {"stage": 3}),
     Case("late start", Fault("late", (2,), 0.4), "host", {"rank": 2}, "late start"),
     Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "garbage collection", _SPORADIC),

@@ -33,7 +33,7 @@ def garbage_collections(plans: Sequence[MeasuredCosts], measured: Sequence[Int64
         "garbage collection",
         ("host", "unexplained", "jitter", "straggler"),
         where,
-        "Garbage collection: {share:.1%} of the step is lost while Python collects garbage, most of it on " + place,
+        "Garbage collection: {share:.1%} of the step is lost while Python collects garbage, on " + place,
         f"{len(times)} ops were held up by it, typically for {np.median(times) / 1e6:,.2f} ms: turn it off (gc.disable), collect "
         "on all ranks at once between steps, every so many of them (gc.collect), and keep what stays out of it (gc.freeze once "
         "the model is built)",
