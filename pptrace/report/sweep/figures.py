@@ -11,9 +11,12 @@ from pptrace.report import units
 from pptrace.report.colours import FONT, HOVER_LABEL
 from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.simulator.sweep.run import Sweep, SweptPoint
+from pptrace.simulator.sweep.values import Microbatches
 
 MOST_HEAT_MAPS = 24
 _MOST_TEXTS = 400
+_MOST_M = 4
+"""Most values of m of which curves are drawn."""
 _GRID = "rgba(128, 134, 145, 0.25)"
 _SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
 """Light for a small bubble, dark for a large one: it can be read in grey too."""
@@ -116,10 +119,11 @@ _THROUGHPUTS = (
 
 
 def _curves(sweep: Sweep, axis: Axis, field: str, label: str) -> go.Figure:
-    """A line for each schedule, v, m and what else varies."""
+    """A line for each schedule, v, m (of many a few) and what else varies."""
     others = [other for other in (P, M, N, *cost_axes(sweep)) if other is not axis and other in _all_varying(sweep)]
     lines: dict[str, list[SweptPoint]] = {}
-    for swept in sweep.simulated:
+    shown = _few_microbatches(sweep)
+    for swept in (swept for swept in sweep.simulated if swept.point.microbatches in shown):
         name = ", ".join([row_name(swept), *(other.label(swept) for other in others)])
         lines.setdefault(name, []).append(swept)
     figure = go.Figure()
@@ -160,6 +164,14 @@ def _curves(sweep: Sweep, axis: Axis, field: str, label: str) -> go.Figure:
         showlegend=True,
     )
     return figure
+
+
+def _few_microbatches(sweep: Sweep) -> set[Microbatches]:
+    """The values of m that curves show: of many the least and the most, and the first multiples of p."""
+    values = sorted({swept.point.microbatches for swept in sweep.points})
+    fixed = [value for value in values if not value.times_p]
+    multiples = [value for value in values if value.times_p]
+    return set(values) if len(values) <= _MOST_M else {*fixed[:1], *fixed[-1:], *multiples[: _MOST_M - 2]}
 
 
 def _all_varying(sweep: Sweep) -> list[Axis]:

@@ -126,6 +126,11 @@ def test_curves_of_throughput_against_p_are_those_of_the_formula() -> None:
     assert list(total[1].data[0].y) == pytest.approx([p / 2 for p in x])
 
 
+def test_of_many_m_curves_show_the_least_the_most_and_multiples_of_p() -> None:
+    (per_rank, _) = curves(swept("1f1b", pp="2,4", microbatches="8..64:8,p-1"))
+    assert [trace.name for trace in per_rank[1].data] == ["1f1b v=1, m=8", "1f1b v=1, m=64", "1f1b v=1, m=p−1"]
+
+
 def test_the_page_has_maps_curves_table_and_refusals() -> None:
     page = sweep_page(swept("1f1b,zbv", pp="4,8", microbatches="8,16", chunks="1,2"))
     for words in ("Bubble ratio, p=4", "Throughput per rank against p", "refused: 4 of p=4,8 m=8,16 v=2, such as 1f1b"):
