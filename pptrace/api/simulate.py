@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.arguments import require_number, require_type, require_whole
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
@@ -31,7 +31,7 @@ MOST_MS = 1e9
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedStep(Exports):
+class SimulatedStep(ExportsOps):
     """Result of :func:`simulate`: one step of a schedule. Time starts at 0 with the first action."""
 
     simulation: Simulation
