@@ -73,7 +73,7 @@ def body(
     p2p: float | None,
 ) -> list[Node]:
     """The plan drawn in time, its idle time by cause, and the bubbles of all schedules over m; or the line that says why not."""
-    sizes = [_whole(number) for number in (pp, microbatches, chunks)]
+    sizes = (_whole(pp), _whole(microbatches), _whole(chunks))
     costs = (forward or 0.0, backward or 0.0, p2p or 0.0)
     try:
         shown = _plan(name, *sizes, *costs)
