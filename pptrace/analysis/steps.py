@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -141,7 +141,9 @@ class StepParts:
             _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
-        return ReportedSteps(reported, joined(entry.costs for entry in of_step.values() if entry.costs is not None))
+        plans = {id(part.plan.table): part.plan for part in self.of_plan}
+        costs = joined(entry.costs for entry in of_step.values() if entry.costs is not None)
+        return ReportedSteps(reported, tuple(replace(same, plan=plans[id(same.table)]) for same in costs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,6 +77,8 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     )
     for part, name in zip(widths, ("compute_ns", "exposed_comm_ns", "bubble_ns"), strict=True):
         assert part == pytest.approx([getattr(rank, name) / 1e6 for rank in step.ranks])
+    assert page.locator("#phases tbody tr").count() == len(step.ranks)
+    assert page.locator("#phases tbody tr").first.locator("td").first.text_content() == str(step.ranks[0].rank)
     for name in ("rank-bars", "waterfall"):
         page.wait_for_selector(f"#{name} .barlayer .bars")
         assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250, "tall enough to read"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.errors import PptraceError
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build

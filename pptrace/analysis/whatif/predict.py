@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
+from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.graph import Messaging
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share

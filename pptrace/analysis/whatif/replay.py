@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.analysis.stragglers.costs import longest_of_steps
-from pptrace.analysis.whatif.graph import Graph, Messaging, make_graph
 from pptrace.analysis.whatif.stage_costs import BACKWARD, Floats, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64

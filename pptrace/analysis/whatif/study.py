@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
+from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import Change, plan_of
-from pptrace.analysis.whatif.graph import Messaging
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_split
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses

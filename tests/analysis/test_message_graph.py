@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
