@@ -52,7 +52,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_colu
     body = "".join(_row("td", row, text_columns) for row in rows)
     name = f' id="{escape(id)}"' if id else ""
     markup = f"<table{name}><thead>{head}</thead><tbody>{body}</tbody></table>"
-    return html.Div(className="table-box", **{"data-markup": markup})
+    data: dict[str, Any] = {"data-markup": markup}
+    return html.Div(className="table-box", **data)
 
 
 def _row(tag: str, cells: Sequence[object], text_columns: int) -> str:

@@ -51,7 +51,9 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase,
         share=rank.bubble_ns / makespan_ns,
         own_ratio=own_bubble / rank.compute_ns,
         own_share=own_bubble / (own_bubble + rank.compute_ns),
-        phase_ratios={str(phase): length / rank.compute_ns for phase, length in phases.items()},
+        warmup_ratio=phases[Phase.WARMUP] / rank.compute_ns,
+        steady_ratio=phases[Phase.STEADY] / rank.compute_ns,
+        cooldown_ratio=phases[Phase.COOLDOWN] / rank.compute_ns,
     )
 
 

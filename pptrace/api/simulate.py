@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +20,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import read_csv, to_csv
 from pptrace.schedule.validate import validate
-from pptrace.simulator import Costs, Simulation, uniform
+from pptrace.simulator import Costs, Simulation, idle_parts, uniform
 from pptrace.simulator import simulate as run_on_paper
 
 if TYPE_CHECKING:
@@ -84,6 +85,22 @@ class SimulatedStep(ExportsOps):
         return pd.DataFrame(
             {name: pd.array([getattr(rank, name) for rank in ranks], dtype="int64") for name in columns}
         )
+
+    @property
+    def idle(self) -> pd.DataFrame:
+        """One row per stretch of a rank's idle time with one cause; of a rank they sum to its bubble.
+
+        ``rank``, ``start_ns``, ``end_ns``, ``cause`` (:class:`pptrace.simulator.IdleCause`), ``before`` (the action that runs
+        next, "" at the end), ``other`` (that it waited for; of ``order`` the one that could have run) and ``other_rank``.
+        """
+        import pandas as pd
+
+        columns = ("rank", "start_ns", "end_ns", "cause", "before", "other", "other_rank")
+        parts = chain.from_iterable(idle_parts(self.simulation))
+        rows = [[getattr(part, name) for name in columns] for part in parts]
+        table = pd.DataFrame(rows, columns=list(columns)).astype({"other_rank": "Int64"})
+        actions = {name: table[name].map(lambda action: str(action or "")) for name in ("cause", "before", "other")}
+        return table.assign(**actions)
 
     def figure(self, extent_ns: int | None = None) -> go.Figure:
         """The timeline as a plotly figure, in ms; ``extent_ns`` is how much of time to show, to compare two at one scale."""

@@ -78,7 +78,7 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
     [
         (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
         (("schedule", "show", "1f1b", "--pp", "0", "--microbatches", "2"), 2, "pp is 0"),
-        (("schedule", "show", "interleaved-1f1b", "--pp", "4", "--microbatches", "6"), 2, "try m=4 or 8"),
+        (("schedule", "show", "interleaved-1f1b", "--pp", "6", "--microbatches", "8"), 2, "try m=6 or 10"),
         (("schedule", "show", "1f1b", "--pp", "4"), 2, "--microbatches"),
         (("simulate", "1f1b", "--pp", "4"), 2, "--microbatches is not given"),
         (("simulate", "missing.csv"), 1, "missing.csv"),

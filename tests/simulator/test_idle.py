@@ -101,6 +101,13 @@ def test_a_later_forward_counts_as_order_only_within_the_memory_that_the_rank_ne
     assert [(part.start_ns, part.end_ns, str(part.before), str(part.other)) for part in parts] == [(1, 2, "0B0", "0F1")]
 
 
+def test_a_wait_for_the_last_forward_is_between_warmup_and_cooldown() -> None:
+    one_by_one = from_rows([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], "one by one")
+    simulation = times(one_by_one)
+    assert causes(simulation, 0) == nonzero(warmup=F + B, cooldown=F + B)
+    assert causes(simulation, 1) == nonzero(fill=F, steady=F + B, drain=B)
+
+
 def test_causes_are_those_of_the_order_whoever_tagged_its_phases() -> None:
     for name in ("dualpipe", "interleaved-1f1b", "v-min"):
         plan = build(name, 4, 8)

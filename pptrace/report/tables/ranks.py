@@ -183,7 +183,7 @@ def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     rows = [(group.label, *(cell for name in names for cell in _phase(group, name, compute_ns))) for group in groups]
     notes = (MORE.format(left_out),) if left_out else ()
     title = "Phases, means over the ranks of a stage" if grouped else "Phases"
-    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(3, 4, 2))
+    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(3, 2, 4))
 
 
 def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, str, str, str]:
@@ -201,5 +201,11 @@ def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, s
 
 
 def _ideal_ns(rank: RankStep, name: str, compute_ns: int | None) -> int | None:
-    ratio = None if rank.ideal is None else rank.ideal.phase_ratios.get(name)
-    return None if ratio is None or compute_ns is None else round(ratio * compute_ns)
+    if rank.ideal is None or compute_ns is None:
+        return None
+    ratios = {
+        "warmup": rank.ideal.warmup_ratio,
+        "steady": rank.ideal.steady_ratio,
+        "cooldown": rank.ideal.cooldown_ratio,
+    }
+    return round(ratios[name] * compute_ns)
