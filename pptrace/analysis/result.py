@@ -117,12 +117,14 @@ class RankIdeal:
     """The bubble of one pipeline rank of the plan with F = I = W and free messages: ratio is over compute, share over the window.
 
     ``own_`` is within the rank's own window, from its first op to its last; the others are within the pipeline's.
+    ``phase_ratios`` are the lengths of warmup, steady and cooldown over compute.
     """
 
     ratio: float
     share: float
     own_ratio: float
     own_share: float
+    phase_ratios: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

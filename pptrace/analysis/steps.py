@@ -16,8 +16,9 @@ from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.schedule.actions import Phase
 from pptrace.schedule.plan import Plan
-from pptrace.simulator import IDEAL, SimulatedRank, simulate
+from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
 from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
@@ -36,17 +37,21 @@ def ideal_of(plan: Plan) -> Ideal:
     return Ideal(
         simulation.bubble_ratio,
         simulation.bubble_share,
-        tuple(_ideal_of_rank(rank, simulation.makespan_ns) for rank in simulation.ranks),
+        tuple(
+            _ideal_of_rank(rank, simulation.makespan_ns, phases)
+            for rank, phases in zip(simulation.ranks, phase_lengths(simulation), strict=True)
+        ),
     )
 
 
-def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
+def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase, int]) -> RankIdeal:
     own_bubble = rank.inner_bubble_ns
     return RankIdeal(
         ratio=rank.bubble_ns / rank.compute_ns,
         share=rank.bubble_ns / makespan_ns,
         own_ratio=own_bubble / rank.compute_ns,
         own_share=own_bubble / (own_bubble + rank.compute_ns),
+        phase_ratios={str(phase): length / rank.compute_ns for phase, length in phases.items()},
     )
 
 

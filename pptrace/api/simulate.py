@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-_NS_PER_MS = 1e6
-_MOST_MS = 1e9
+NS_PER_MS = 1e6
+MOST_MS = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class SimulatedStep(ExportsOps):
     def __repr__(self) -> str:
         plan = self.plan
         size = f"{plan.name}, pp={plan.pp}, num_microbatches={plan.num_microbatches}, num_chunks={plan.num_chunks}"
-        return f"<pptrace.SimulatedStep: {size}, {self.makespan_ns / _NS_PER_MS:g} ms, bubble ratio {self.bubble_ratio:.4f}>"
+        return f"<pptrace.SimulatedStep: {size}, {self.makespan_ns / NS_PER_MS:g} ms, bubble ratio {self.bubble_ratio:.4f}>"
 
     def _repr_html_(self) -> str:
         from pptrace.api.summary import simulation_summary
@@ -244,8 +244,8 @@ def _is_file(schedule: FilePath) -> bool:
 def _costs(costs: MillisecondCosts, spell: Spelling) -> Costs:
     def nanoseconds(name: str) -> int:
         milliseconds: float = getattr(costs, name)
-        require_number(spell(name), milliseconds, "milliseconds", _MOST_MS)
-        return round(milliseconds * _NS_PER_MS)
+        require_number(spell(name), milliseconds, "milliseconds", MOST_MS)
+        return round(milliseconds * NS_PER_MS)
 
     if costs.wgrad is not None and nanoseconds("wgrad") > nanoseconds("backward"):
         raise UsageError(
