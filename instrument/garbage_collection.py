@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any
 
 from instrument.recorder import Range, Recorder
@@ -15,6 +16,20 @@ from pptrace.marks import SpanKind
 
 _OLDER = 1
 """Generation from which on collections get a range."""
+
+
+def _hide_from_compiler(function: FunctionType) -> None:
+    """Let torch.compile leave alone the function and what it calls: a collection may come while compiled code runs.
+
+    A torch without the means (before 2.7) looks at the callback's code once, and goes on.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    except (ImportError, AttributeError, TypeError):
+        return
 
 
 class CollectionRanges:
@@ -27,6 +42,7 @@ class CollectionRanges:
 
     def watch(self) -> None:
         """Begin to open ranges."""
+        _hide_from_compiler(type(self)._note)  # type: ignore[arg-type]
         gc.callbacks.append(self._note)
 
     def remove(self) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.garbage_collection import CollectionRanges
@@ -56,3 +59,28 @@ def test_the_steps_of_a_session_watch_collections_and_leave_nothing_behind(tmp_p
         "pp1:GC step=1"
     ]
     assert gc.callbacks == before
+
+
+def test_a_collection_in_compiled_code_has_a_range_and_adds_nothing_to_compile(tmp_path: Path) -> None:
+    def collecting(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        gc.collect()
+        return doubled + 1
+
+    def num_frames() -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about the collection in the graph
+            torch.compile(collecting, backend="eager")(torch.ones(2))
+        return int(torch._dynamo.utils.counters["frames"]["total"])
+
+    usual = num_frames()
+    collections = CollectionRanges(Recorder(), lambda: 4)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        gc.disable()
+        collections.watch()
+        watched = num_frames()
+        collections.remove()
+    assert watched == usual
+    assert "pp1:GC step=4" in names(profiler, tmp_path / "trace.json")
