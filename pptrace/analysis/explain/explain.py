@@ -258,7 +258,7 @@ def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
 
 
 def _late_ranks(times: StepTimes, waits: InnerWaits, window: int) -> dict[tuple[str, int | str], int]:
-    """How long the ops of a window waited in collectives for each global rank, ns."""
+    """Time for which the ops of a window waited in collectives for each global rank, ns."""
     late: Counter[tuple[str, int | str]] = Counter()
     of_window = waits.step == window
     columns = (waits.late_step, waits.late_row, waits.ns)
