@@ -81,7 +81,7 @@ def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class _Arrivals:
-    """Times when the last input of each row had been computed and when it was there, and the row that made it; −1: it needs none."""
+    """Times when the last input of each row had been computed and was there, and the row that made it; −1: it needs none."""
 
     computed: Times
     ready: Times
