@@ -33,7 +33,7 @@ from pptrace.workflow.load import load
 @click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read and explain with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
     "--engine",
