@@ -16,6 +16,7 @@ from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
+from pptrace.memory import keep_freed_memory
 from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
 
@@ -91,6 +92,7 @@ class AnalyzeOptions:
 
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
+    keep_freed_memory()
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
     with (
         open_dask(options.scheduler, options.jobs) if options.engine == "dask" else nullcontext() as engine,

@@ -38,6 +38,7 @@ from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
+from pptrace.memory import give_back_freed_memory
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
@@ -131,6 +132,7 @@ def analyse_ranks(
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
+    give_back_freed_memory()
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs)
     steps = reported.steps or report_marked_steps(marked, data)
     study = study_steps(reported.costs)
