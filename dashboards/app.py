@@ -9,12 +9,12 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from dashboards.components import Node, fact
-from dashboards.pages import overview, problem, timeline
+from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
 
-_PAGES = (("/", "Overview"), ("/timeline", "Timeline"))
+_PAGES = (("/", "Overview"), ("/timeline", "Timeline"), ("/schedules", "Schedules"))
 _CLOCKS = {
     "single-rank": "one rank",
     "same-host": "one host's clock",
@@ -41,6 +41,7 @@ def create_app(paths: Sequence[Path]) -> Dash:
     _register(app, store)
     overview.register(app, store)
     timeline.register(app, store)
+    schedules.register(app, store)
     return app
 
 
@@ -89,6 +90,8 @@ def _register(app: Dash, store: Store) -> None:
         loaded = store.get()
         current = path if path in dict(_PAGES) else "/"
         marks = tuple("here" if path == current else "" for path, _ in _PAGES)
+        if current == "/schedules":
+            return schedules.layout(loaded), *marks
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
         return timeline.layout(loaded) if current == "/timeline" else overview.layout(), *marks

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from dash import dcc, html
@@ -41,16 +42,23 @@ def fact(name: str, value: str, hint: str = "") -> Node:
     return html.Span([html.Span(name, className="fact-name"), html.Span(value)], className="fact", title=hint)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], *, text_columns: int = 1, id: str = "") -> Node:
-    """A table; after the first ``text_columns`` the cells are numbers."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1, id: str = "") -> Node:
+    """A table of text; after the first ``text_columns`` the cells are numbers.
 
-    def cell(tag: Any, index: int, content: Node) -> Node:
-        return tag(content, className="" if index < text_columns else "number")
+    It is one component that carries its markup, which ``assets/markup.js`` puts into the page: for a component Dash takes time in
+    proportion to the number of all of them, minutes for the cells of a run of 64 ranks.
+    """
+    head = _row("th", columns, text_columns)
+    body = "".join(_row("td", row, text_columns) for row in rows)
+    name = f' id="{escape(id)}"' if id else ""
+    markup = f"<table{name}><thead>{head}</thead><tbody>{body}</tbody></table>"
+    data: dict[str, Any] = {"data-markup": markup}
+    return html.Div(className="table-box", **data)
 
-    options: dict[str, Any] = {"id": id} if id else {}
-    head = html.Thead(html.Tr([cell(html.Th, index, name) for index, name in enumerate(columns)]))
-    body = html.Tbody([html.Tr([cell(html.Td, index, item) for index, item in enumerate(row)]) for row in rows])
-    return html.Div(html.Table([head, body], **options), className="table-box")
+
+def _row(tag: str, cells: Sequence[object], text_columns: int) -> str:
+    kinds = ("" if index < text_columns else ' class="number"' for index in range(len(cells)))
+    return f"<tr>{''.join(f'<{tag}{kind}>{escape(str(cell))}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
 
 
 def report_table(content: ReportTable, note: str = "") -> Node:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from instrument.garbage_collection import CollectionRanges
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
 from pptrace.schedule.plan import Plan
@@ -28,6 +29,7 @@ class Session:
         self._recorder = recorder
         self._step_range: Range | None = None
         self._num_steps = 0
+        self._collections = CollectionRanges(recorder, lambda: self._num_steps)
 
     @property
     def recorder(self) -> Recorder:
@@ -69,12 +71,13 @@ class Session:
     def steps(self, n: int) -> Iterator[int]:
         """Yield 0 … n − 1, each inside its STEP range; the profiler starts and stops at the chosen steps."""
         self.expect_steps(n)
-        for index in range(n):
-            self.begin_step()
-            try:
-                yield index
-            finally:  # also where the loop is left by `break`
-                self.end_step()
+        with self._collections.watched():
+            for index in range(n):
+                self.begin_step()
+                try:
+                    yield index
+                finally:  # also where the loop is left by `break`
+                    self.end_step()
 
     def expect_steps(self, n: int) -> None:
         """Announce ``n`` steps; called once per loop, before its first step."""

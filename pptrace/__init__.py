@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pptrace.api.load import load
     from pptrace.api.run import Run
     from pptrace.api.simulate import SimulatedStep, simulate
+    from pptrace.api.sweep import sweep
     from pptrace.api.whatif import Predictions
     from pptrace.schedule.plan import Plan
     from pptrace.schedule.registry import Schedule
@@ -43,6 +44,7 @@ __all__ = [
     "mark",
     "schedules",
     "simulate",
+    "sweep",
 ]
 
 
@@ -60,6 +62,7 @@ _MODULES = {
     "load": "pptrace.api.load",
     "schedules": "pptrace.api.catalogue",
     "simulate": "pptrace.api.simulate",
+    "sweep": "pptrace.api.sweep",
 }
 """Module of each name that is imported when it is first used."""
 

@@ -69,6 +69,7 @@ class SpanKind(StrEnum):
     GRAD_SYNC = "GRAD_SYNC"
     DATA = "DATA"
     EVAL = "EVAL"  # a pass of a pipeline without backwards
+    GC = "GC"  # a garbage collection of Python
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,20 +33,32 @@ class Sample:
     about: str
     ranks: int
     arguments: tuple[str, ...]
+    steps: str = "3:5"
 
     @property
     def command(self) -> list[str]:
         return [
-            *("pptrace", "run", "-n", str(self.ranks), "--steps", "3:5", "-o", f"sample_traces/{self.name}"),
+            *("pptrace", "run", "-n", str(self.ranks), "--steps", self.steps, "-o", f"sample_traces/{self.name}"),
             "instrument/examples/train_gpt.py",
             *self.arguments,
         ]
 
 
 _SMALL = ("--layers", "4", "--steps", "5", "--seq", "64")
+_SLEEPING = (
+    *("--hidden", "8", "--heads", "2", "--seq", "4", "--steps", "7"),
+    *("--sleep-forward", "10", "--sleep-backward", "20", "--sleep-per-layer"),
+)
 SAMPLES = (
     Sample("1f1b_p2", "1F1B on two ranks, 4 microbatches", 2, (*_SMALL, "--microbatches", "4")),
     Sample("1f1b_p4", "1F1B on four ranks, 8 microbatches", 4, (*_SMALL, "--microbatches", "8")),
+    Sample(
+        "uneven_p4",
+        "1F1B on four ranks, 4 microbatches, 8 layers divided unevenly; each sleeps, so that 2 cores keep time for 4 ranks",
+        4,
+        (*_SLEEPING, "--layers", "8", "--split", "4,2,1,1", "--microbatches", "4"),
+        steps="2:7",
+    ),
 )
 
 

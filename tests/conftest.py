@@ -42,7 +42,7 @@ _LONG = (
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
 # what it changed; everywhere else they are new ones each time.
 settings.register_profile(
-    "unhurried", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=100 if ALL else 30
+    "unhurried", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=100 if ALL else 20
 )
 settings.load_profile("unhurried")
 

@@ -52,8 +52,8 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         *_run_problem(loaded),
         html.P(report.verdict, className="verdict", id="verdict"),
         _tiles(step, report),
+        _messages(report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
-        html.Div([_findings(report), _warnings(report)], className="columns wide-left ragged"),
         *_tables(step),
         *_of_whole_traces(report),
     ]
@@ -86,7 +86,8 @@ def _tiles(step: StepReport, report: Report) -> Node:
 
 
 def _bars(step: StepReport) -> Node:
-    return panel("What each rank did", still_picture(overview(step), "rank-bars"), note="share of the step")
+    picture = html.Div(still_picture(overview(step), "rank-bars"), className="picture-box")
+    return panel("What each rank did", picture, note="share of the step")
 
 
 def _waterfall(step: StepReport) -> Node:

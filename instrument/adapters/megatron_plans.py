@@ -65,7 +65,10 @@ def plan_of(shape: PassShape) -> Plan | None:
             return None if replay(plan).blocked else plan
         name = "interleaved-1f1b" if shape.num_chunks > 1 else "1f1b"
         group = shape.group_size if shape.num_chunks > 1 else None
-        return registry.build(name, shape.pp, shape.num_microbatches, shape.num_chunks, group)
+        entry = registry.get(name)
+        if not entry.runs_without_labels(shape.pp, shape.num_microbatches, group):
+            return None
+        return entry.build(shape.pp, shape.num_microbatches, shape.num_chunks, group_size=group)
     except (ScheduleError, ShapeError):
         return None
 

@@ -126,6 +126,9 @@ def _add_training(add: Add) -> None:
     add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")
     add("--sleep-backward", type=float, default=0.0, metavar="MS", help="sleep in every backward besides computing")
     add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
+    add(
+        "--sleep-per-layer", action="store_true", help="the times to sleep are those of a layer: a stage sleeps as many"
+    )
 
 
 _GROUPS: Mapping[str, Callable[[Add], None]] = {

@@ -208,8 +208,9 @@ def _make_runtime(
     def wrap(stage: GptStage) -> torch.nn.Module:
         if not (options.sleep_forward or options.sleep_backward):
             return stage
-        weight_s = None if options.sleep_weight is None else options.sleep_weight / 1e3
-        return SleepingStage(stage, options.sleep_forward / 1e3, options.sleep_backward / 1e3, weight_s)
+        unit_s = 1e-3 * (len(stage.blocks) if options.sleep_per_layer else 1)
+        weight_s = None if options.sleep_weight is None else options.sleep_weight * unit_s
+        return SleepingStage(stage, options.sleep_forward * unit_s, options.sleep_backward * unit_s, weight_s)
 
     gpt = GptPipeline(
         settings.plan,
@@ -281,6 +282,7 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "sleep_forward_ms": options.sleep_forward,
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
+        "sleep_per_layer": options.sleep_per_layer,
     }
 
 

@@ -80,6 +80,18 @@ def read_device() -> str:
     return "cpu"
 
 
+def read_network_ports(root: Path = Path("/sys/class/infiniband")) -> dict[str, str]:
+    """Rates of the active ports of the host's InfiniBand and RoCE cards, by card and port, as Linux writes them."""
+    ports = {}
+    for port in sorted(root.glob("*/ports/*")):
+        try:
+            if "ACTIVE" in (port / "state").read_text():
+                ports[f"{port.parent.parent.name}/{port.name}"] = (port / "rate").read_text().strip()
+        except OSError:
+            continue
+    return ports
+
+
 def plan_as_json(plan: Plan) -> dict[str, object]:
     """Name, microbatches and the rows of compute actions, as in torch's CSV."""
     rows = [[str(action) for action in plan.compute_actions(rank)] for rank in range(plan.pp)]

@@ -18,6 +18,7 @@ from instrument.launch.facts import (
     plan_as_json,
     read_backend,
     read_device,
+    read_network_ports,
     read_versions,
     sample_clock,
 )
@@ -105,6 +106,7 @@ class TracedSession(Session):
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
+            self._collections.watch()
         if isinstance(self._profiler, TraceProfiler):
             self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
@@ -243,6 +245,7 @@ class TracedSession(Session):
     def _leave_child(self) -> None:
         """A forked child is no rank of the run: it records nothing and writes no file of this one."""
         self._profiler = None
+        self._collections.remove()
         marking.register(None)
         if self._hooks is not None:
             self._hooks.detach()
@@ -358,6 +361,7 @@ class TracedSession(Session):
             "steps": [self._recorded.start, max(stop, self._recorded.start)],
             "backend": backend,
             "device": device,
+            **({"network_ports": ports} if (ports := read_network_ports()) else {}),
             "clock": clock,
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),

@@ -10,7 +10,15 @@ import numpy as np
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.slack import Slacks, meetings_of, slacks_of
-from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, planned_rows, rows_in_steps, step_times
+from pptrace.analysis.explain.step_times import (
+    MOVED,
+    IndexedWindows,
+    RankTimes,
+    planned_rows,
+    rows_in_steps,
+    step_times,
+    with_moved_times,
+)
 from pptrace.analysis.steps import PlannedStep
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, UNKNOWN, Int8, Int64
 from pptrace.schedule.plan_table import PlanTable
@@ -78,6 +86,7 @@ def _ends(windows: IndexedWindows, data: AlignedRun, number: Int64) -> Slice:
     parts = []
     for rank, indices in windows.of_rank.items():
         comms, window = rows_in_steps(data.rows.of_rank(rank).comms, windows.step[indices], indices)
+        comms = with_moved_times(comms, window)
         is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
         is_message &= number[window] >= 0
         ends, place = comms.where(is_message), windows.windows[int(indices[0])].ranks.index(rank)
@@ -93,5 +102,5 @@ _OF_ENDS = {
     "asked": "asked_ns",
     "done": "end_ns",
     "met_ns": "transfer_start_ns",
-    "moved_ns": "transfer_end_ns",
+    "moved_ns": MOVED,
 }

@@ -117,12 +117,16 @@ class RankIdeal:
     """The bubble of one pipeline rank of the plan with F = I = W and free messages: ratio is over compute, share over the window.
 
     ``own_`` is within the rank's own window, from its first op to its last; the others are within the pipeline's.
+    ``warmup_ratio``, ``steady_ratio`` and ``cooldown_ratio`` are the lengths of the phases over compute.
     """
 
     ratio: float
     share: float
     own_ratio: float
     own_share: float
+    warmup_ratio: float
+    steady_ratio: float
+    cooldown_ratio: float
 
 
 @dataclass(frozen=True, slots=True)

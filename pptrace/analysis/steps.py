@@ -18,8 +18,9 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.processes import SharedTasks
+from pptrace.schedule.actions import Phase
 from pptrace.schedule.plan import Plan
-from pptrace.simulator import IDEAL, SimulatedRank, simulate
+from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
 from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
@@ -38,17 +39,23 @@ def ideal_of(plan: Plan) -> Ideal:
     return Ideal(
         simulation.bubble_ratio,
         simulation.bubble_share,
-        tuple(_ideal_of_rank(rank, simulation.makespan_ns) for rank in simulation.ranks),
+        tuple(
+            _ideal_of_rank(rank, simulation.makespan_ns, phases)
+            for rank, phases in zip(simulation.ranks, phase_lengths(simulation), strict=True)
+        ),
     )
 
 
-def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
+def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase, int]) -> RankIdeal:
     own_bubble = rank.inner_bubble_ns
     return RankIdeal(
         ratio=rank.bubble_ns / rank.compute_ns,
         share=rank.bubble_ns / makespan_ns,
         own_ratio=own_bubble / rank.compute_ns,
         own_share=own_bubble / (own_bubble + rank.compute_ns),
+        warmup_ratio=phases[Phase.WARMUP] / rank.compute_ns,
+        steady_ratio=phases[Phase.STEADY] / rank.compute_ns,
+        cooldown_ratio=phases[Phase.COOLDOWN] / rank.compute_ns,
     )
 
 
@@ -139,7 +146,9 @@ class StepParts:
             _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
-        return ReportedSteps(reported, joined(costs))
+        plans = {id(part.plan.table): part.plan for part in self.of_plan}
+        every = tuple(replace(same, plan=plans[id(same.table)]) for same in joined(costs))
+        return ReportedSteps(reported, every)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

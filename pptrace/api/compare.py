@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Literal, overload
+from typing import Any, Literal
 
 import pandas as pd
 
 from pptrace.analysis.compare.compare import ComparedRun, compare_runs
 from pptrace.analysis.compare.result import Comparison, SpanChange
 from pptrace.api.arguments import require_whole
-from pptrace.api.files import FilePath, as_path, text_or_file
+from pptrace.api.exports import ExportsJson, ExportsPage
+from pptrace.api.files import FilePath, as_path
 from pptrace.api.run import Run
 from pptrace.ingest import OnProgress
 from pptrace.ingest.inputs.resolve import require_path
@@ -25,7 +26,7 @@ _WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True)
-class RunComparison:
+class RunComparison(ExportsJson, ExportsPage):
     """Result of :func:`pptrace.compare`; printed, it is the output of ``pptrace compare``."""
 
     result: Comparison
@@ -77,33 +78,15 @@ class RunComparison:
         """Lines about what is not compared, and about the runs."""
         return self.result.warnings
 
-    @overload
-    def to_json(self, path: None = None) -> str: ...
-    @overload
-    def to_json(self, path: FilePath) -> None: ...
-    def to_json(self, path: FilePath | None = None) -> str | None:
-        """The comparison as JSON (``pptrace.compare/1``) as text, or written to a file.
+    def _json_object(self) -> dict[str, Any]:
+        from pptrace.report.to_json import comparison_object
 
-        Raises:
-            PptraceError: the file cannot be written.
-        """
-        from pptrace.report.to_json import comparison_object, dump
+        return comparison_object(self.result)
 
-        return text_or_file(dump(comparison_object(self.result)), path)
-
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: FilePath) -> None: ...
-    def to_html(self, path: FilePath | None = None) -> str | None:
-        """The comparison as a page, as text, or written to a file that loads nothing from elsewhere.
-
-        Raises:
-            PptraceError: the file cannot be written.
-        """
+    def _page(self) -> str:
         from pptrace.report.html import comparison_page
 
-        return text_or_file(comparison_page(self.result), path)
+        return comparison_page(self.result)
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, overload
+from typing import Any
 
 import pandas as pd
 
-from pptrace.api.files import FilePath, FilePaths, as_paths, text_or_file
+from pptrace.api.exports import ExportsJson
+from pptrace.api.files import FilePaths, as_paths
 from pptrace.errors import UsageError
 from pptrace.report.hang import hang_object, hang_text
-from pptrace.report.to_json import dump
 from pptrace.workflow.find_hang import HangResult, find_hang
 
 
 @dataclass(frozen=True, slots=True)
-class HangReport:
+class HangReport(ExportsJson):
     """Result of :func:`hang`; printed, it is the output of ``pptrace hang``."""
 
     result: HangResult
@@ -67,17 +67,8 @@ class HangReport:
             }
         )
 
-    @overload
-    def to_json(self, path: None = None) -> str: ...
-    @overload
-    def to_json(self, path: FilePath) -> None: ...
-    def to_json(self, path: FilePath | None = None) -> str | None:
-        """The verdict as JSON (``pptrace.hang/1``) as text, or written to a file.
-
-        Raises:
-            PptraceError: the file cannot be written.
-        """
-        return text_or_file(dump(hang_object(self.result)), path)
+    def _json_object(self) -> dict[str, Any]:
+        return hang_object(self.result)
 
     @property
     def _hang(self) -> Mapping[str, Any] | None:

@@ -14,7 +14,7 @@ from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
@@ -29,7 +29,7 @@ FigureKind = Literal["timeline", "waterfall", "overview"]
 
 
 @dataclass(frozen=True, eq=False)
-class Run(Exports):
+class Run(ExportsOps):
     """Result of :func:`pptrace.load`. A notebook shows it as a summary: figures of the typical step, findings, steps.
 
     Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,
@@ -161,7 +161,9 @@ class Run(Exports):
         ideals: str | Sequence[str] = (),
         link_speed: float | None = None,
         placement: Sequence[int] | None = None,
+        prefetch: int | None = None,
         layers: Sequence[int] | None = None,
+        memory_limit: int | None = None,
         verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
@@ -183,7 +185,9 @@ class Run(Exports):
                 like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
+            prefetch: receives are posted so many ops before they are needed.
             layers: layers of each stage of the run, where its trace does not say.
+            memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
@@ -200,7 +204,9 @@ class Run(Exports):
             _names(ideals),
             link_speed,
             None if placement is None else tuple(placement),
+            prefetch,
             None if layers is None else tuple(layers),
+            memory_limit,
         )
         return predict_changes(self.analysis, wishes, verify)
 

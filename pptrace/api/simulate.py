@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.arguments import require_number, require_type, require_whole
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
@@ -19,19 +20,19 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import read_csv, to_csv
 from pptrace.schedule.validate import validate
-from pptrace.simulator import Costs, Simulation, uniform
+from pptrace.simulator import Costs, Simulation, idle_parts, uniform
 from pptrace.simulator import simulate as run_on_paper
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-_NS_PER_MS = 1e6
-_MOST_MS = 1e9
+NS_PER_MS = 1e6
+MOST_MS = 1e9
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedStep(Exports):
+class SimulatedStep(ExportsOps):
     """Result of :func:`simulate`: one step of a schedule. Time starts at 0 with the first action."""
 
     simulation: Simulation
@@ -85,6 +86,23 @@ class SimulatedStep(Exports):
             {name: pd.array([getattr(rank, name) for rank in ranks], dtype="int64") for name in columns}
         )
 
+    @property
+    def idle(self) -> pd.DataFrame:
+        """One row per stretch of a rank's idle time with one cause; of a rank they sum to its bubble.
+
+        ``rank``, ``start_ns``, ``end_ns``, ``cause`` (fill, warmup, steady, cooldown, drain, message or order), ``before`` (the
+        action that runs next, "" at the end), ``other`` (that it waited for; of ``order`` the one that could have run) and
+        ``other_rank``.
+        """
+        import pandas as pd
+
+        columns = ("rank", "start_ns", "end_ns", "cause", "before", "other", "other_rank")
+        parts = chain.from_iterable(idle_parts(self.simulation))
+        rows = [[getattr(part, name) for name in columns] for part in parts]
+        table = pd.DataFrame(rows, columns=list(columns)).astype({"other_rank": "Int64"})
+        actions = {name: table[name].map(lambda action: str(action or "")) for name in ("cause", "before", "other")}
+        return table.assign(**actions)
+
     def figure(self, extent_ns: int | None = None) -> go.Figure:
         """The timeline as a plotly figure, in ms; ``extent_ns`` is how much of time to show, to compare two at one scale."""
         from pptrace.report.figures import timeline
@@ -118,7 +136,7 @@ class SimulatedStep(Exports):
     def __repr__(self) -> str:
         plan = self.plan
         size = f"{plan.name}, pp={plan.pp}, num_microbatches={plan.num_microbatches}, num_chunks={plan.num_chunks}"
-        return f"<pptrace.SimulatedStep: {size}, {self.makespan_ns / _NS_PER_MS:g} ms, bubble ratio {self.bubble_ratio:.4f}>"
+        return f"<pptrace.SimulatedStep: {size}, {self.makespan_ns / NS_PER_MS:g} ms, bubble ratio {self.bubble_ratio:.4f}>"
 
     def _repr_html_(self) -> str:
         from pptrace.api.summary import simulation_summary
@@ -244,8 +262,8 @@ def _is_file(schedule: FilePath) -> bool:
 def _costs(costs: MillisecondCosts, spell: Spelling) -> Costs:
     def nanoseconds(name: str) -> int:
         milliseconds: float = getattr(costs, name)
-        require_number(spell(name), milliseconds, "milliseconds", _MOST_MS)
-        return round(milliseconds * _NS_PER_MS)
+        require_number(spell(name), milliseconds, "milliseconds", MOST_MS)
+        return round(milliseconds * NS_PER_MS)
 
     if costs.wgrad is not None and nanoseconds("wgrad") > nanoseconds("backward"):
         raise UsageError(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, study_run
+from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
 from pptrace.api.arguments import require_number, require_whole
-from pptrace.api.exports import Exports
+from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.verify.execute import execute
@@ -38,15 +38,18 @@ class Wishes:
     ideals: tuple[str, ...] = ()
     link_speed: float | None = None
     placement: tuple[int, ...] | None = None
+    prefetch: int | None = None
     layers: tuple[int, ...] | None = None
     """Layers of each stage of the run, where its trace does not say: no change."""
+    memory_limit: int | None = None
+    """The most bytes that a rank may have: no change."""
 
     def __bool__(self) -> bool:
-        return replace(self, layers=None) != Wishes()
+        return replace(self, layers=None, memory_limit=None) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions(Exports):
+class Predictions(ExportsJson, ExportsPage):
     """Result of :meth:`pptrace.Run.whatif`."""
 
     study: Study
@@ -64,7 +67,7 @@ class Predictions(Exports):
         frame = pd.DataFrame(rows, columns=list(names))
         return frame.astype(dict.fromkeys(("peak_memory_bytes", "verified_span_ns"), "Int64"))
 
-    def _json_object(self, _with_ops: bool) -> dict[str, Any]:
+    def _json_object(self) -> dict[str, Any]:
         from pptrace.report.to_json import whatif_object
 
         return whatif_object(self.result)
@@ -83,7 +86,11 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
-    study = study_run(analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes))
+    if wishes.memory_limit is not None:
+        require_whole("--memory-limit", wishes.memory_limit, 1)
+    study = study_run(
+        analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes), wishes.memory_limit
+    )
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
     result = answer(study, changes)
     if verify:
@@ -113,7 +120,7 @@ def message_bytes(analysis: Analysis) -> int:
 
 def _verified(study: Study, changes: Mapping[str, Change], result: WhatIf, size: int, most: int | None) -> WhatIf:
     """The scenarios with what they really take; ``most`` is how many of them are run, those that are no ideals."""
-    chosen = [one for one in result.scenarios if most is None or not one.ideal][:most]
+    chosen = [one for one in result.scenarios if most is None or one.is_choice][:most]
     spans = {one.name: _run(study, changes[one.name], one, size) for one in chosen}
     scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
     return replace(result, scenarios=scenarios)
@@ -127,6 +134,7 @@ def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
         costs.transfers.tolist(),
         costs.messaging.name.lower(),
         round(size * change.microbatch_size),
+        costs.prefetch,
     )
     return execute(work, scenario.span_ns)
 
@@ -141,6 +149,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         ideals=tuple(map(parse_ideal, wishes.ideals)),
         link_speed=wishes.link_speed or 1.0,
         placement=wishes.placement,
+        prefetch=wishes.prefetch,
     )
     others = _name(wishes)
     if not wishes.schedules:
@@ -158,9 +167,9 @@ def _with_schedule(change: Change, schedule: str) -> Change:
 
 
 def _require_legal(wishes: Wishes, study: Study) -> None:
-    for name in ("chunks", "microbatches"):
+    for name, least in (("chunks", 1), ("microbatches", 1), ("prefetch", 0)):
         if (size := getattr(wishes, name)) is not None:
-            require_whole(f"--{name}", size, 1)
+            require_whole(f"--{name}", size, least)
     for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
         if value is not None:
             require_number(option, value, "times today's", _MOST_TIMES)
@@ -184,6 +193,7 @@ def _name(wishes: Wishes) -> str:
         f"split {_commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
+        "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
         *(f"ideal {name}" for name in wishes.ideals),
     ]
     return ", ".join(part for part in parts if part)

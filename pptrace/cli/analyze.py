@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pptrace.analysis.links.join import with_network
+from pptrace.analysis.links.network import read_rate
 from pptrace.analysis.result import Report
 from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
@@ -34,6 +36,12 @@ from pptrace.workflow.load import load
 @click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")
+@click.option(
+    "--network",
+    metavar="RATE",
+    help="Rate of a port of the network between hosts, for links[].peak_gbps: Gb/s, or EDR, HDR, NDR, … of InfiniBand "
+    "[default: as `pptrace run` recorded it].",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read and explain with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
@@ -69,6 +77,7 @@ class AnalyzeOptions:
     show_all: bool
     schedule: str | None
     step: int | None
+    network: str | None
     jobs: int | None
     no_cache: bool
     engine: str
@@ -93,6 +102,7 @@ class AnalyzeOptions:
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     keep_freed_memory()
+    network_gbps = None if options.network is None else read_rate(options.network)
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
     with (
         open_dask(options.scheduler, options.jobs) if options.engine == "dask" else nullcontext() as engine,
@@ -102,6 +112,8 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         analysis = load(
             *(paths, options.schedule, options.step, options.jobs, on_progress, cache, engine), options.is_report_only
         )
+    if network_gbps is not None:
+        analysis = replace(analysis, report=with_network(analysis.report, network_gbps))
     run = Run(analysis)
     try:
         _write_tables("--csv", run.to_csv, options.csv_dir)

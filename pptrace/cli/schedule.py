@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pptrace.api.simulate import Sizes
+from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
 from pptrace.cli.output import Outputs, option
+from pptrace.errors import ScheduleError, UsageError
+from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
+from pptrace.report.tables.table import ReportTable
 from pptrace.report.text import plan_size
-from pptrace.report.text_table import Stripped
+from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -21,7 +24,7 @@ from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import draw, draw_in_time, to_csv
 from pptrace.schedule.validate import validate
 from pptrace.schedule.zb_auto import optimality
-from pptrace.simulator import IDEAL, simulate
+from pptrace.simulator import IDEAL, Simulation, simulate
 
 
 @click.group(name="schedule")
@@ -90,6 +93,66 @@ def _show(name: str, options: ShowOptions) -> None:
         _print(plan, with_comms, optimality_line(name, plan, shape))
 
 
+@command.command(name="explain")
+@click.argument("schedule", metavar="NAME|CSV")
+@click.option("--pp", type=int, help="Pipeline ranks (default of a CSV: its number).")
+@click.option("--microbatches", type=int, help="Microbatches per step (default of a CSV: its number).")
+@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's].")
+@click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
+@click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
+@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
+@click.option("--forward", type=float, default=1.0, show_default=True, metavar="SLOTS", help="Length of one F.")
+@click.option("--backward", type=float, default=2.0, show_default=True, metavar="SLOTS", help="Length of one full B.")
+@click.option("--wgrad", type=float, metavar="SLOTS", help="W's part of a full B [default: half of it].")
+@click.option("--p2p", type=float, default=0.0, show_default=True, metavar="SLOTS", help="Length of one message.")
+@click.option("--rank", "ranks", type=int, multiple=True, help="Only this rank (several: repeat it).")
+@click.option("--csv", "csv_file", metavar="FILE|-", help="Write it as CSV ('-': to stdout, nothing else).")
+def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **options: Any) -> None:
+    """Explain a plan slot by slot: what runs, what that needed, and why a slot is idle.
+
+    A name of the catalogue, or a CSV of actions: one row per rank, cells such as 0F0, 3I2, 3W2, 1B0 (stage, kind, microbatch).
+    """
+    outputs = Outputs({"--csv": csv_file})
+    sizes = Sizes(**{entry.name: options[entry.name] for entry in fields(Sizes)})
+    costs = MillisecondCosts(**{entry.name: options[entry.name] for entry in fields(MillisecondCosts)})
+    step = simulate_or_draw(schedule, sizes, costs)
+    shown = _ranks(ranks, step.plan)
+    explained = explain_plan(step.simulation, _slots)
+    outputs.write({"--csv": lambda: explained_csv([explained[rank] for rank in shown], _slots)})
+    if not outputs.take_stdout:
+        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console.print(f"{step.plan.name}: {plan_size(step.plan)}; {_slots(step.makespan_ns)} slots")
+        for table in (*(explained_table(explained[rank], _slots) for rank in shown), _idle(step.simulation)):
+            if table is not None:
+                console.print(Stripped(render_table(table, console.width)))
+
+
+def _ranks(asked: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    for rank in asked:
+        if not 0 <= rank < plan.pp:
+            raise UsageError(f"--rank {rank}: {plan.name} has the ranks 0 to {plan.pp - 1}")
+    return asked or tuple(range(plan.pp))
+
+
+def _slots(time_ns: int) -> str:
+    """A time in slots; costs were given in slots where a simulation takes milliseconds."""
+    return f"{time_ns / 1e6:g}"
+
+
+def _idle(simulation: Simulation) -> ReportTable | None:
+    return idle_table(simulation, _slots, "slots")
+
+
+def simulate_or_draw(schedule: str, sizes: Sizes, costs: MillisecondCosts) -> SimulatedStep:
+    """Simulate one step; of a plan that deadlocks, the grid is printed before the error ends the command."""
+    try:
+        return simulate_as(schedule, sizes, costs, spell=option)
+    except ScheduleError as err:
+        if err.grid:
+            click.echo(err.grid)
+        raise
+
+
 def _picture(plan: Plan) -> str:
     from pptrace.report.html import simulation_page
 
@@ -118,3 +181,6 @@ def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:
     click.echo(f"chunks in flight at most: {', '.join(str(rank.peak_inflight_microbatches) for rank in ideal.ranks)}")
     click.echo(f"{optimality_note}\n" if optimality_note else "")
     click.echo(draw(lower(plan)) if with_comms else draw_in_time(plan))
+    if (table := _idle(ideal)) is not None:
+        console = Console(width=None if Console().is_terminal else 150, highlight=False)
+        console.print(Stripped(render_table(table, console.width)))

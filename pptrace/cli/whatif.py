@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ from pptrace.workflow.load import load
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
+@click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
+@click.option(
+    "--memory-limit", metavar="BYTES", help="The most that a rank may have, such as 80GB or 74GiB: no change."
+)
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=int, help="From this step alone.")
 @click.option(
@@ -70,6 +75,8 @@ class WhatIfOptions:
     link_speed: float | None
     layers: str | None
     placement: str | None
+    prefetch: int | None
+    memory_limit: str | None
     verify: bool
     step: int | None
     json_file: str | None
@@ -88,7 +95,9 @@ class WhatIfOptions:
             self.ideals,
             self.link_speed,
             _numbers("--placement", self.placement),
+            self.prefetch,
             _numbers("--layers", self.layers),
+            _bytes("--memory-limit", self.memory_limit),
         )
 
 
@@ -101,13 +110,23 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
+def _bytes(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.ASCII | re.IGNORECASE)
+    if parts is None:
+        raise UsageError(f"{option} {text}: expected a size such as 80GB, 74GiB or 500MB")
+    number, prefix, is_binary = parts.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+
+
 def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file})
     wishes = options.wishes
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
     predictions = predict_changes(analysis, wishes, options.verify)
-    outputs.write({"--json": predictions.json_parts, "--html": predictions.to_html})
+    outputs.write({"--json": predictions.to_json, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(whatif_text(predictions.result, console.width))

@@ -460,6 +460,9 @@ DIRECTIONS = tuple(str(direction) for direction in Direction)
 
 MESSAGE_CALLS = (*P2P, "send_recv")
 """Kinds of calls and kernels that carry messages, or may."""
+GARBAGE_COLLECTION = "GC"
+"""Kind of the rows of OPS that are garbage collections of the host's Python, within and between other rows."""
+
 MESSAGES = (*MESSAGE_CALLS, "unknown")
 """Kinds that are, or may be, messages between two ranks."""
 

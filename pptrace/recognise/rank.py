@@ -17,6 +17,7 @@ from pptrace.recognise.device.work import device_work
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
+from pptrace.recognise.ops.garbage_collections import with_collections
 from pptrace.recognise.ops.host_compute import HostWork, host_work
 from pptrace.recognise.ops.mark_ranges import split_marks
 from pptrace.recognise.ops.tables import RankTables
@@ -113,7 +114,8 @@ def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
 
 def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
-    tables = replace(tables, ops=_without_teardown(tables.ops, trace.metadata.get("teardown")))
+    ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
+    tables = replace(tables, ops=with_collections(ops, trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
     host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)

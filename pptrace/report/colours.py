@@ -17,6 +17,7 @@ KIND_COLOURS: Mapping[str, str] = {
     "GRAD_SYNC": "#A9467F",
     "OPTIMIZER": "#66717F",
     "DATA": "#9AA3AD",
+    "GC": "#F0E442",
 }
 KIND_NAMES: Mapping[str, str] = {
     "F": "Forward",
@@ -27,6 +28,7 @@ KIND_NAMES: Mapping[str, str] = {
     "GRAD_SYNC": "Gradient sync",
     "OPTIMIZER": "Optimizer",
     "DATA": "Data",
+    "GC": "Garbage collection",
 }
 FONT = "'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 HOVER_LABEL: Mapping[str, object] = {

@@ -18,13 +18,17 @@ from pptrace.report import units
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
+from pptrace.report.idle import idle_table
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
+from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
+from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
+from pptrace.simulator.sweep.run import Sweep
 from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
 
@@ -67,7 +71,23 @@ def simulation_page(simulation: Simulation) -> str:
         _figure(timeline(simulation.ops())),
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
+    if (idle := idle_table(simulation, units.milliseconds, "ms")) is not None:
+        parts.append(_report_table(idle))
     return _page(f"pptrace · {plan.name}", parts)
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """A sweep as a page: the table of bubbles, heat maps over m, throughput against p and costs, and what was refused."""
+    parts = [f"<h1>Schedules compared <small>simulated</small></h1><p>{escape(costs_line(sweep))}</p>"]
+    parts += [f"<p>{escape(line)}</p>" for line in (sweep_headline(sweep), *best_lines(sweep))]
+    maps = heat_maps(sweep)
+    parts += [f"<h3>Bubble ratio, {escape(title)}</h3>{_figure(figure)}" for title, figure in maps]
+    if len(maps) == MOST_HEAT_MAPS:
+        parts.append(f'<p class="note">the first {MOST_HEAT_MAPS} heat maps; the CSV has every combination</p>')
+    parts += [f"<h3>{escape(title)}</h3>{_figure(figure)}" for title, figure in curves(sweep)]
+    parts += [_report_table(table) for table in sweep_tables(sweep, every_row=True)]
+    parts.append(_warnings(refused_lines(sweep)))
+    return _page("pptrace · schedules compared", parts)
 
 
 def whatif_page(result: WhatIf, pictures: Sequence[tuple[str, Simulation]]) -> str:

@@ -13,6 +13,7 @@ from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
+from pptrace.report.idle import idle_table
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.table import MORE
@@ -150,7 +151,8 @@ def simulation_table(simulation: Simulation, width: int) -> RenderableType:
         for rank in simulation.ranks
     )
     columns = ("rank", "compute ms", "bubble ms", "bubble share", "peak in flight", "")
-    return Stripped(Group(head, render_table(ReportTable("ranks", "Ranks", columns, rows), width)))
+    tables = [ReportTable("ranks", "Ranks", columns, rows), idle_table(simulation, units.milliseconds, "ms")]
+    return Stripped(Group(head, *(render_table(table, width) for table in tables if table is not None)))
 
 
 def plan_size(plan: Plan) -> str:

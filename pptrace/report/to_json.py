@@ -15,7 +15,7 @@ from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
-from pptrace.simulator import SimulatedRank, Simulation
+from pptrace.simulator import IdleCause, SimulatedRank, Simulation, idle_by_cause
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"
@@ -146,7 +146,10 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
         "makespan_ns": simulation.makespan_ns,
         "bubble_ratio": simulation.bubble_ratio,
         "bubble_share": simulation.bubble_share,
-        "ranks": [_simulated_rank(rank, with_ops) for rank in simulation.ranks],
+        "ranks": [
+            _simulated_rank(rank, idle, with_ops)
+            for rank, idle in zip(simulation.ranks, idle_by_cause(simulation), strict=True)
+        ],
     }
 
 
@@ -155,11 +158,12 @@ def whatif_object(result: WhatIf) -> dict[str, Any]:
     return {"schema": WHATIF_SCHEMA, **_plain(result)}
 
 
-def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:
+def _simulated_rank(rank: SimulatedRank, idle: Mapping[IdleCause, int], with_ops: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "rank": rank.rank,
         "compute_ns": rank.compute_ns,
         "bubble_ns": rank.bubble_ns,
+        "idle_ns": {str(cause): time for cause, time in idle.items()},
         "peak_inflight_microbatches": rank.peak_inflight_microbatches,
     }
     if with_ops:

@@ -21,23 +21,24 @@ def whatif_text(result: WhatIf, width: int) -> RenderableType:
 
 
 def headline(result: WhatIf) -> str:
-    """One sentence: the change that gains most."""
-    choices = [one for one in result.scenarios if not one.ideal]
+    """One sentence: the change that gains most, of those that gain for sure if there are any."""
+    choices = [one for one in result.scenarios if one.is_choice]
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
-    best = next(iter(choices), None)
+    sure = next((one for one in choices if _is_sure(one, result)), None)
+    best = sure or next(iter(choices), None)
     if best is None or best.gain_ns <= 0:
         return "Nothing that was tried is faster than the run as it was"
-    sure = best.high_ns < result.measured_span_ns * _work(best, result)
     return (
         f"{best.name} would take {best.gain_ns / result.measured_span_ns:.1%} off the step: {_span(best)} ms instead of "
         f"{units.milliseconds(result.measured_span_ns)}{'' if sure else ', but the interval includes no gain'}"
     )
 
 
-def _work(one: Scenario, result: WhatIf) -> float:
-    """The work of a scenario's step in parts of today's."""
-    return (one.gain_ns + one.span_ns) / result.measured_span_ns
+def _is_sure(one: Scenario, result: WhatIf) -> bool:
+    """Return whether its whole interval is below what the same work takes now."""
+    work = (one.gain_ns + one.span_ns) / result.measured_span_ns
+    return one.high_ns < result.measured_span_ns * work
 
 
 def replay_line(result: WhatIf) -> str:
@@ -63,6 +64,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
     below = [f"[{number}] {note}" for note, number in notes.items()]
     below.append("front: nothing else in the table takes less time and no more memory")
+    below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
     below += ["verified: run in real processes with ops that sleep as long as theirs took"] if ran else []
     leave_out = tuple(map(columns.index, ("in flight", "bubble ratio", "front", "memory")))
     return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
@@ -97,7 +99,9 @@ def _row(one: Scenario, result: WhatIf, notes: dict[str, int]) -> tuple[str, ...
         units.percent(one.gain_ns / result.measured_span_ns),
         units.ratio(one.bubble_ratio),
         str(one.peak_inflight),
-        "–" if one.peak_memory_bytes is None else units.num_bytes(one.peak_memory_bytes),
+        "–"
+        if one.peak_memory_bytes is None
+        else units.num_bytes(one.peak_memory_bytes) + "!" * bool(one.over_limit_bytes),
         "*" if one.on_pareto_front else "",
         " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note),
     )

@@ -3,6 +3,10 @@
 Rank r owns the stages r, p+r, 2p+r, … Microbatches are taken in groups of N; within a group all chunks run one after the
 other. Backward uses the same table with the chunks reversed.
 
+The last group may be smaller than p, which Megatron-LM refuses: its microbatches come back to the first rank later than their
+turn, and ranks wait for them, for each other for ever where it is too small. It is sound if it and N together have at least
+2(p−1) microbatches, if there are two chunks and it has one, and with the lean warmup.
+
 Source: Narayanan et al. (arXiv 2104.04473); Megatron-LM ``forward_backward_pipelining_with_interleaving`` and
 ``get_schedule_table``.
 """
@@ -58,15 +62,26 @@ def _rank_actions(shape: Shape, table: Sequence[tuple[int, int]], rank: int) -> 
 
 
 def _require_legal(shape: Shape) -> None:
+    require_groups(NAME, shape, "1f1b")
     p, m, n = shape.pp, shape.num_microbatches, shape.group_size or shape.pp
-    if shape.num_chunks < 2:
-        raise ShapeError(f"{NAME}: {shape.num_chunks} chunk per rank; expected at least 2 (or use 1f1b)")
-    if not p <= n <= m:
-        raise ShapeError(f"{NAME}: group size {n} with p={p}, m={m}; expected p ≤ group size ≤ m")
-    if 0 < m % n < p:
-        raise ShapeError(
-            f"{NAME}: {m} microbatches in groups of {n} leave a last group of {m % n}; expected 0 or at least p={p}: "
-            f"try m={m - m % n} or {m - m % n + p}"
-        )
     if shape.lean and n != p:
         raise ShapeError(f"{NAME}: the lean warmup is defined for group size p={p}, found {n}")
+    least = max(1, 2 * (p - 1) - n)
+    if 0 < m % n < least and not shape.lean and (shape.num_chunks, m % n) != (2, 1):
+        raise ShapeError(
+            f"{NAME}: {m} microbatches in groups of {n} leave a last group of {m % n}, in which ranks would wait for each "
+            f"other; expected 0 or at least 2(p−1) − {n} = {least}: try m={m - m % n} or {m - m % n + least}"
+        )
+
+
+def require_groups(name: str, shape: Shape, without_chunks: str) -> None:
+    """Refuse one chunk, for which there is the schedule ``without_chunks``, and groups of fewer than p or more than m.
+
+    Raises:
+        ShapeError: one of these.
+    """
+    p, m, n = shape.pp, shape.num_microbatches, shape.group_size or shape.pp
+    if shape.num_chunks < 2:
+        raise ShapeError(f"{name}: {shape.num_chunks} chunk per rank; expected at least 2 (or use {without_chunks})")
+    if not p <= n <= m:
+        raise ShapeError(f"{name}: group size {n} with p={p}, m={m}; expected p ≤ group size ≤ m")

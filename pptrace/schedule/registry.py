@@ -14,6 +14,7 @@ from pptrace.schedule import (
     eager,
     gpipe,
     interleaved,
+    interleaved_afab,
     interleaved_zb,
     looped_bfs,
     one_f_one_b,
@@ -36,7 +37,8 @@ class Schedule:
 
     ``searches``: the builder reads costs and a memory limit. ``takes_any_chunks``: any v from 2, not its default alone.
     ``bidirectional``: half of the microbatches enter at each end. ``always_labelled``: no runtime runs it whose traces lack
-    labels. ``all_forwards_first_if_m_is_p``: Megatron-LM ran it so for years.
+    labels. ``only_if_m_is_p``, ``only_groups_of_p``: no runtime whose traces lack labels runs it with another
+    number of microbatches than ranks, or with a last group of fewer microbatches than ranks.
     """
 
     name: str
@@ -53,7 +55,8 @@ class Schedule:
     bidirectional: bool = False
     same_order_on_every_rank: bool = False
     always_labelled: bool = False
-    all_forwards_first_if_m_is_p: bool = False
+    only_if_m_is_p: bool = False
+    only_groups_of_p: bool = False
 
     @property
     def bubble_text(self) -> str:
@@ -64,6 +67,13 @@ class Schedule:
     def in_flight_text(self) -> str:
         """The closed form of the activations held, as text."""
         return "the memory limit" if self.in_flight is None else self.in_flight
+
+    def runs_without_labels(self, pp: int, microbatches: int, group_size: int | None) -> bool:
+        """Return whether a runtime whose traces lack labels may run this size."""
+        if self.only_if_m_is_p:
+            return microbatches == pp
+        last = microbatches % (group_size or pp)
+        return not self.only_groups_of_p or last == 0 or last >= pp
 
     def build(
         self,
@@ -127,7 +137,7 @@ SCHEDULES: dict[str, Schedule] = {
             default_chunks=2,
             takes_any_chunks=True,
             takes_group_size=True,
-            all_forwards_first_if_m_is_p=True,
+            only_groups_of_p=True,
         ),
         Schedule(
             looped_bfs.NAME,
@@ -236,6 +246,19 @@ SCHEDULES: dict[str, Schedule] = {
             "if f = i",
             default_chunks=2,
             bidirectional=True,
+        ),
+        Schedule(
+            interleaved_afab.NAME,
+            "interleaved, all forwards first: older Megatron-LM's for m = p",
+            "(p−1)/(v·m)",
+            "v·m",
+            "Megatron-LM before microbatch groups",
+            interleaved_afab.build,
+            default_chunks=2,
+            takes_any_chunks=True,
+            takes_group_size=True,
+            same_order_on_every_rank=True,
+            only_if_m_is_p=True,
         ),
     )
 }

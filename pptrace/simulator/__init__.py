@@ -2,16 +2,23 @@
 
 from pptrace.schedule.replay_table import Replays, makespans, rank_ends, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
+from pptrace.simulator.idle import IdleCause, IdlePart, idle_by_cause, idle_parts
+from pptrace.simulator.phase_lengths import phase_lengths
 from pptrace.simulator.simulation import SimulatedRank, Simulation, peak_inflight, simulate
 
 __all__ = [
     "IDEAL",
     "Costs",
+    "IdleCause",
+    "IdlePart",
     "Replays",
     "SimulatedRank",
     "Simulation",
+    "idle_by_cause",
+    "idle_parts",
     "makespans",
     "peak_inflight",
+    "phase_lengths",
     "rank_ends",
     "replay_table",
     "simulate",

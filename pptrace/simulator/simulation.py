@@ -44,9 +44,10 @@ class SimulatedRank:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step. Time starts at 0 with the first action."""
+    """A simulated step. Time starts at 0 with the first action. ``costs`` is None where messages had rules of their own."""
 
     replayed: Replay
+    costs: Costs | None = None
 
     @property
     def plan(self) -> Plan:
@@ -129,21 +130,23 @@ def simulate(plan: Plan, costs: Costs) -> Simulation:
     if replayed.blocked:
         stuck = replayed.blocked[0]
         raise ScheduleError(f"{plan.name}: rank {stuck.rank} never gets past its action number {stuck.index + 1}")
-    return Simulation(replayed)
+    return Simulation(replayed, costs)
 
 
 def peak_inflight(plan: Plan) -> tuple[int, ...]:
     """Peak number of activations that each rank holds: from a forward until its B, or its W where the backward is split."""
+    return tuple(int(held.max(initial=0)) for held in held_activations(plan))
+
+
+def held_activations(plan: Plan) -> tuple[npt.NDArray[np.int64], ...]:
+    """Activations that each rank holds after each of its actions, in a pair after its forward half."""
     table = plan.table
     is_forward = (table.kind == Kind.F.code) | (table.kind == Kind.OVERLAP_F_B.code)
     frees = (table.kind == Kind.W.code) | _frees(plan, table.kind, table.slot)
     pair_frees = _frees(plan, table.second_kind, table.second_slot).astype(np.int64)
     change = is_forward - frees.astype(np.int64) - pair_frees
-    peaks = []
-    for begin, end in pairwise(table.rank_ptr.tolist()):
-        held = np.cumsum(change[begin:end]) + pair_frees[begin:end]  # a pair's forward comes before its backward
-        peaks.append(int(held.max(initial=0)))
-    return tuple(peaks)
+    rows = [slice(*bounds) for bounds in pairwise(table.rank_ptr.tolist())]
+    return tuple(np.cumsum(change[of_rank]) + pair_frees[of_rank] for of_rank in rows)
 
 
 def _frees(plan: Plan, kind: npt.NDArray[Any], slot: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -69,7 +69,7 @@ def _processes(work: Workload) -> Iterator[list[subprocess.Popen[str]]]:
                 text=True,
             )
             processes.append(process)
-            setting = {"program": program, "messaging": work.messaging, "peers": numbers}
+            setting = {"program": program, "messaging": work.messaging, "prefetch": work.prefetch, "peers": numbers}
             _write(process, json.dumps(setting | {"message_bytes": work.message_bytes}))
         yield processes
 

@@ -19,7 +19,7 @@ class Workload:
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
     ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives`` or ``rendezvous``
-    (:class:`pptrace.analysis.whatif.graph.Messaging`).
+    (:class:`pptrace.analysis.message_graph.Messaging`); receives that block are posted ``prefetch`` ops before they are needed.
     """
 
     plan: Plan
@@ -27,6 +27,7 @@ class Workload:
     transfers: Sequence[int]
     messaging: str
     message_bytes: int
+    prefetch: int = 0
 
 
 def programs(work: Workload) -> list[list[list[Any]]]:

@@ -61,7 +61,9 @@ class Rank:
     """Program of a process, and its peers."""
 
     def __init__(self, setting: dict[str, Any]) -> None:
-        self._program, self._messaging = setting["program"], setting["messaging"]
+        self._program, self._messaging, self._prefetch = (
+            setting[name] for name in ("program", "messaging", "prefetch")
+        )
         self._payload = bytes(setting["message_bytes"])
         self._peers = {int(rank): socket.socket(fileno=number) for rank, number in setting["peers"].items()}
         self._mailbox = Mailbox()
@@ -71,18 +73,19 @@ class Rank:
     def run(self, step: int, at: int) -> tuple[int, int]:
         """Run a step from a time on. Returns (start of the first op, end of the last one), ns."""
         wait_until(at)
-        began, ended = 0, at
+        began, ends = 0, [at] * (self._prefetch + 1)
         for what, value in self._program:
             if what == "op":
                 now = time.monotonic_ns()
                 began = began or now
-                ended = now + value
-                wait_until(ended)
+                ends.append(now + value)
+                wait_until(ends[-1])
             else:
-                self._transfer(step, value)
-        return began, ended
+                self._transfer(step, value, ends[-1 - self._prefetch])
+        return began, ends[-1]
 
-    def _transfer(self, step: int, group: list[list[Any]]) -> None:
+    def _transfer(self, step: int, group: list[list[Any]], ready: int) -> None:
+        """Exchange a group of messages; the receives of a rank that prefetches have been posted at ``ready``."""
         posted = time.monotonic_ns()
         meets = self._messaging == "rendezvous"
         for message, peer, is_send, _ in group:
@@ -95,7 +98,7 @@ class Rank:
             if is_send and not meets:
                 continue
             other = self._mailbox.take(step, -1 - message if is_send else message)
-            begun = other if self._messaging == "ahead" else max(posted, other)
+            begun = other if self._messaging == "ahead" else max(ready if self._prefetch else posted, other)
             through = max(through, begun + taken)
         wait_until(through)
 

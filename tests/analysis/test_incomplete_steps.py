@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.result import Report, Severity
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import Event, make_trace, record, without
@@ -54,6 +54,8 @@ def test_steps_of_forwards_alone_are_no_training_steps() -> None:
     assert report.typical_step is not None
     assert not report.typical_step.is_evaluation
     assert any(line.startswith("step 3, 7 has forwards alone") for line in report.warnings)
+    assert report.schedule.mismatches == ()
+    assert not [finding for finding in report.findings if finding.severity is Severity.CRITICAL]
 
 
 def test_a_run_of_evaluations_alone_has_no_series() -> None:

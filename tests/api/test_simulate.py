@@ -120,7 +120,7 @@ def test_a_name_that_is_not_in_the_catalogue_is_a_key_error_and_one_of_ours() ->
             lambda: pptrace.simulate(pptrace.schedules["1f1b"].build(2, 2), group_size=2),
             "1f1b: group_size does not change a plan; leave the option away",
         ),
-        (lambda: pptrace.schedules["interleaved-1f1b"].build(4, 6), "try m=4 or 8"),
+        (lambda: pptrace.schedules["interleaved-1f1b"].build(6, 8), "try m=6 or 10"),
         (lambda: pptrace.schedules["1f1b"].build(0, 6), "pp is 0; expected at least 1"),
     ],
 )
@@ -138,3 +138,12 @@ def test_a_plan_that_deadlocks_is_refused_with_its_drawing(tmp_path: Path) -> No
         pptrace.simulate(file)
     assert ">1B0<" in caught.value.grid
     assert json.loads(pptrace.simulate("1f1b", pp=1, microbatches=1).to_json())["schedule"] == "1f1b"
+
+
+def test_idle_time_sums_to_the_bubble_of_each_rank() -> None:
+    step = pptrace.simulate("v-min", pp=4, microbatches=8, p2p=0.1)
+    lengths = (step.idle["end_ns"] - step.idle["start_ns"]).groupby(step.idle["rank"]).sum()
+    assert lengths.tolist() == step.ranks["bubble_ns"].tolist()
+    assert set(step.idle["cause"]) <= {"fill", "warmup", "steady", "cooldown", "drain", "message", "order"}
+    waits = step.idle[step.idle["cause"] == "warmup"].iloc[0]
+    assert (waits["before"], waits["other"], waits["other_rank"]) == ("7F0", "6F0", 1)

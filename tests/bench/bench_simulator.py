@@ -1,4 +1,4 @@
-"""Time of building, simulating, lowering and validating plans. One process, one core.
+"""Time of building, simulating, lowering and validating plans, and of a sweep. One process, one core.
 
 python tests/bench/bench_simulator.py
 """
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from pptrace.api.sweep import SweepArguments, sweep_as
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -53,9 +54,18 @@ def report_checks(pp: int = 16, num_microbatches: int = 128, num_chunks: int = 4
     print(f"  validate {validate_s:7.3f} s")
 
 
+def report_sweep(schedules: str = "gpipe,1f1b,zb-h1,interleaved-1f1b,zbv") -> None:
+    """Simulate a thousand points, processor time."""
+    asked = SweepArguments("4,8,16,32", "16..256:16", p2p="0,0.01,0.05,0.1")
+    begin = time.process_time()
+    sweep = sweep_as(schedules, asked)
+    print(f"sweep of {len(sweep.points):,} points: {time.process_time() - begin:.1f} s of processor time")
+
+
 def main() -> None:
     report_large()
     report_checks()
+    report_sweep()
 
 
 if __name__ == "__main__":

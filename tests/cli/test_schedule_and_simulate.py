@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import one_line, pptrace, pptrace_here
 
 
@@ -77,7 +78,7 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
     [
         (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
         (("schedule", "show", "1f1b", "--pp", "0", "--microbatches", "2"), 2, "pp is 0"),
-        (("schedule", "show", "interleaved-1f1b", "--pp", "4", "--microbatches", "6"), 2, "try m=4 or 8"),
+        (("schedule", "show", "interleaved-1f1b", "--pp", "6", "--microbatches", "8"), 2, "try m=6 or 10"),
         (("schedule", "show", "1f1b", "--pp", "4"), 2, "--microbatches"),
         (("simulate", "1f1b", "--pp", "4"), 2, "--microbatches is not given"),
         (("simulate", "missing.csv"), 1, "missing.csv"),
@@ -105,3 +106,89 @@ def test_a_cell_that_is_no_action_is_refused_with_its_place(tmp_path: Path, cell
     line = one_line(pptrace_here("simulate", file), 1)
     assert "row 2, cell 2" in line
     assert repr(cell) in line
+
+
+def test_a_sweep_is_a_table_and_files(tmp_path: Path) -> None:
+    shape = ("--sweep", "--pp", "4,8", "--microbatches", "8..32:8", "--chunks", "1,2")
+    files = ("--csv", tmp_path / "points.csv", "--json", tmp_path / "points.json", "--html", tmp_path / "page.html")
+    out = pptrace_here("simulate", "1f1b,interleaved-1f1b", *shape, *files).out
+    assert "32 combinations: 16 simulated, 16 refused" in out
+    assert "p=8: smallest bubble 0.109 (9.9% of the step), interleaved-1f1b v=2, m=32, which holds 11.5" in out
+    assert len((tmp_path / "points.csv").read_text(encoding="utf-8").splitlines()) == 33
+    assert len(json.loads((tmp_path / "points.json").read_text(encoding="utf-8"))["points"]) == 32
+    assert "Plotly" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_sweep_over_all_schedules_names_each() -> None:
+    out = pptrace_here("simulate", "all", "--sweep", "--pp", "4", "--microbatches", "8", "--csv", "-").out
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == list(SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("1f1b", "--pp", "4,8", "--microbatches", "8"),
+            "--pp is '4,8'; expected a whole number, or --sweep for several values",
+        ),
+        (("1f1b,gpipe", "--pp", "4", "--microbatches", "8"), "several schedules make a table; add --sweep"),
+        (("1f1b", "--pp", "4", "--microbatches", "8", "--costs-of", "model"), "--costs-of model needs --sweep"),
+        (("1f1b", "--sweep", "--pp", "4"), "--microbatches is not given"),
+        (("nope", "--sweep", "--pp", "4", "--microbatches", "8"), "'nope' is not known"),
+        (("mine.csv", "--sweep", "--pp", "4", "--microbatches", "8"), "a sweep takes names of the catalogue"),
+        (("1f1b", "--sweep", "--pp", "0,4", "--microbatches", "8"), "--pp is 0; expected at least 1"),
+        (("1f1b", "--sweep", "--pp", "4", "--microbatches", "8..4"), "--microbatches has '8..4'"),
+        (("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--lean"), "--lean belongs to a single simulation"),
+        (
+            ("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--p2p", "-1"),
+            "--p2p is -1.0; expected milliseconds",
+        ),
+        (
+            ("1f1b", "--sweep", "--pp", "4", "--microbatches", "8", "--backward", "1,2", "--wgrad", "1.5"),
+            "--wgrad has 1.5; it is a part of --backward",
+        ),
+    ],
+)
+def test_a_mistake_in_a_sweep_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in one_line(pptrace_here("simulate", *arguments), 2)
+
+
+HAND_MADE = """0F0,0F1,0B0,0B1
+1F0,1F1,1B1,1B0
+"""
+
+
+def test_a_plan_by_hand_is_explained_slot_by_slot(tmp_path: Path) -> None:
+    """Rank 1 takes the second microbatch's backward first; rank 0 waits for the other, although it could run that one's too."""
+    file = tmp_path / "mine.csv"
+    file.write_text(HAND_MADE, encoding="utf-8")
+    rows = pptrace_here("schedule", "explain", file, "--csv", "-").out.splitlines()
+    assert rows == [
+        "rank,from,to,runs,needs,cause,why",
+        "0,0,1,0F0,,,",
+        "0,1,2,0F1,,,",
+        '0,2,5,,,warmup,"0B0 waits for 1B0 on rank 1, which ends at 7"',
+        '0,5,7,,,order,"0B1 could have run before 0B0: its inputs are there, and it needs no more memory"',
+        '0,7,9,0B0,"0F0 (rank 0, ended 1), 1B0 (rank 1, ended 7)",,',
+        '0,9,11,0B1,"0F1 (rank 0, ended 2), 1B1 (rank 1, ended 5)",,',
+        '1,0,1,,,fill,"1F0 waits for 0F0 on rank 0, which ends at 1"',
+        '1,1,2,1F0,"0F0 (rank 0, ended 1)",,',
+        '1,2,3,1F1,"0F1 (rank 0, ended 2)",,',
+        '1,3,5,1B1,"1F1 (rank 1, ended 3)",,',
+        '1,5,7,1B0,"1F0 (rank 1, ended 2)",,',
+        "1,7,11,,,drain,has run all its actions",
+    ]
+
+
+def test_one_rank_of_an_explained_plan_is_shown_with_the_sums_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(HAND_MADE, encoding="utf-8")
+    out = pptrace_here("schedule", "explain", file, "--rank", "1").out
+    assert "mine: 2 ranks, 2 microbatches, 1 chunk per rank; 11 slots" in out
+    assert "Rank 1" in out
+    assert "Rank 0" not in out
+    (total,) = (line.split() for line in out.splitlines() if line.startswith("all"))
+    assert total == ["all", "1", "3", "4", "2", "10"]  # fill, warmup, drain, order, bubble
+    assert "--rank 2: mine has the ranks 0 to 1" in one_line(
+        pptrace_here("schedule", "explain", file, "--rank", "2"), 2
+    )

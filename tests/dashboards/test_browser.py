@@ -77,6 +77,8 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     )
     for part, name in zip(widths, ("compute_ns", "exposed_comm_ns", "bubble_ns"), strict=True):
         assert part == pytest.approx([getattr(rank, name) / 1e6 for rank in step.ranks])
+    assert page.locator("#phases tbody tr").count() == len(step.ranks)
+    assert page.locator("#phases tbody tr").first.locator("td").first.text_content() == str(step.ranks[0].rank)
     for name in ("rank-bars", "waterfall"):
         page.wait_for_selector(f"#{name} .barlayer .bars")
         assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250, "tall enough to read"
@@ -261,3 +263,31 @@ def test_a_step_of_thousands_of_ops_is_drawn_in_blocks_until_one_looks_closer(
     page.mouse.dblclick(plot["x"] + plot["width"] * 0.5, plot["y"] + 60)
     page.wait_for_function(blocks)
     assert x_range(page)[1] - x_range(page)[0] == pytest.approx(before[1] - before[0], rel=0.05)
+
+
+def test_a_schedule_of_any_size_is_drawn_with_its_idle_time_and_the_bubbles_of_all(
+    run_p4: Path, serve: Serve, visit: Visiting
+) -> None:
+    """The page begins with the run's own schedule, and says in a line why one has no such size."""
+    page = visit(serve([run_p4])).page
+    page.click("#to-schedules")
+    page.wait_for_selector("#plan-timeline .barlayer .trace.bars")
+    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
+    assert page.locator("#plan-pp").input_value() == "4"
+    assert "bubble ratio 0.375, 27.3% of the step" in page.locator("#plan-drawn").inner_text()
+    assert page.locator("#idle tbody tr").last.inner_text().split() == [
+        "all",
+        "6.00",
+        "12.00",
+        "6.00",
+        "12.00",
+        "36.00",
+    ]
+    page.fill("#plan-microbatches", "12")
+    page.press("#plan-microbatches", "Enter")
+    page.wait_for_function("document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
+    page.fill("#plan-chunks", "2")
+    page.press("#plan-chunks", "Enter")
+    page.wait_for_selector("#plan-refused")
+    assert "this schedule has 1 (try interleaved-1f1b)" in page.locator("#plan-refused").inner_text()
+    page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")

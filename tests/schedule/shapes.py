@@ -48,9 +48,22 @@ def legal_shapes(name: str, max_pp: int = 6, rounds: int = 3) -> Iterator[tuple[
                 overlaps = name.startswith("dualpipe")
                 if (not overlaps or m >= 2 * p) and (name != "dualpipe" or p % 2 == m % 2 == 0):
                     yield (p, m, 2)
-            elif name in ("looped-bfs", "interleaved-zb", "interleaved-1f1b"):
-                legal = {"looped-bfs": True, "interleaved-zb": whole_rounds(p, m), "interleaved-1f1b": m % p == 0}
-                yield from ((p, m, v) for v in (2, 3) if legal[name])
+            else:
+                yield from ((p, m, v) for v in (2, 3) if _takes_chunks(name, p, m, v))
+
+
+def sound_last_group(p: int, v: int, n: int, last: int) -> bool:
+    """Return whether an interleaved order whose last group of N = ``n`` has ``last`` microbatches runs to its end."""
+    return last == 0 or last + n >= 2 * (p - 1) or (v, last) == (2, 1)
+
+
+def _takes_chunks(name: str, p: int, m: int, v: int) -> bool:
+    return {
+        "looped-bfs": True,
+        "interleaved-zb": whole_rounds(p, m),
+        "interleaved-1f1b": m >= p and sound_last_group(p, v, p, m % p),
+        "interleaved-afab": m >= p,
+    }[name]
 
 
 @st.composite
@@ -61,6 +74,6 @@ def plans(draw: st.DrawFn, max_pp: int = 5) -> Plan:
         return build(name, *draw(st.sampled_from(list(legal_shapes(name, max_pp, rounds=2)))))
     p, v = draw(st.integers(1, max_pp)), draw(st.integers(2, 3))
     n = draw(st.integers(p, p + 2))
-    m = draw(st.integers(n, 2 * n + 2).filter(lambda m: m % n == 0 or m % n >= p))
     lean = n == p and draw(st.booleans())
+    m = draw(st.integers(n, 2 * n + 2).filter(lambda m: lean or sound_last_group(p, v, n, m % n)))
     return build(name, p, m, v, n, lean)

@@ -22,12 +22,15 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import SCHEDULES, build, get
+from pptrace.schedule.replay import replay
 from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import from_rows, to_rows
 from pptrace.schedule.validate import validate
+from pptrace.simulator import peak_inflight
 from tests.schedule import deepseek, megatron, torch_tables
 from tests.schedule.shapes import (
     MAX_CHUNKS,
+    MAX_PP,
     ONE_CHUNK,
     SPLIT,
     V_SHAPED,
@@ -390,7 +393,14 @@ def test_identify_is_quick_for_a_long_unknown_plan() -> None:
         (("interleaved-1f1b", 4, 3, 2), "group size 4 with p=4, m=3; expected p ≤ group size ≤ m"),
         (("interleaved-1f1b", 4, 8, 2, 3), "group size 3 with p=4, m=8; expected p ≤ group size ≤ m"),
         (("interleaved-1f1b", 4, 8, 2, 0), "group_size is 0; expected at least 1"),
-        (("interleaved-1f1b", 4, 10, 2), "leave a last group of 2; expected 0 or at least p=4: try m=8 or 12"),
+        (
+            ("interleaved-1f1b", 6, 8, 2),
+            "a last group of 2, in which ranks would wait for each other; expected 0 or at least",
+        ),
+        (("interleaved-1f1b", 6, 8, 2), "2(p−1) − 6 = 4: try m=6 or 10"),
+        (("interleaved-afab", 4, 8, 1), "1 chunk per rank; expected at least 2 (or use gpipe)"),
+        (("interleaved-afab", 4, 3, 2), "group size 4 with p=4, m=3; expected p ≤ group size ≤ m"),
+        (("interleaved-afab", 4, 8, 2, None, True), "the lean warmup belongs to interleaved-1f1b"),
         (("looped-bfs", 4, 8, 1), "1 chunk per rank; expected at least 2 (or use gpipe)"),
         (("looped-bfs", 4, 8, 2, 4), "group size 4 with m=8; breadth-first has one group of all m=8"),
         (("looped-bfs", 4, 8, 2, None, True), "the lean warmup belongs to interleaved-1f1b"),
@@ -420,13 +430,75 @@ def test_an_illegal_shape_is_refused_in_one_line_that_says_what_is_legal(shape: 
     assert "\n" not in str(caught.value)
 
 
-def test_every_shape_that_megatron_refuses_is_refused() -> None:
+def test_groups_that_megatron_refuses_are_refused() -> None:
     for p, m in one_chunk_shapes():
-        for n in range(1, m + 3):
-            legal = p <= n <= m and (m % n == 0 or m % n >= p)
-            if not legal:
+        for n in (n for n in range(1, m + 3) if not p <= n <= m):
+            for name in ("interleaved-1f1b", "interleaved-afab"):
                 with pytest.raises(ScheduleError):
-                    build("interleaved-1f1b", p, m, 2, n)
+                    build(name, p, m, 2, n)
+
+
+def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_and_nowhere_else() -> None:
+    """Megatron's table and warmup, which it does not let run with such a group, replayed."""
+    taken = refused = 0
+    for p, m in one_chunk_shapes():
+        for v, n in ((v, n) for v in range(2, MAX_CHUNKS + 1) for n in range(p, m + 1) if 0 < m % n < p):
+            rows = [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)]
+            if replay(from_rows(rows, "megatron")).blocked:
+                with pytest.raises(ScheduleError, match="ranks would wait for each other"):
+                    build("interleaved-1f1b", p, m, v, n)
+                refused += 1
+            else:
+                plan = build("interleaved-1f1b", p, m, v, n)
+                assert to_rows(plan) == rows, (p, m, v, n)
+                held = [megatron.num_warmup(p, rank, m, v, n) + 1 for rank in range(p)]
+                assert all(most <= least for most, least in zip(peak_inflight(plan), held, strict=True)), (p, m, v, n)
+                taken += 1
+    assert (taken, refused) == (1667, 253)
+
+
+def test_the_lean_warmup_takes_any_last_group() -> None:
+    for p, m in ((p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p):
+        for v in range(2, MAX_CHUNKS + 1):
+            validate(build("interleaved-1f1b", p, m, v, lean=True))
+
+
+def test_the_published_example_with_a_last_group_of_two_runs() -> None:
+    """p = 3, N = 3, m = 5 and three chunks; Megatron's own check refuses it."""
+    plan = build("interleaved-1f1b", 3, 5, 3)
+    forwards = [str(action) for action in plan.ranks[0] if action.kind is Kind.F]
+    assert forwards == [
+        "0F0",
+        "0F1",
+        "0F2",
+        "3F0",
+        "3F1",
+        "3F2",
+        "6F0",
+        "6F1",
+        "6F2",
+        "0F3",
+        "0F4",
+        "3F3",
+        "3F4",
+        "6F3",
+        "6F4",
+    ]
+    assert [plan_tags(plan, rank, Phase.WARMUP) for rank in range(3)] == [10, 8, 6]
+
+
+def test_all_forwards_first_is_the_order_of_older_megatron() -> None:
+    """``all_warmup_microbatches``: with as many microbatches as ranks, the whole table forward, then the whole table backward."""
+    plan = build("interleaved-afab", 2, 2, 2)
+    assert to_rows(plan) == [
+        ["0F0", "0F1", "2F0", "2F1", "2B0", "2B1", "0B0", "0B1"],
+        ["1F0", "1F1", "3F0", "3F1", "3B0", "3B1", "1B0", "1B1"],
+    ]
+    for p, v in ((p, v) for p in range(1, MAX_PP + 1) for v in range(2, MAX_CHUNKS + 1)):
+        table = megatron.get_schedule_table(p, v, p)
+        for rank, row in enumerate(to_rows(build("interleaved-afab", p, p, v))):
+            forwards = [f"{chunk * p + rank}F{mb}" for mb, chunk in table]
+            assert row == [*forwards, *(f"{(v - 1 - chunk) * p + rank}B{mb}" for mb, chunk in table)]
 
 
 def test_a_suggested_number_of_microbatches_is_legal() -> None:
@@ -435,12 +507,12 @@ def test_a_suggested_number_of_microbatches_is_legal() -> None:
             build("interleaved-zb", 2 if m < 13 else 4, m)
         for suggestion in map(int, str(caught.value).split("try m=")[1].split(" or ")):
             assert build("interleaved-zb", 2 if m < 13 else 4, suggestion).num_microbatches == suggestion
-    for p, m, n in [(4, 10, 4), (4, 9, 6), (3, 7, 3), (8, 17, 8), (2, 5, 4)]:
+    for p, m, n in [(6, 8, 6), (5, 7, 5), (8, 18, 8), (8, 20, 9)]:
         with pytest.raises(ScheduleError) as caught:
-            build("interleaved-1f1b", p, m, 2, n)
+            build("interleaved-1f1b", p, m, 3, n)
         fewer, more = str(caught.value).split("try m=")[1].split(" or ")
         for suggestion in (int(fewer), int(more)):
-            assert build("interleaved-1f1b", p, suggestion, 2, n).num_microbatches == suggestion
+            assert build("interleaved-1f1b", p, suggestion, 3, n).num_microbatches == suggestion
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

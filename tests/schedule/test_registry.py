@@ -55,6 +55,16 @@ def test_ranks_run_the_same_order_where_the_catalogue_says_so(entry: Schedule) -
 
 
 def test_what_is_known_of_frameworks() -> None:
-    """No runtime runs breadth-first without labels; Megatron ran interleaved steps of p microbatches as all forwards first."""
+    """No runtime runs breadth-first without labels; Megatron ran all forwards first for m = p alone."""
     assert [entry.name for entry in SCHEDULES.values() if entry.always_labelled] == ["looped-bfs"]
-    assert [e.name for e in SCHEDULES.values() if e.all_forwards_first_if_m_is_p] == ["interleaved-1f1b"]
+    assert [entry.name for entry in SCHEDULES.values() if entry.only_if_m_is_p] == ["interleaved-afab"]
+    first = SCHEDULES["interleaved-afab"]
+    assert [first.runs_without_labels(4, m, None) for m in (3, 4, 8)] == [False, True, False]
+    interleaved = SCHEDULES["interleaved-1f1b"]
+    assert [interleaved.runs_without_labels(4, *sizes) for sizes in ((8, None), (10, None), (10, 6), (9, 8))] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert SCHEDULES["1f1b"].runs_without_labels(4, 3, None)

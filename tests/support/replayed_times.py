@@ -37,6 +37,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         gap_exposed=nothing,
         inner_bubble=nothing,
         moved_with=nothing,
+        collected=nothing,
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
         is_early=np.zeros(arrival.shape, dtype=np.bool_),

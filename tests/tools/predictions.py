@@ -32,13 +32,17 @@ _STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A run: its schedule, with ops of a stage that sleep ``forward_ms`` and twice as much, or compute where that is 0."""
+    """A run: its schedule, with ops of a stage that sleep ``forward_ms`` and twice as much, or compute where that is 0.
+
+    With a ``split``, every layer sleeps ``forward_ms`` and twice as much.
+    """
 
     pp: int
     schedule: str
     microbatches: int
     forward_ms: float
     chunks: int | None = None
+    split: tuple[int, ...] = ()
 
     @property
     def num_chunks(self) -> int:
@@ -48,12 +52,14 @@ class Setting:
     def arguments(self) -> tuple[str, ...]:
         sizes = ("--pp", str(self.pp), "--microbatches", str(self.microbatches), "--schedule", self.schedule)
         chunked = () if self.chunks is None else ("--chunks", str(self.chunks))
-        return (*sizes, *chunked, *(self._sleeping if self.forward_ms else self._computing), "--microbatch-size", "1")
+        split = ("--split", commas(self.split), "--sleep-per-layer") if self.split else ()
+        ops = self._sleeping if self.forward_ms else self._computing
+        return (*sizes, *chunked, *ops, *split, "--microbatch-size", "1")
 
     @property
     def _sleeping(self) -> tuple[str, ...]:
-        forward = self.forward_ms / self.num_chunks
-        model = ("--hidden", "8", "--heads", "2", "--seq", "4", "--layers", str(4 * self.pp))
+        forward = self.forward_ms / (1 if self.split else self.num_chunks)
+        model = ("--hidden", "8", "--heads", "2", "--seq", "4", "--layers", str(sum(self.split) or 4 * self.pp))
         return (*model, "--sleep-forward", str(forward), "--sleep-backward", str(2 * forward))
 
     @property
@@ -63,12 +69,18 @@ class Setting:
     @property
     def name(self) -> str:
         kind = "sleeping" if self.forward_ms else "computing"
-        return f"{kind}-pp{self.pp}-{self.schedule}-v{self.num_chunks}-m{self.microbatches}"
+        split = "-".join(map(str, ("-split", *self.split))) if self.split else ""
+        return f"{kind}-pp{self.pp}-{self.schedule}-v{self.num_chunks}-m{self.microbatches}{split}"
 
     @property
     def words(self) -> str:
         chunks = f", {self.num_chunks} chunks" if get(self.schedule).takes_any_chunks else ""
-        return f"{self.schedule}{chunks}, {self.microbatches} microbatches"
+        split = f", layers {commas(self.split)}" if self.split else ""
+        return f"{self.schedule}{chunks}, {self.microbatches} microbatches{split}"
+
+
+def commas(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,8 @@ class Pair:
     scenario: Scenario | None
     replay_error: float
     real_ns: int
+    before_ns: int | None = None
+    """The typical step of ``source``."""
 
     @property
     def error(self) -> float | None:
@@ -133,6 +147,45 @@ def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -
     return Pair(source, target, scenario, result.replay_error, step.span_ns)
 
 
+UNEVEN = [
+    Setting(4, "1f1b", 8, 4.0, split=(7, 3, 3, 3)),
+    Setting(4, "1f1b", 8, 4.0, split=(2, 2, 4, 8)),
+    Setting(4, "gpipe", 8, 4.0, split=(3, 6, 4, 3)),
+    Setting(2, "zb-h1", 4, 8.0, split=(3, 5)),
+    Setting(2, "interleaved-1f1b", 4, 6.0, chunks=2, split=(4, 2, 4, 2)),
+]
+"""Runs whose layers are divided unevenly."""
+
+
+def splits_of(settings: Sequence[Setting], folder: Path) -> Iterator[Pair]:
+    """From each run to the one with the split that ``pptrace whatif`` advises, whatever it is."""
+    for setting in settings:
+        analysis = load([run(folder, setting)])
+        changes = predict_changes(analysis, Wishes()).result
+        split = next(one.split for one in changes.scenarios if one.name.startswith("split "))
+        assert split is not None
+        target = replace(setting, split=split)
+        result = predict_changes(analysis, Wishes(split=split)).result
+        step = load([run(folder, target)]).report.typical_step
+        assert step is not None
+        assert step.span_ns is not None
+        yield Pair(setting, target, result.scenarios[0], result.replay_error, step.span_ns, result.measured_span_ns)
+
+
+def table_of_gains(pairs: Sequence[Pair]) -> Iterator[str]:
+    """The lines of the table of runs with the advised split: what was promised and what it gained."""
+    yield "| measured | advised | ms | promised, ms | really, ms | gain promised, ms | really, ms | off |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for pair in pairs:
+        assert pair.scenario is not None
+        assert pair.before_ns is not None
+        promised, gained = pair.scenario.gain_ns / 1e6, (pair.before_ns - pair.real_ns) / 1e6
+        spans = [f"{ns / 1e6:.1f}" for ns in (pair.before_ns, pair.scenario.span_ns, pair.real_ns)]
+        gains = (f"{promised:.1f}", f"{gained:.1f}", f"{promised / gained - 1:+.1%}")
+        yield f"| {' | '.join((pair.source.words, commas(pair.target.split), *spans, *gains))} |"
+    yield ""
+
+
 def table(pairs: Sequence[Pair]) -> Iterator[str]:
     """The lines of the table of pairs, and of what they come to."""
     yield "| ranks | measured | predicted | ms | 90 % interval | really, ms | error | holds |"
@@ -178,16 +231,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where runs are kept, and taken from where they are there")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the tables there")
+    parser.add_argument("--sleeping", action="store_true", help="leave out runs that compute")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         sleeping = [pair for pp in (2, 4) for pair in pairs_of(settings_of(pp, 40.0), folder)]
-        computing = list(pairs_of(settings_of(2, 0.0), folder))
+        splits = list(splits_of(UNEVEN, folder))
+        computing = [] if options.sleeping else list(pairs_of(settings_of(2, 0.0), folder))
     lines = [
         "## Ops that sleep",
         "",
         *table(sleeping),
         "",
+        "## The advised split, with layers that sleep",
+        "",
+        *table_of_gains(splits),
         "## Ops that compute on shared cores",
         "",
         *table(computing),

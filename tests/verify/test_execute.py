@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.errors import PptraceError
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
@@ -29,16 +29,21 @@ CASES = [
 
 
 def workload(
-    plan: Plan, messaging: Messaging, forward_ms: int = 4, transfer_ms: int = 2, size: int = 100_000
+    plan: Plan,
+    messaging: Messaging,
+    forward_ms: int = 4,
+    transfer_ms: int = 2,
+    size: int = 100_000,
+    prefetch: int = 0,
 ) -> Workload:
     durations = uniform(forward_ms * MS, 2 * forward_ms * MS).durations(plan)
     transfers = [transfer_ms * MS] * plan.table.num_messages
-    return Workload(plan, durations.tolist(), transfers, messaging.name.lower(), size)
+    return Workload(plan, durations.tolist(), transfers, messaging.name.lower(), size, prefetch)
 
 
 def predicted(work: Workload, messaging: Messaging) -> int:
     durations, transfers = (np.array([part], dtype=float) for part in (work.durations, work.transfers))
-    return int(make_graph(work.plan, messaging).ends(durations, transfers).max())
+    return int(make_graph(work.plan, messaging, work.prefetch).ends(durations, transfers).max())
 
 
 @pytest.mark.parametrize(("name", "pp", "microbatches", "messaging"), CASES)
@@ -49,6 +54,14 @@ def test_a_step_takes_at_least_what_its_replay_says(
     least = predicted(work, messaging)
     span = execute(work, least)
     assert least <= span < 4 * least  # other processes have the cores too
+
+
+def test_receives_posted_ahead_save_what_the_replay_says() -> None:
+    plan = build("gpipe", 2, 6)
+    works = [workload(plan, Messaging.BLOCKING_RECEIVES, 20, 19, 1000, prefetch) for prefetch in (0, 1)]
+    blocking, prefetched = (predicted(work, Messaging.BLOCKING_RECEIVES) for work in works)
+    assert prefetched < blocking
+    assert prefetched <= execute(works[1], prefetched) < blocking
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -97,7 +110,7 @@ def test_the_script_of_a_rank_needs_no_package() -> None:
     script = Path(execution.__file__).with_name("rank.py")
     ended = subprocess.run(
         [sys.executable, "-I", "-S", script],
-        input='{"program": [["op", 1000]], "messaging": "ahead", "message_bytes": 0, "peers": {}}\n0 0\n',
+        input='{"program": [["op", 1000]], "messaging": "ahead", "prefetch": 0, "message_bytes": 0, "peers": {}}\n0 0\n',
         capture_output=True,
         text=True,
         timeout=60,

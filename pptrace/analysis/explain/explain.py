@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -141,10 +142,13 @@ def _explain_part(
         times.knows_host[chosen].tolist(),
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
-    causes = _causes(times, chosen, _costs(times, bindings.moving, step, explained, chosen, before), on_path, axes)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
+    costs_of_causes = _costs(times, bindings.moving, step, explained, chosen, before)
+    causes = _causes(times, chosen, costs_of_causes, on_path, axes, waits)
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
-    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)))
+    collecting = [rank for rank in ranks if len(rank.collections)]
+    collected = _before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected)
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
@@ -202,14 +206,23 @@ def _rounded(values: npt.NDArray[np.float64]) -> Int64:
 
 
 def _causes(
-    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int]
+    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int], waits: InnerWaits
 ) -> list[tuple[int, tuple[Cause, ...]]]:
-    """(the ideal of each step, its causes)."""
+    """(the ideal of each step, its causes).
+
+    What ops of the critical path communicate inside them is partly waiting for the members of collectives that come last: that
+    part is jitter of these.
+    """
     table = times.table
     shares = shapley_values(costs, table)
     ideal = costs.of_kind.sum(axis=1) // table.pp
     spans = (times.finish - times.begin)[chosen]
     added = {**shares.added, "structural": shares.without - ideal, "unexplained": spans - shares.with_all}
+    if INNER in added and len(waits.ns):
+        inner = np.where(on_path > 0, costs.inner, 0)
+        held = np.minimum(waits.sums(times.start.shape)[chosen], inner).sum(axis=1)
+        added[_WAITING] = _part_of(added[INNER], held, inner.sum(axis=1))
+        added[INNER] = added[INNER] - added[_WAITING]
     by_stage = group_sums(
         np.where(on_path > 0, np.maximum(costs.of_stage - costs.of_kind, 0), 0), table.stage, table.num_stages
     )
@@ -230,23 +243,55 @@ def _causes(
             HOST: {("rank", rank): weight for rank, weight in zip(ranks, of_host[index].tolist(), strict=True)},
             MESSAGES: {("axis", "pp"): 1},
             INNER: {("axis", axis): weight for axis, weight in axes.items()},
+            _WAITING: _late_ranks(times, waits, window) if _WAITING in added else {},
         }
-        causes = [
+        causes = _merged(
             cause for name, values in added.items() for cause in _placed(name, int(values[index]), places.get(name, {}))
-        ]
+        )
         steps.append(
             (int(ideal[index]), tuple(sorted(causes, key=lambda cause: (-cause.ns, cause.cause, str(cause.where)))))
         )
     return steps
 
 
+_WAITING = "waiting"
+"""The part of the communication inside ops in which they wait for members of collectives that come last."""
+
+
+def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
+    """``amount · part / whole``, rounded down; 0 of nothing."""
+    share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
+    parts: Int64 = np.floor(amount * share).astype(np.int64)
+    return parts
+
+
+def _late_ranks(times: StepTimes, waits: InnerWaits, window: int) -> dict[tuple[str, int | str], int]:
+    """Time for which the ops of a window waited in collectives for each global rank, ns."""
+    late: Counter[tuple[str, int | str]] = Counter()
+    of_window = waits.step == window
+    columns = (waits.late_step, waits.late_row, waits.ns)
+    for step, row, ns in zip(*(column[of_window].tolist() for column in columns), strict=True):
+        late["rank", times.windows[step].ranks[times.table.rank[row]]] += ns
+    return dict(late)
+
+
+def _merged(causes: Iterable[Cause]) -> list[Cause]:
+    """The causes, those of one name at one place as one."""
+    merged: dict[tuple[str, tuple[tuple[str, int | str], ...]], int] = {}
+    for cause in causes:
+        key = (cause.cause, tuple(cause.where.items()))
+        merged[key] = merged.get(key, 0) + cause.ns
+    return [Cause(name, dict(where), ns) for (name, where), ns in merged.items()]
+
+
+_CAUSE_OF = {MESSAGES: "communication", INNER: "communication", _WAITING: "jitter"}
 _LEAST_PLACE = 0.05
 """A place with a smaller part of a cause is not named."""
 
 
 def _placed(name: str, ns: int, places: Mapping[tuple[str, int | str], int]) -> list[Cause]:
     """A cause at the places where it is, in proportion to their weights."""
-    cause = "communication" if name in (MESSAGES, INNER) else name
+    cause = _CAUSE_OF.get(name, name)
     total = sum(places.values())
     named = {place: weight for place, weight in places.items() if total and weight >= _LEAST_PLACE * total}
     if not named:

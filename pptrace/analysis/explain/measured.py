@@ -15,12 +15,19 @@ from pptrace.slices import Slice
 
 
 def costs_of_steps(
-    times: StepTimes, bindings: Bindings, waits: InnerWaits, outside: Slice, step: Int64, sizes: Sequence[int]
+    times: StepTimes,
+    bindings: Bindings,
+    waits: InnerWaits,
+    outside: Slice,
+    step: Int64,
+    sizes: Sequence[int],
+    collected_before: Int64,
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
     ``bindings`` tell from when each op had what it needs, ``waits`` are those inside ops, ``outside`` is what else the ranks
-    did, ``step`` the index of each window's step; all windows are whole.
+    did, ``step`` the index of each window's step, ``collected_before`` how long garbage collections kept each op; all windows are
+    whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
@@ -29,8 +36,11 @@ def costs_of_steps(
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     holds = holds_of(waits, ranks[:, times.table.rank])
+    before, inside = _compact(np.minimum(collected_before, delays)), _compact(np.minimum(times.collected, durations))
     costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
-    every = MeasuredCosts(times.table, number, ranks, *costs, outside, holds)
+    every = MeasuredCosts(
+        times.table, number, ranks, *costs, before, inside, times.finish - times.begin, outside, holds
+    )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None

@@ -16,8 +16,8 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.analysis.stragglers.outside import outside_of
-from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
-from pptrace.model.tables import MESSAGES
+from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, union
+from pptrace.model.tables import GARBAGE_COLLECTION, MESSAGES
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice
@@ -57,6 +57,7 @@ class StepTimes:
     ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
     which had posted its receive ahead, asked for it, so that it may have arrived before.
     ``moved_with`` are the peers of the messages that each op's rank waited longest to be moved (:func:`peer_bit`).
+    ``collected`` is the part of an op's time that garbage collections took of it.
     ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """
@@ -73,6 +74,7 @@ class StepTimes:
     gap_exposed: Int64
     inner_bubble: Int64
     moved_with: Int64
+    collected: Int64
     tail_bubble: Int64
     arrival: Int64
     transfer: Int64
@@ -150,7 +152,8 @@ class RankTimes:
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     ``starved`` is when its device was idle between ops because the host had launched nothing, ``exposed`` when transfers were
-    exposed (see :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
+    exposed, ``collections`` when its host collected garbage and its device, if it has one, was idle for want of launches (see
+    :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
     (:mod:`pptrace.analysis.explain.inner_waits`).
     ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
@@ -161,6 +164,7 @@ class RankTimes:
     waits: Slice
     starved: Int64
     exposed: Int64
+    collections: Int64
     inner: Slice
     outside: Slice
 
@@ -173,12 +177,15 @@ class RankTimes:
         rows = data.rows.of_rank(rank)
         measured, window = rows_in_steps(rows.ops, steps, indices)
         comms, window_of_comms = rows_in_steps(rows.comms, steps, indices)
+        comms = with_moved_times(comms, window_of_comms)
         planned = planned_rows(table, measured)
         known = planned >= 0
         if not known.all():
             measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
+        collections = _collections(rows.spans, data.lanes[rank])
         inside = _inside_ops(comms, measured, lane)
+        inside["collected"] = lengths_within(collections, measured["start_ns"], measured["end_ns"])
         peers = _moved_with(pipeline, comms, window_of_comms, ops)
         ops = Slice({**ops.columns, **inside, "moved_with": peers})
         spans, window_of_spans = rows_in_steps(rows.spans, steps, indices)
@@ -192,6 +199,7 @@ class RankTimes:
             _waits(rank, pipeline, comms, window_of_comms),
             _starved_between(lane, measured),
             lane.exposed,
+            collections,
             collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
         )
@@ -203,7 +211,8 @@ class RankTimes:
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, self.exposed, parts[4], parts[5])
+        times = (self.starved, self.exposed, self.collections)
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], *times, parts[4], parts[5])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run."""
@@ -212,6 +221,10 @@ class RankTimes:
     def exposed_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long exposed transfers kept the rank from ops that could have run."""
         return self._before_ops(self.exposed, ready, window)
+
+    def collected_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
+        """(window, row, ns): how long garbage collections kept the rank from ops that could have run."""
+        return self._before_ops(self.collections, ready, window)
 
     def _before_ops(self, times: Int64, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how much of a set of times lies between when ops could have run and their starts.
@@ -283,9 +296,45 @@ _OF_OPS = (
     "gap_exposed",
     "inner_bubble",
     "moved_with",
+    "collected",
 )
 _WAITS = ("window", "rank", "freed", "peer", "ready")
-_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
+MOVED = "moved_ns"
+"""Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
+_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", MOVED)
+
+
+def with_moved_times(comms: Slice, window: Int64) -> Slice:
+    """A rank's communication in some windows with the column :data:`MOVED`, ns.
+
+    Of messages posted together a rank sees each complete when those awaited before it are. One of them held it, that which was
+    moved last if messages took what those of their link took at least in the window; the others were moved when they would be so.
+    """
+    end, begin = comms["transfer_end_ns"], comms["transfer_start_ns"]
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    rows = np.flatnonzero(is_message & (comms["posted_ns"] == comms["start_ns"]))
+    _, batch, size = np.unique(
+        np.stack((window[rows], comms["start_ns"][rows])), axis=1, return_inverse=True, return_counts=True
+    )
+    batch = batch.ravel()
+    if not (size > 1).any():
+        return Slice({**comms.columns, MOVED: end})
+    moved = end.copy()
+    likely = np.minimum(begin[rows] + _least_of_links(comms.where(rows), window[rows]), end[rows])
+    last = np.full(len(size), np.iinfo(np.int64).min)
+    np.maximum.at(last, batch, likely)
+    moved[rows] = np.where(likely == last[batch], end[rows], likely)
+    return Slice({**comms.columns, MOVED: moved})
+
+
+def _least_of_links(messages: Slice, window: Int64) -> Int64:
+    """The least time that messages of each one's window, peer and kind took, ns."""
+    kind, _ = messages.codes("kind")
+    _, link = np.unique(np.stack((window, messages["peer"], kind)), axis=1, return_inverse=True)
+    link = link.ravel()
+    least = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, link, messages["transfer_end_ns"] - messages["transfer_start_ns"])
+    return least[link]
 
 
 def _clipped(lane: Lane, begin: int, end: int) -> Lane:
@@ -303,7 +352,7 @@ def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     columns = {
         "window": window,
         "message": message,
-        "arrival": received["transfer_end_ns"],
+        "arrival": received[MOVED],
         "transfer": _transfer_ns(received),
         "sender_is_last": begins > posted,
         "is_early": (begins > posted) & (begins <= received["asked_ns"]),
@@ -350,12 +399,12 @@ def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> S
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
-    held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
+    held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {
         "window": window,
         "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
-        "freed": held["end_ns"],
+        "freed": held[MOVED],
         "peer": peer,
         "ready": held["transfer_start_ns"],
     }
@@ -400,6 +449,17 @@ def _starved_between(lane: Lane, ops: Slice) -> Int64:
     if lane.idle is None or not len(ops):
         return EMPTY
     return subtract(lane.idle.launch_starved, union(ops["start_ns"], ops["end_ns"]))
+
+
+def _collections(spans: Slice, lane: Lane) -> Int64:
+    """Times in which garbage collections kept a rank from computing: a device goes on with what had been launched before."""
+    of_collections = spans.where(spans.among("kind", (GARBAGE_COLLECTION,)))
+    if not len(of_collections):
+        return EMPTY
+    collections = union(of_collections["start_ns"], of_collections["end_ns"])
+    if not lane.on_device:
+        return collections
+    return EMPTY if lane.idle is None else intersect(collections, lane.idle.launch_starved)
 
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
@@ -447,7 +507,7 @@ def _planned_messages(table: PlanTable, received: Slice) -> Int64:
 def _transfer_ns(received: Slice) -> Int64:
     """Cost of each transfer for its reader, ns; one posted ahead is seen complete when its reader asks for it."""
     begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
+    durations: Int64 = np.maximum(received[MOVED] - begins, 0)
     return durations
 
 

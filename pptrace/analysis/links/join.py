@@ -33,6 +33,19 @@ def with_links(
     return replace(report, links=links, late_ranks=late_ranks, interconnect=interconnect_of(report, ranks, facts, mesh))
 
 
+def with_network(report: Report, gbps: float) -> Report:
+    """The report with ``gbps`` (GB/s) as the peak of all links between devices of different hosts."""
+    on_device = {device.rank for device in report.interconnect.devices} if report.interconnect else set()
+
+    def compared(link: Link) -> Link:
+        if link.is_same_host is not False or not {link.source, link.target} <= on_device:
+            return link
+        share = None if link.algbw_gbps is None else link.algbw_gbps / gbps
+        return replace(link, peak_gbps=gbps, share_of_peak=share)
+
+    return replace(report, links=tuple(map(compared, report.links)))
+
+
 def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> tuple[Link, ...]:
     """The links of each axis, the one with most waiting first.
 

@@ -1,8 +1,8 @@
 """Reference peaks of the links between devices of one host, by the devices' names; and what share of them a run reaches.
 
 A peak is what one device can send, or receive, at most: GB/s (10⁹ bytes) per direction, as NVIDIA publishes it: half of the total
-of both directions for NVLink, 16 lanes for PCIe. No peak is known of what goes from host to host, and none of cards between
-which there may be an NVLink bridge or not.
+of both directions for NVLink, 16 lanes for PCIe. What goes from host to host passes a port of a network card
+(:mod:`pptrace.analysis.links.network`). No peak is known of cards between which there may be an NVLink bridge or not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pptrace.analysis.links.network import PORTS, peak_of_ports
 from pptrace.axes import MESH_ORDER, Axis, group_of
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import DEVICE_NAMES, HOST_NAME
@@ -21,7 +22,7 @@ Facts = Mapping[int, Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Reference peak of a device's links; ``link`` is ``nvlink`` or ``pcie``, ``gbps`` GB/s per direction."""
+    """Reference peak of a device's links; ``link`` is ``nvlink``, ``pcie`` or ``network``, ``gbps`` GB/s per direction."""
 
     link: str
     gbps: float
@@ -82,9 +83,13 @@ def is_same_host(ranks: Sequence[int], facts: Facts) -> bool | None:
 
 
 def peak_between(ranks: Sequence[int], facts: Facts) -> Peak | None:
-    """The lowest peak of ranks on one host; None of ranks on several, and where a device is not known."""
-    if not ranks or not is_same_host(ranks, facts):
+    """The lowest peak of ranks on one host, and of a port where they are on several; None where it is not known of all."""
+    if not ranks or (on_one_host := is_same_host(ranks, facts)) is None:
         return None
+    if not on_one_host:
+        ports = [peak_of_ports(facts.get(rank, {}).get(PORTS)) for rank in ranks]
+        of_ranks = [gbps for gbps in ports if gbps is not None]
+        return Peak("network", min(of_ranks)) if len(of_ranks) == len(ranks) else None
     names = [device_of(facts.get(rank, {})) for rank in ranks]
     peaks = [None if name is None else peak_of_device(name) for name in names]
     known = [peak for peak in peaks if peak is not None]
@@ -115,5 +120,5 @@ def unknown_peaks(ranks: Sequence[int], facts: Facts) -> Iterator[str]:
         yield f"the traces of {len(unnamed)} of {len(names)} ranks do not name the device: no peak of its links is known"
     for name in sorted({name for name in names.values() if name is not None and peak_of_device(name) is None}):
         yield f"{name}: no peak is known, or it depends on bridges between the cards"
-    if ranks and not is_same_host(ranks, facts):
-        yield "no peak is known of links between hosts: the traces name no network card"
+    if ranks and not is_same_host(ranks, facts) and peak_between(ranks, facts) is None:
+        yield "no peak is known of links between hosts: the traces name no network card (--network gives its rate)"

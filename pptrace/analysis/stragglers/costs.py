@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.stragglers.outside import in_order, nothing_outside, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice
 
@@ -34,15 +36,17 @@ class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
     ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
-    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute.
+    ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute. ``collected_before`` and
+    ``collected_inside`` (windows, rows) are the parts of delays and durations that garbage collections took.
     A message of which the sender came last (``sender_is_last``) takes its transfer from its sender's end on. Of others it is part
     of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
     that begin late and sends that block do. The longest of them were with ``moved_with``
     (:func:`pptrace.analysis.stragglers.links.peer_bit`).
     ``holds`` are ops that waited in collectives (:func:`pptrace.analysis.explain.inner_waits.holds_of`).
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
-    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
-    message whose ends were not matched is −1.
+    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order, ``spans`` (windows,)
+    its length. A transfer of a message whose ends were not matched is −1. ``graph`` is that of the way in which the run sends and
+    receives (:mod:`pptrace.analysis.stragglers.messaging`), None for replays with the waits that were measured.
     """
 
     table: PlanTable
@@ -55,8 +59,13 @@ class MeasuredCosts:
     moving: Int64
     moved_with: Int64
     inner: Int64
+    collected_before: Int64
+    collected_inside: Int64
+    spans: Int64
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
+    plan: Plan | None = None
+    graph: Graph | None = None
 
     @cached_property
     def reader(self) -> Int64:
@@ -86,13 +95,29 @@ class MeasuredCosts:
         """The costs of some windows, in their order."""
         columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
         rows: dict[str, Any] = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
-        return MeasuredCosts(self.table, **columns, **rows)
+        return MeasuredCosts(self.table, **columns, **rows, plan=self.plan, graph=self.graph)
 
     def held(self, where: Bool) -> Int64:
         """Time by which each op would be shorter without some of the ``holds``, shape (windows, rows), ns."""
         total = np.zeros(self.durations.shape, dtype=np.int64)
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
+
+    @property
+    def has_collections(self) -> bool:
+        """Return whether garbage collections took time of any op, or before it."""
+        return bool(self.collected_before.any() or self.collected_inside.any())
+
+    def without_collections(self) -> MeasuredCosts:
+        """The same costs without what garbage collections took."""
+        none = np.zeros_like(self.collected_before)
+        return replace(
+            self,
+            durations=self.durations - self.collected_inside,
+            delays=self.delays - self.collected_before,
+            collected_before=none,
+            collected_inside=none,
+        )
 
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
@@ -110,7 +135,7 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
         before = np.cumsum([0, *(len(part.step) for part in same)])
         rows: dict[str, Any] = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
-        every = MeasuredCosts(same[0].table, **columns, **rows)
+        every = MeasuredCosts(same[0].table, **columns, **rows, plan=same[0].plan)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)
@@ -127,7 +152,20 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
 
 
 _SPARSE = ("outside", "holds")
-_MATRICES = ("step", "ranks", "durations", "transfers", "delays", "sender_is_last", "moving", "moved_with", "inner")
+_MATRICES = (
+    "step",
+    "ranks",
+    "durations",
+    "transfers",
+    "delays",
+    "sender_is_last",
+    "moving",
+    "moved_with",
+    "inner",
+    "collected_before",
+    "collected_inside",
+    "spans",
+)
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:

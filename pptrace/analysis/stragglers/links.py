@@ -15,7 +15,9 @@ from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
 _LEAST_RATIO = 2.0
-"""A link is slow whose messages typically take this many times as long as those of its like."""
+"""A link is slow whose messages take so many times as long as those of its like, in the median and the upper quartile."""
+_QUANTILES = (50, 75)
+"""Percentiles that are compared. Medians alone differ by chance where half of the messages come before they are asked for."""
 FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
@@ -42,7 +44,7 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
     name = "-".join(map(str, sorted(link.ranks)))
     return Reason(
         "slow link",
-        ("communication",),
+        ("communication", "unexplained"),
         {"link": name},
         "Slow link: {share:.1%} of the step goes to messages between ranks "
         + " and ".join(map(str, sorted(link.ranks))),
@@ -77,20 +79,22 @@ def _slowest(costs: MeasuredCosts) -> _Link | None:
     ends = _ends(costs)
     pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
     boundaries = np.unique(ends)
-    typical = np.full((len(pipelines), len(boundaries)), np.nan)
+    times = np.full((len(_QUANTILES), len(pipelines), len(boundaries)), np.nan)
     for index, boundary in enumerate(boundaries.tolist()):
         transfers = costs.transfers[:, ends == boundary]
         for pipeline in range(len(pipelines)):
             of_link = transfers[of_window.ravel() == pipeline]
             if (known := of_link[of_link >= 0]).size:
-                typical[pipeline, index] = np.median(known)
+                times[:, pipeline, index] = np.percentile(known, _QUANTILES)
     links = []
-    for pipeline, index in np.argwhere(~np.isnan(typical)).tolist():
-        usual = _usual(typical, pipeline, index)
-        if usual is not None and usual > 0 and typical[pipeline, index] >= _LEAST_RATIO * usual:
+    for pipeline, index in np.argwhere(~np.isnan(times[0])).tolist():
+        usual = [_usual(quantile, pipeline, index) for quantile in times]
+        if all(
+            limit and at >= _LEAST_RATIO * limit for limit, at in zip(usual, times[:, pipeline, index], strict=True)
+        ):
             first, second = divmod(int(boundaries[index]), costs.table.pp)
             ranks = int(pipelines[pipeline, first]), int(pipelines[pipeline, second])
-            links.append(_Link(ranks, float(typical[pipeline, index]), usual))
+            links.append(_Link(ranks, float(times[0, pipeline, index]), usual[0] or 0.0))
     return max(links, key=lambda link: link.typical - link.usual, default=None)
 
 

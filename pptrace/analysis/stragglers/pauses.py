@@ -1,7 +1,8 @@
 """Pauses of the host: a rank begins an op late, although all that the op needs is there.
 
-Pauses are now and then. Garbage collection looks like this: at different times on different ranks, or on all at once where it is
-planned. What a rank waits for in most steps is no pause but a gap: Python between ops, or a late start.
+Pauses are now and then. Garbage collection looks like this where nothing recorded it: at different times on different ranks, or
+on all at once where it is planned. What a rank waits for in most steps is no pause but a gap: Python between ops, or a late
+start.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ _MOST_OF_THEM = 0.5
 """A rank with this share of all pauses' or gaps' time is named."""
 
 
+_ADVICE = (
+    "; garbage collection is the usual reason where none was recorded (pptrace run does): turn it off and collect on all ranks "
+    "at once, every so many steps; else look at other processes on that host"
+)
+
+
 def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
     paused = pauses_of(plans)
@@ -33,7 +40,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - pauses)
         for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
     ]
-    of_rank = _by_rank(plans, paused)
+    of_rank = time_by_rank(plans, paused)
     rank, most = max(of_rank.items(), key=lambda item: item[1])
     where = {"rank": rank} if most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
     place = f"rank {rank}" if where else f"{len(of_rank)} ranks"
@@ -42,8 +49,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         ("host", "unexplained"),
         where,
         "Pauses: {share:.1%} of the step is lost where the host stands still now and then, on " + place,
-        f"{len(times)} times an op began late that had all it needed, typically by {np.median(times) / 1e6:,.2f} ms; garbage "
-        "collection is the usual reason: turn it off and collect on all ranks at once, every so many steps",
+        f"{len(times)} times an op began late that had all it needed, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
         np.concatenate(gains),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
@@ -66,8 +72,8 @@ def _pauses(costs: MeasuredCosts) -> Int64:
     return pauses
 
 
-def _by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:
-    """The time of all pauses of each rank that has any, ns."""
+def time_by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:
+    """The sum of some times of ops, shape (windows, rows), on each rank that has any, ns."""
     of_rank: dict[int, int] = {}
     for costs, pauses in zip(plans, paused, strict=True):
         window, row = np.nonzero(pauses)

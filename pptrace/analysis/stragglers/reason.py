@@ -55,15 +55,20 @@ def step_lengths(
 ) -> Int64:
     """The length of each step, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
 
-    Without ``delays``, ops begin as late as was measured, and without ``moving`` transfers keep them as long.
+    Without ``delays``, ops begin as late as was measured, and without ``moving`` transfers keep them as long. Where messages are
+    replayed along a graph, it says what they keep.
     """
     spans = np.empty(len(costs.step), dtype=np.int64)
     late = costs.delays if delays is None else delays
     moved = costs.moving if moving is None else moving
     for part in costs.parts():
-        taken = durations[part].astype(np.int64) + late[part] + moved[part]
+        taken = durations[part].astype(np.int64) + late[part]
+        if costs.graph is not None:
+            ends = costs.graph.ends(taken.astype(np.float64), np.maximum(transfers[part], 0).astype(np.float64))
+            spans[part] = np.rint(ends.max(axis=0))
+            continue
         latencies = np.where(costs.sender_is_last[part], np.maximum(transfers[part], 0), 0)
-        spans[part] = makespans(costs.table, taken, latencies)
+        spans[part] = makespans(costs.table, taken + moved[part], latencies)
     return longest_of_steps(costs.step, spans)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts, longest_of_steps
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of
 from pptrace.analysis.stragglers.typical import Typical
-from pptrace.model.tables import Int64
+from pptrace.model.tables import GARBAGE_COLLECTION, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.simulator import rank_ends
 
@@ -38,8 +38,17 @@ def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
     of_first = costs.ranks[: num_windows[0]]
     if (num_windows != len(of_first)).any() or (costs.ranks.reshape(-1, *of_first.shape) != of_first).any():
         return None
-    before, after = (chains_of(costs.outside, costs.step, costs.table.pp, side) for side in (BEFORE, AFTER))
+    before, after = (_chains_of_side(costs, side) for side in (BEFORE, AFTER))
     return None if before is None or after is None else (before, after)
+
+
+def _chains_of_side(costs: MeasuredCosts, side: int) -> Chains | None:
+    """Work on one side, without garbage collections where these come now and then, or within other work."""
+    chains = chains_of(costs.outside, costs.step, costs.table.pp, side)
+    is_collection = costs.outside["name"] == GARBAGE_COLLECTION
+    if chains is not None or not is_collection.any():
+        return chains
+    return chains_of(costs.outside.where(~is_collection), costs.step, costs.table.pp, side)
 
 
 @dataclass(frozen=True, eq=False)

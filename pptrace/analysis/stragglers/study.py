@@ -9,9 +9,11 @@ import numpy as np
 
 from pptrace.analysis.stragglers.alike import Place, gains_of_places, long_ops
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.garbage_collection import garbage_collections
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.late_members import late_member
 from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
@@ -46,10 +48,17 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
     if not plans:
         return Study()
+    plans = [with_messaging(costs) for costs in plans]
+    stragglers = slowdowns(plans)
     measured = measured_lengths(plans)
+    collections = garbage_collections(plans, measured)
+    if collections is not None:  # what it held up is no fault of ops or hosts
+        plans = [costs.without_collections() for costs in plans]
+        measured = measured_lengths(plans)
     sequences = long_sequences(plans, measured)
     apart = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
     known = (
+        collections,
         sequences,
         long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long
         slow_link(plans, measured),
@@ -60,4 +69,4 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     )
     steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
     reasons = tuple(reason for reason in known if reason is not None)
-    return Study(slowdowns(plans), reasons, gains_of_places(plans, measured), tuple(steps), noise_of(plans))
+    return Study(stragglers, reasons, gains_of_places(plans, measured), tuple(steps), noise_of(plans))

@@ -22,7 +22,7 @@ class Change:
     ``microbatch_size`` is that of a microbatch in parts of today's, and ``microbatches`` how many there are in a step: where both
     are given and their product is today's number, a step does the same work. ``split`` are the layers of each stage of the
     model, ``link_speed`` how many times as fast messages are, ``placement`` the pipeline rank of today that each rank of the
-    pipeline then is.
+    pipeline then is. ``prefetch``: receives are posted so many ops before they are needed.
     """
 
     schedule: str | None = None
@@ -33,6 +33,7 @@ class Change:
     ideals: tuple[Ideal, ...] = ()
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
+    prefetch: int | None = None
 
     @property
     def keeps_plan(self) -> bool:

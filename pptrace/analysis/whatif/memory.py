@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whole_run import MemoryReport
+from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.model.step_memory import MemoryKind
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
 
 
 @dataclass(frozen=True, slots=True)
 class RankUse:
-    """Memory of a pipeline rank, bytes: ``start`` before a step, ``per_activation`` for one microbatch of all of its chunks."""
+    """Memory of a pipeline rank, bytes: ``start`` before a step, ``per_activation`` for one microbatch of all of its chunks.
+
+    ``base`` is the part of ``start`` that is there whatever layers the rank has, None where that is not known.
+    """
 
     start: int
     per_activation: float
+    base: float | None = None
 
 
 def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
@@ -30,10 +35,20 @@ def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
         if rank.pp_rank is None or rank.peak_bytes is None or rank.start_bytes is None:
             return {}
         in_flight = planned[rank.pp_rank] / plan.num_chunks
-        use = RankUse(rank.start_bytes, max(rank.peak_bytes - rank.start_bytes, 0) / in_flight)
+        per_activation = max(rank.peak_bytes - rank.start_bytes, 0) / in_flight
+        use = RankUse(rank.start_bytes, per_activation, _base(rank, rank.start_bytes))
         if rank.pp_rank not in uses or _total(use, in_flight) > _total(uses[rank.pp_rank], in_flight):
             uses[rank.pp_rank] = use
     return uses if len(uses) == plan.pp else {}
+
+
+def _base(rank: RankMemory, start: int) -> float | None:
+    """The part of a rank's memory before a step that is no weights and no optimizer state."""
+    if rank.kind == MemoryKind.DEVICE_ALLOCATED:
+        return 0.0
+    if rank.kind == MemoryKind.PROCESS_RESIDENT and rank.predicted is not None:
+        return max(0.0, float(start - rank.predicted.weights_bytes - rank.predicted.optimizer_bytes))
+    return None
 
 
 def _total(use: RankUse, in_flight: float) -> float:
@@ -41,7 +56,7 @@ def _total(use: RankUse, in_flight: float) -> float:
 
 
 def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, change: Change) -> int | None:
-    """The largest peak of a rank with a plan, bytes; None where it is not known, as after another split."""
+    """The largest peak of a rank with a plan, bytes; None where it is not known, and after another split (``peak_of_split``)."""
     if not uses or change.split is not None:
         return None
     copies = plan.num_chains / measured.num_chains  # a bidirectional plan has every stage twice

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
+from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.graph import Messaging
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
@@ -119,10 +119,11 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed)]
     margin = baseline.error_of_steps + _BETWEEN_RUNS
+    span = round(typical(replayed.spans) * factor)
     return Prediction(
-        span=round(typical(replayed.spans) * factor),
-        low=int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin))),
-        high=int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin))),
+        span=span,
+        low=min(span, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin)))),
+        high=max(span, int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin)))),
         bubble_ratio=float(np.median(replayed.bubble_ratios)),
     )
 
@@ -137,7 +138,8 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
     target = Target(
         plan,
         _stage_map(costs, change, plan),
-        baseline.messaging,
+        baseline.messaging if change.prefetch is None else Messaging.BLOCKING_RECEIVES,
+        change.prefetch or 0,
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,

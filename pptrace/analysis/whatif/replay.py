@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.analysis.stragglers.costs import longest_of_steps
-from pptrace.analysis.whatif.graph import Messaging, make_graph
 from pptrace.analysis.whatif.stage_costs import BACKWARD, Floats, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64
@@ -28,17 +28,22 @@ class Target:
     """A plan with what its ops and messages are made of.
 
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
-    ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel. ``fixed`` is the
-    part of a measured op that does not depend on how much it has to do: an op that does half of it has all of that.
+    ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
+    how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
+    depend on how much it has to do: an op that does half of it has all of that.
     """
 
     plan: Plan
     stages: StageMap
     messaging: Messaging = Messaging.AHEAD
+    prefetch: int = 0
     scale: float = 1.0
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
     fixed: float = 0.0
+
+    def graph(self) -> Graph:
+        return make_graph(self.plan, self.messaging, self.prefetch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +60,7 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
     Microbatch i of M takes what microbatch ⌊i·m/M⌋ of the m measured ones took, and a stage what its parts of the measured
     stages took; each op begins as late as those of its kind did in the stage that it has most of.
     """
-    graph, table = make_graph(target.plan, target.messaging), target.plan.table
+    graph, table = target.graph(), target.plan.table
     spans = np.empty(len(costs.step), dtype=np.int64)
     compute = np.empty(len(costs.step))
     builder = _Builder(costs, target)
@@ -72,7 +77,7 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
 
 def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
     """The replay of one step of the run, with every op; of several pipelines the longest."""
-    builder, graph = _Builder(costs, target), make_graph(target.plan, target.messaging)
+    builder, graph = _Builder(costs, target), target.graph()
     windows = np.flatnonzero(costs.step == step)
     part = slice(int(windows[0]), int(windows[-1]) + 1)
     work, late = builder.durations(part)
@@ -90,6 +95,7 @@ class StepCosts:
     durations: Int64
     transfers: Int64
     messaging: Messaging
+    prefetch: int
 
 
 def costs_of_step(costs: StageCosts, target: Target, step: int) -> StepCosts:
@@ -98,7 +104,7 @@ def costs_of_step(costs: StageCosts, target: Target, step: int) -> StepCosts:
     part = slice(window, window + 1)
     work, late = builder.durations(part)
     durations, transfers = (np.rint(values[0]).astype(np.int64) for values in (work + late, builder.transfers(part)))
-    return StepCosts(target.plan, durations, transfers, target.messaging)
+    return StepCosts(target.plan, durations, transfers, target.messaging, target.prefetch)
 
 
 def changes_ops(costs: StageCosts, target: Target) -> bool:

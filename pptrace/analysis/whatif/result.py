@@ -12,6 +12,7 @@ class Scenario:
     ``low_ns`` to ``high_ns`` is a 90 % interval of ``span_ns``, and ``gain_ns`` what the same work would take less than it does
     now. ``bubble_ratio`` is all that is not compute over compute, of all ranks together. ``peak_inflight`` is the largest number
     of activations of one chunk and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
+    ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
     """
 
@@ -31,7 +32,13 @@ class Scenario:
     verified_span_ns: int | None
     note: str
     microbatch_size: float = 1.0
+    over_limit_bytes: int | None = None
     on_pareto_front: bool = False
+
+    @property
+    def is_choice(self) -> bool:
+        """Return whether it can be had: it is no ideal and does not need more memory than there is."""
+        return not self.ideal and not self.over_limit_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,34 +6,53 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
+from pptrace.analysis.whatif.layer_memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
 
+_DIGITS = 12
+"""Digits of a part of the whole work that are told apart."""
+_ALIKE = 0.05
+"""Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
-def best_split(costs: StageCosts) -> tuple[int, ...] | None:
-    """The layers of each stage with which the stage that has most work has the least; at least one layer each.
 
-    Exact, by dynamic programming over stages (the linear partition problem): layers of a measured stage cost alike, and the
-    embedding and the head stay at the ends. Of several such splits the one whose squares sum to the least. None where the layers
-    of the stages are not known, or a rank has several stages: there the work of a rank is not that of a stage.
+def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int, ...] | None:
+    """The layers of each stage with which the rank that has most work has the least; at least one layer each.
+
+    Layers of a measured stage cost alike, and the embedding and the head stay at the ends. With one stage on each rank it is
+    exact, by dynamic programming over stages (the linear partition problem); of several such splits the one whose squares sum to
+    the least. With several, it is where no layer can move to another stage for the better. None where the layers of the stages
+    are not known, or no split fits into the limit of memory.
     """
-    if costs.layers is None or costs.plan.num_chunks > 1 or len(costs.layers) < 2:
+    plan = costs.plan
+    if costs.layers is None or len(costs.layers) < 2 or plan.num_chains > 1:
         return None
     layers, ends = layer_costs(costs.typical(), costs.layers)
-    return _partition(layers, ends, len(costs.layers))
+    if plan.num_chunks > 1:
+        layers[[0, -1]] += ends
+        return _improved(layers, np.array(plan.placement), costs.layers)
+    return _partition(layers, ends, len(costs.layers), limit)
 
 
 def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[float, float]]:
-    """(work of each layer, that of the embedding and of the head), F and backward of one microbatch together, ns."""
+    """(work of each layer, that of the embedding and of the head), F and backward of one microbatch together, ns.
+
+    Layers that cost about as much as all do are taken to cost the same, so that noise does not divide them unevenly.
+    """
     work, shares = typical.sum(axis=1), end_shares(typical, layers)
     first, last = (float((typical[stage] * shares[end]).sum()) for end, stage in ((0, 0), (1, -1)))
     work = work - np.array([first, *[0.0] * (len(layers) - 2), last])
-    return np.repeat(work / np.array(layers), layers), (first, last)
+    usual, of_layer = work.sum() / sum(layers), work / np.array(layers)
+    alike = np.abs(of_layer - usual) <= _ALIKE * usual
+    return np.repeat(np.where(alike, usual, of_layer), layers), (first, last)
 
 
-def _partition(layers: Floats, ends: tuple[float, float], num_stages: int) -> tuple[int, ...]:
-    """Cut layers into stages: least maximum, then least sum of squares."""
+def _partition(
+    layers: Floats, ends: tuple[float, float], num_stages: int, limit: MemoryLimit | None = None
+) -> tuple[int, ...] | None:
+    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; None where none fit."""
     before = np.concatenate(([0.0], np.cumsum(layers)))
     num_layers = len(layers)
     most = np.full((num_stages + 1, num_layers + 1), np.inf)
@@ -43,19 +62,46 @@ def _partition(layers: Floats, ends: tuple[float, float], num_stages: int) -> tu
         extra = ends[0] * (stage == 1) + ends[1] * (stage == num_stages)
         for end in range(stage, num_layers - (num_stages - stage) + 1):
             loads = before[end] - before[stage - 1 : end] + extra
+            if limit is not None:
+                loads[~limit.fits(stage - 1, np.arange(stage - 1, end), end)] = np.inf
             worst = np.maximum(most[stage - 1, stage - 1 : end], loads)
             sums = squares[stage - 1, stage - 1 : end] + loads**2
             least = worst.min()
             as_good = np.flatnonzero(worst <= least * (1 + 1e-12))
             chosen = as_good[sums[as_good].argmin()]
             most[stage, end], squares[stage, end], cut[stage, end] = least, sums[chosen], stage - 1 + chosen
+    if np.isinf(most[-1, -1]):
+        return None
     bounds = [num_layers]
     for stage in range(num_stages, 0, -1):
         bounds.append(int(cut[stage, bounds[-1]]))
     return tuple(int(count) for count in -np.diff(bounds)[::-1])
 
 
-def paste_lines(split: Sequence[int]) -> str:
+def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:
+    """Move one layer after the other between stages while the heaviest rank, or else a sum of squares, gets less."""
+    moves = np.eye(len(split), dtype=np.int64)[:, np.newaxis] - np.eye(len(split), dtype=np.int64)
+    moves = moves.reshape(-1, len(split))
+    best = np.array(split)
+    score = _score(best[np.newaxis], layers, placement)[:, 0]
+    while True:
+        splits = best + moves[(best + moves >= 1).all(axis=1)]
+        scores = _score(splits, layers, placement)
+        first = np.lexsort(scores[::-1])[0]
+        if tuple(scores[:, first]) >= tuple(score):
+            return tuple(best.tolist())
+        best, score = splits[first], scores[:, first]
+
+
+def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray[np.int64]) -> Floats:
+    """(work of the heaviest rank, sums of the squares of ranks and of stages), in parts of the whole work; shape (3, splits)."""
+    bounds = np.cumsum(np.pad(splits, ((0, 0), (1, 0))), axis=1)
+    of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1) / layers.sum()
+    loads = of_stages @ (placement[:, np.newaxis] == np.arange(placement.max() + 1))
+    return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)
+
+
+def paste_lines(split: Sequence[int], *, has_chunks: bool = False) -> str:
     """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
     layout = "|".join(
         f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
@@ -65,7 +111,7 @@ def paste_lines(split: Sequence[int]) -> str:
     inner = set(split[1:-1])
     ends = (
         f" or --decoder-first-pipeline-num-layers {split[0]} --decoder-last-pipeline-num-layers {split[-1]}"
-        if len(inner) == 1
+        if len(inner) == 1 and not has_chunks
         else ""
     )
     return (

@@ -9,10 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
+from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
+from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_split
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
@@ -32,6 +34,7 @@ _MOST_CELLS = 4_000_000
 """Ops of as many steps, evenly spaced, are replayed."""
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
+_PREFETCH_DEPTHS = (1, 2)
 _LEAST_GAIN = 0.005
 """Ideals that gain a smaller part of the step are left out of the table of all changes."""
 
@@ -40,13 +43,15 @@ _LEAST_GAIN = 0.005
 class Study:
     """A run that changes are predicted of.
 
-    ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks.
+    ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks, and ``memory_limit`` the most bytes that one
+    may have.
     """
 
     baseline: Baseline
     name: str
     uses: Mapping[int, RankUse]
     warnings: tuple[str, ...]
+    memory_limit: int | None = None
 
     @property
     def costs(self) -> StageCosts:
@@ -66,6 +71,7 @@ class Study:
         plan = plan_of(change, self.name, self.costs)
         prediction = predict(self.baseline, change, plan)
         measured, work = self.baseline.measured_span, change.work(self.costs.plan)
+        peak = self._peak(change, plan)
         return Scenario(
             name=name,
             schedule=change.schedule or self.name,
@@ -79,10 +85,32 @@ class Study:
             gain_ns=round(measured * work) - prediction.span,
             bubble_ratio=prediction.bubble_ratio,
             peak_inflight=max(peak_inflight(plan)),
-            peak_memory_bytes=predicted_peak(self.uses, self.costs.plan, plan, change),
+            peak_memory_bytes=peak,
             verified_span_ns=None,
             note="; ".join(_notes(change, plan, self.costs)),
             microbatch_size=change.microbatch_size,
+            over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
+        )
+
+    def _peak(self, change: Change, plan: Plan) -> int | None:
+        if change.split is None:
+            return predicted_peak(self.uses, self.costs.plan, plan, change)
+        return peak_of_split(self.memory_of_layers, plan, change)
+
+    @cached_property
+    def memory_of_layers(self) -> LayerMemory | None:
+        """The memory of the model's layers; None where it is not known, or ranks have several stages."""
+        return layer_memory(self.uses, self.costs.layers) if self.costs.plan.num_stages == self.costs.plan.pp else None
+
+    @cached_property
+    def best_split(self) -> tuple[int, ...] | None:
+        """The split with which the stage with most work has least, within the limit of memory; None where it is not known."""
+        if self.memory_limit is None:
+            return best_split(self.costs)
+        if self.memory_of_layers is None:
+            return None
+        return best_split(
+            self.costs, MemoryLimit(self.memory_of_layers, self.memory_limit, peak_inflight(self.costs.plan))
         )
 
     def picture(self, change: Change) -> Simulation:
@@ -103,7 +131,11 @@ class Study:
 
 
 def study_run(
-    report: Report, plans: Sequence[MeasuredCosts], schedule: ScheduleInfo, layers: tuple[int, ...] | None
+    report: Report,
+    plans: Sequence[MeasuredCosts],
+    schedule: ScheduleInfo,
+    layers: tuple[int, ...] | None,
+    memory_limit: int | None = None,
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
 
@@ -136,7 +168,7 @@ def study_run(
             f"microbatches; record at least {FEWEST_STEPS}"
         )
     baseline = Baseline(stage_costs(plan, costs, layers), measured)
-    return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings))
+    return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
 def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
@@ -157,8 +189,26 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
     scenarios = [study.scenario(change, name) for name, change in changes]
     scenarios = [one for one in scenarios if not one.ideal or one.gain_ns >= least]
-    ranked = sorted(scenarios, key=lambda scenario: -scenario.gain_ns)
+    warnings += _warnings_of_limit(study, scenarios)
+    ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
     return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings))
+
+
+def _warnings_of_limit(study: Study, scenarios: Sequence[Scenario]) -> Iterator[str]:
+    if study.memory_limit is None:
+        return
+    unknown = [one.name for one in scenarios if one.peak_memory_bytes is None]
+    if unknown:
+        reason = (
+            "the trace does not tell the memory of its ranks" if not study.uses else "nor what of it its layers have"
+        )
+        yield (
+            f"--memory-limit: not known whether {counted(len(unknown), 'change')} would fit ({', '.join(unknown[:3])}"
+            f"{', …' if len(unknown) > 3 else ''}): {reason}; record with `pptrace run`"
+        )
+    can_split = study.costs.layers is not None and study.costs.plan.num_stages == study.costs.plan.pp > 1
+    if can_split and study.memory_of_layers is not None and study.best_split is None:
+        yield "--memory-limit: no split of the layers over these stages fits"
 
 
 def all_schedules(study: Study, change: Change) -> list[tuple[str, Change]]:
@@ -197,16 +247,23 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     changes += [(name, change) for change, name in _sizes(study)]
     if costs.num_stages > 1:
         changes.append(("links twice as fast", Change(link_speed=2.0)))
-    split = best_split(costs)
+    if study.baseline.messaging is not Messaging.AHEAD:
+        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
+    split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
     ideals = [*map(parse_ideal, ("jitter", "communication", "host", "stragglers")), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
 
 
+def prefetch_name(depth: int) -> str:
+    """Words for receives that are posted so many ops before they are needed."""
+    return f"receives posted {counted(depth, 'op')} ahead" if depth else "receives posted when needed"
+
+
 def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf) -> list[tuple[str, Simulation]]:
     """The replay of a typical step as it was, and with the best change that is no ideal, each with its title."""
-    best = next((one.name for one in result.scenarios if not one.ideal), None)
+    best = next((one.name for one in result.scenarios if one.is_choice), None)
     chosen = [("as it was", Change()), *((name, change) for name, change in changes if name == best)]
     return [(name, study.picture(change)) for name, change in chosen] if result.scenarios else []
 
@@ -241,7 +298,7 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        yield paste_lines(change.split)
+        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp)
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:
@@ -252,6 +309,8 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         action.parts for actions in costs.plan.ranks for action in actions
     ):
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    if change.prefetch is not None:
+        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
     if change.link_speed != 1:
         yield "the whole time of a message is divided, its latency too"
     if plan.num_chains > costs.plan.num_chains:
@@ -260,7 +319,7 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
 
 def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     """Mark the scenarios that no other one beats in both time and memory; the ideals are no choices."""
-    choices = [one for one in scenarios if not one.ideal]
+    choices = [one for one in scenarios if one.is_choice]
     bytes_known = all(one.peak_memory_bytes is not None for one in choices)
 
     def size(one: Scenario) -> float:
@@ -278,4 +337,4 @@ def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
             for other in choices
         )
 
-    return tuple(replace(one, on_pareto_front=not one.ideal and not is_beaten(one)) for one in scenarios)
+    return tuple(replace(one, on_pareto_front=one.is_choice and not is_beaten(one)) for one in scenarios)

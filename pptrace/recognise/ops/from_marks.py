@@ -30,6 +30,8 @@ _NAMED_LIKE = "ranges named like"
 _KINDS = (*Kind, *KINDS_OF_SPANS)
 _KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, *P2P)
 _SEND, _RECV = map(_KINDS_OF_COMMS.index, P2P)
+_OF_THE_HOST = (_KINDS.index(SpanKind.STEP), _KINDS.index(SpanKind.GC))
+"""Spans whose times are those of their ranges, whatever other threads launch meanwhile."""
 _IS_SEND = np.array([kind.is_send for kind in Kind])
 _DIRECTIONS = (*DIRECTIONS, "")
 _DIRECTION_OF_KIND = np.array([_DIRECTIONS.index(kind[-1]) if kind.is_p2p else 2 for kind in Kind])
@@ -83,7 +85,7 @@ def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     at = joined(ops["at"], spans["at"])
     kind = joined(ops["kind"], len(Kind) + spans["kind"])
     work = launches.spans(marks.start_ns[at], marks.end_ns[at], communication=False)
-    on_device = work.launched & (kind != _KINDS.index(SpanKind.STEP))
+    on_device = work.launched & ~np.isin(kind, _OF_THE_HOST)
     columns: dict[str, Any] = {name: joined(ops[name], -1) for name in ("stage", "chunk", "microbatch")}
     columns |= {
         "rank": np.full(len(at), -1),

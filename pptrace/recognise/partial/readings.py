@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from pptrace.errors import ScheduleError
 from pptrace.recognise.partial.traced_ranks import Detail, TracedRank
-from pptrace.recognise.schedule.match_by_kinds import forwards_first
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import Schedule
@@ -137,14 +136,15 @@ def _variants_of(
     variants: list[tuple[int | None, bool]] = [(None, False)]
     if entry.takes_group_size:
         variants += [(None, True), *((size, False) for size in _group_sizes(traced_ranks[0], pp, microbatches, chunks))]
+    has_labels = traced_ranks[0].detail is not Detail.KINDS
     for group_size, lean in variants:
+        if not (has_labels or entry.runs_without_labels(pp, microbatches, group_size)):
+            continue
         try:
             plan = registry.build(entry.name, pp, microbatches, chunks, group_size, lean)
         except ScheduleError:
             continue
         yield plan
-        if entry.all_forwards_first_if_m_is_p and microbatches == pp and not lean and group_size is None:
-            yield forwards_first(plan)
 
 
 def _group_sizes(traced: TracedRank, pp: int, microbatches: int, chunks: int) -> Iterable[int]:

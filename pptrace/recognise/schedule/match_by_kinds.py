@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.text import from_rows
 
 
 def match_by_kinds(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
@@ -68,19 +66,13 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
         for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.always_labelled):
             if entry.searches or (group is not None and not entry.takes_group_size):
                 continue
+            if not entry.runs_without_labels(pp, total // chunks, group):
+                continue
             try:
                 plan = registry.build(entry.name, pp, total // chunks, chunks, group, lean)
             except ScheduleError:
                 continue
             yield plan
-            if entry.all_forwards_first_if_m_is_p and plan.num_microbatches == pp and not lean:
-                yield forwards_first(plan)
-
-
-def forwards_first(plan: Plan) -> Plan:
-    """Plan of older versions of Megatron-LM: with as many microbatches as ranks, all forwards come before all backwards."""
-    rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(plan.pp)]
-    return from_rows([[str(action) for action in row] for row in rows], plan.name)
 
 
 def _group_sizes(pp: int, microbatches: int, chunks: int, leading: int) -> range:

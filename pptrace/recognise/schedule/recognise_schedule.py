@@ -40,24 +40,37 @@ def recognise_schedule(
     if wanted is not None:
         entry = registry.get(wanted)
         pp, m, v = _shape(rows, measured)
-        return compare_with_plan(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
+        return _compared_in_training(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
     if rows is not None:
         try:
             plan = match_registry(from_rows(rows, name, where="the trace's metadata"))
         except ScheduleError as err:
             return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"the plan in the metadata: {err}",))
-        return compare_with_plan(plan, PlanSource.METADATA, measured)
+        return _compared_in_training(plan, PlanSource.METADATA, measured)
     if not measured:
         return _NOTHING
     training = [step for step in measured if not only_forwards(step)]
     if not training:
         reason = "no schedule recognised: the steps have forwards only, as in evaluation"
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(reason,))
-    schedule = _recognised(training, ops, mesh)
+    return _without_evaluations(_recognised(training, ops, mesh), training, measured)
+
+
+def _compared_in_training(plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep]) -> ScheduleInfo:
+    """The plan compared with all steps but those of evaluation, unless the plan is one of evaluation itself."""
+    trains = bool((plan.table.kind != Kind.F.code).any())
+    training = [step for step in measured if not only_forwards(step)] if trains else measured
+    return _without_evaluations(compare_with_plan(plan, source, training), training, measured)
+
+
+def _without_evaluations(
+    schedule: ScheduleInfo, training: Sequence[MeasuredStep], measured: Sequence[MeasuredStep]
+) -> ScheduleInfo:
+    """The schedule with a line on the steps that only evaluate, where there are any."""
     evaluated = sorted({step.step for step in measured} - {step.step for step in training})
     if not evaluated:
         return schedule
-    line = f"step {listed(sorted(set(evaluated)))} has forwards only, as in evaluation: not compared with the schedule"
+    line = f"step {listed(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
     return replace(schedule, warnings=(*schedule.warnings, line))
 
 

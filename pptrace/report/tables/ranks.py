@@ -163,7 +163,10 @@ _PHASE_ROWS = 4
 
 
 def phases_table(step: StepReport, amount: Amount) -> ReportTable:
-    """Length, forwards, backwards and bubble of each phase; of many ranks, the means of each stage."""
+    """Length, its ideal, forwards, backwards and bubble of each phase; of many ranks, the means of each stage.
+
+    The ideal is that of the plan with the step's compute spread evenly over its ranks, F = I = W and free messages.
+    """
     names = ("warmup", "steady", "cooldown")
     groups = _groups(step, amount)
     if amount is Amount.BRIEF and len(groups) > _PHASE_ROWS:  # they change evenly from the first to the last
@@ -174,21 +177,35 @@ def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     grouped = any(len(group.ranks) > 1 for group in groups)
     columns = (
         "stage" if grouped else "rank",
-        *(column for name in names for column in (f"{name} ms", "F/B", "bubble ms")),
+        *(column for name in names for column in (f"{name} ms", "ideal", "F/B", "bubble ms")),
     )
-    rows = [(group.label, *(cell for name in names for cell in _phase(group, name))) for group in groups]
+    compute_ns = mean(rank.compute_ns for rank in step.ranks)
+    rows = [(group.label, *(cell for name in names for cell in _phase(group, name, compute_ns))) for group in groups]
     notes = (MORE.format(left_out),) if left_out else ()
     title = "Phases, means over the ranks of a stage" if grouped else "Phases"
-    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(2, 3))
+    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(3, 2, 4))
 
 
-def _phase(group: _RankGroup, name: str) -> tuple[str, str, str]:
+def _phase(group: _RankGroup, name: str, compute_ns: int | None) -> tuple[str, str, str, str]:
     phases = [rank.phases[name] for rank in group.ranks if name in rank.phases]
     if not phases:
-        return ("–", "–", "–")
+        return ("–", "–", "–", "–")
+    ideal_ns = group.mean(lambda rank: _ideal_ns(rank, name, compute_ns))
     counts = {(phase.num_forward, phase.num_backward) for phase in phases}
     return (
         units.milliseconds(mean(phase.end_ns - phase.start_ns for phase in phases)),
+        units.milliseconds(ideal_ns),
         "{}/{}".format(*counts.pop()) if len(counts) == 1 else "differ",
         units.milliseconds(mean(phase.bubble_ns for phase in phases)),
     )
+
+
+def _ideal_ns(rank: RankStep, name: str, compute_ns: int | None) -> int | None:
+    if rank.ideal is None or compute_ns is None:
+        return None
+    ratios = {
+        "warmup": rank.ideal.warmup_ratio,
+        "steady": rank.ideal.steady_ratio,
+        "cooldown": rank.ideal.cooldown_ratio,
+    }
+    return round(ratios[name] * compute_ns)

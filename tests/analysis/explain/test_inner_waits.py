@@ -95,6 +95,22 @@ def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(tmp_path
     assert after.blame.by_kind["wait"] == 0
 
 
+def test_what_ops_wait_for_a_late_member_is_its_jitter_and_no_communication(tmp_path: Path, table: PlanTable) -> None:
+    computing = usual(table)
+    row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
+    computing[:, 1, row] += 20_000
+    clean = report_of(tmp_path / "clean", table, usual(table)).steps[0]
+    slow = report_of(tmp_path / "slow", table, computing).steps[0]
+
+    def share(step: StepReport, name: str) -> int:
+        return sum(cause.ns for cause in step.causes or () if cause.cause == name)
+
+    assert share(slow, "communication") == pytest.approx(share(clean, "communication"), rel=0.25)
+    jitter = {tuple(cause.where.items()): cause.ns for cause in slow.causes or () if cause.cause == "jitter"}
+    assert jitter[("rank", 1 * TP + 1),] >= 0.9 * 20_000
+    assert sum(cause.ns for cause in slow.causes or ()) == (slow.span_ns or 0) - (slow.ideal_ns or 0)
+
+
 def test_a_rank_that_is_slower_in_every_op_is_blamed_for_all_waits_of_its_peers(
     tmp_path: Path, table: PlanTable
 ) -> None:

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from pptrace.analysis.links.join import with_network
+from pptrace.analysis.links.network import peak_of_ports, read_rate
 from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device
+from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import Trace
 from pptrace.schedule.registry import build
@@ -128,3 +131,50 @@ def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -
     report = analyse(on_devices(record(build("1f1b", 2, 4)), "NVIDIA H200", 1)).report
     assert report.interconnect is None
     assert {link.peak_gbps for link in report.links} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "gbps"),
+    [
+        ("400 Gb/sec (4X NDR)", 50),
+        ("200 Gb/sec (4X HDR)", 25),
+        ("100 Gb/sec (4X EDR)", 12.5),
+        ("40 Gb/sec (4X QDR)", 4),
+        ("25 Gb/sec (1X EDR)", 3.125),
+        ("2.5 Gb/sec (1X SDR)", 0.25),
+        ("unknown", None),
+    ],
+)
+def test_a_port_moves_its_data_rate(text: str, gbps: float | None) -> None:
+    assert peak_of_ports({"mlx5_0/1": text}) == gbps
+    assert peak_of_ports({"mlx5_0/1": text, "mlx5_1/1": "800 Gb/sec (4X XDR)"}) == 100
+    assert peak_of_ports(None) is None
+
+
+@pytest.mark.parametrize(("text", "gbps"), [("NDR", 50), ("hdr", 25), ("QDR", 4), ("100", 12.5)])
+def test_a_network_is_named_by_its_generation_or_its_rate(text: str, gbps: float) -> None:
+    assert read_rate(text) == gbps
+
+
+@pytest.mark.parametrize("text", ["fast", "0", "-1", "nan", "inf", ""])
+def test_other_words_are_refused_with_those_that_are_known(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 400, or one of SDR, DDR"):
+        read_rate(text)
+
+
+def test_links_between_hosts_are_compared_with_the_slower_port_or_the_rate_that_is_given() -> None:
+    recording = record(build("1f1b", 2, 4), lambda _: 300, 100, device=True)
+    traces = on_devices(recording, "NVIDIA H200", 2)
+    rates = ("400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)")
+    ported = [
+        replace(trace, metadata={**trace.metadata, "network_ports": {"mlx5_0/1": rate}})
+        for trace, rate in zip(traces, rates, strict=True)
+    ]
+    report = analyse(ported).report
+    assert {link.peak_gbps for link in report.links} == {25}
+    assert all(link.share_of_peak == (link.algbw_gbps or 0) / 25 for link in report.links)
+    assert report.interconnect is not None
+    assert report.interconnect.reasons == ()
+    assert {link.peak_gbps for link in with_network(analyse(traces).report, 50.0).links} == {50}
+    on_one_host = analyse(on_devices(recording, "NVIDIA H200", 1)).report
+    assert with_network(on_one_host, 50.0) == on_one_host

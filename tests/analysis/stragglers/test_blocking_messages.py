@@ -29,7 +29,7 @@ def report_of(name: str, slow: int, dp: int = 1) -> Report:
 
 
 @pytest.mark.parametrize("slow", [300, 1300])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"])
 def test_the_gain_of_a_slow_link_is_what_a_run_with_a_fast_one_gains(name: str, slow: int) -> None:
     report, clean = report_of(name, slow), report_of(name, USUAL)
     (link,) = (finding for finding in report.findings if finding.evidence.get("reason") == "slow link")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.step_times import _waits
+from pptrace.analysis.explain.step_times import _waits, with_moved_times
 from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Finding, Report, ScheduleSummary
 from pptrace.analysis.stragglers.reason import Reason
@@ -125,11 +125,12 @@ def test_a_peer_that_was_ready_before_its_rank_asked_for_the_message_held_it_up_
     blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
     sent = {"kind": "send", "axis": "pp", "peer": 1, "start_ns": 10, "asked_ns": 100}
     rows = [
-        blank | sent | {"match": match, "transfer_start_ns": ready, "end_ns": end}
+        blank | sent | {"match": match, "transfer_start_ns": ready, "transfer_end_ns": end}
         for match, ready, end in ((0, 50, 101), (1, 150, 151))
     ]
     comms = slice_of(make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS}))
-    waits = _waits(0, (0, 1), comms, np.zeros(len(comms), dtype=np.int64))
+    window = np.zeros(len(comms), dtype=np.int64)
+    waits = _waits(0, (0, 1), with_moved_times(comms, window), window)
     assert waits["ready"].tolist() == [150]
     assert waits["freed"].tolist() == [151]
 

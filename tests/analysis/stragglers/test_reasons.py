@@ -190,6 +190,20 @@ def test_a_link_is_compared_with_those_of_replicas_at_the_same_place(table: Plan
     assert link.where == {"link": "1-2"}
 
 
+def test_a_link_of_which_only_more_messages_were_waited_for_is_not_slow(table: PlanTable) -> None:
+    """Half of all messages come before they are asked for; of one link a few less."""
+    ends = table.rank[table.dep[table.dep_is_message]] + table.rank[table.dep_reader[table.dep_is_message]]
+    share = np.full((DP, table.num_messages), 0.4)
+    share[0, ends == 1 + 2] = 0.6
+    late = np.random.default_rng(4).random((STEPS, DP, table.num_messages)) < share
+    transfers = np.where(late, 5 * MESSAGE_NS, MESSAGE_NS)
+    assert of(table, usual(table), transfers)[1] is None
+    transfers[:, 0, ends == 1 + 2] *= 10
+    link = of(table, usual(table), transfers)[1]
+    assert link is not None
+    assert link.where == {"link": f"{DP}-{2 * DP}"}
+
+
 def test_messages_that_were_not_matched_are_of_no_link(table: PlanTable) -> None:
     assert of(table, usual(table), np.full((STEPS, DP, table.num_messages), -1))[1] is None
 

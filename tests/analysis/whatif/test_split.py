@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from pptrace.analysis.whatif.split import _partition, layer_costs, paste_lines
+from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
+from pptrace.analysis.whatif.split import _improved, _partition, layer_costs, paste_lines
+
+
+def all_splits(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
+    return [
+        tuple(int(count) for count in np.diff((0, *cuts, num_layers)))
+        for cuts in combinations(range(1, num_layers), num_stages - 1)
+    ]
+
+
+def loads_of(split: Sequence[int], layers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    bounds = np.cumsum([0, *split])
+    return np.array([layers[begin:end].sum() for begin, end in pairwise(bounds)])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -20,19 +35,51 @@ def test_no_split_has_a_lighter_heaviest_stage(seed: int) -> None:
     )
 
     def heaviest(split: tuple[int, ...]) -> float:
-        bounds = np.cumsum([0, *split])
-        loads = [layers[begin:end].sum() for begin, end in pairwise(bounds)]
+        loads = loads_of(split, layers)
         loads[0] += ends[0]
         loads[-1] += ends[1]
         return float(max(loads))
 
-    splits = [
-        tuple(int(count) for count in np.diff((0, *cuts, num_layers)))
-        for cuts in combinations(range(1, num_layers), num_stages - 1)
-    ]
+    splits = all_splits(num_layers, num_stages)
     chosen = _partition(layers, ends, num_stages)
     assert chosen in splits
     assert heaviest(chosen) == min(map(heaviest, splits))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_layers, num_stages = int(rng.integers(4, 13)), int(rng.integers(2, 5))
+    layers, state, activations = rng.integers(1, 20, (3, num_layers)).astype(float)
+    base, held = rng.integers(0, 10, num_stages).astype(float), list(range(num_stages, 0, -1))
+    memory = LayerMemory(base, state, activations)
+
+    def peaks(split: Sequence[int]) -> npt.NDArray[np.float64]:
+        return base + loads_of(split, state) + np.array(held) * loads_of(split, activations)
+
+    splits = all_splits(num_layers, num_stages)
+    assert memory.peaks_of(splits[-1], held).tolist() == peaks(splits[-1]).tolist()
+    of_splits = sorted(float(peaks(split).max()) for split in splits)
+    most = int(of_splits[len(of_splits) // 4])  # a quarter of them fit
+    fitting = [split for split in splits if peaks(split).max() <= most]
+    chosen = _partition(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, most, held))
+    assert chosen in fitting
+    assert loads_of(chosen, layers).max() == min(loads_of(split, layers).max() for split in fitting)
+    assert _partition(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, int(of_splits[0]) - 1, held)) is None
+
+
+@pytest.mark.parametrize("placement", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 0, 1, 2]])
+def test_layers_that_cost_alike_are_shared_out_over_chunks_as_well_as_they_can_be(placement: list[int]) -> None:
+    layers = np.ones(12)
+    layers[[0, -1]] += (1.5, 3.5)
+
+    def heaviest(split: Sequence[int]) -> float:
+        return float(np.bincount(placement, loads_of(split, layers)).max())
+
+    splits = all_splits(12, len(placement))
+    least = min(map(heaviest, splits))
+    for start in splits[:: len(splits) // 20]:
+        assert heaviest(_improved(layers, np.array(placement), start)) == least
 
 
 def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_leaves_a_choice() -> None:

@@ -293,11 +293,11 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
     plan = build("interleaved-1f1b", 2, 4)
     first, second = peak_inflight(plan)
     ranks = [
-        SimpleNamespace(pp_rank=rank, start_bytes=500, peak_bytes=500 + 30 * held)
+        SimpleNamespace(pp_rank=rank, start_bytes=500, peak_bytes=500 + 30 * held, kind="device_allocated")
         for rank, held in enumerate((first, second))
     ]
     uses = rank_uses(cast(Any, SimpleNamespace(ranks=ranks)), plan)
-    assert uses == {rank: RankUse(500, 60.0) for rank in (0, 1)}  # 30 for each of two chunks
+    assert uses == {rank: RankUse(500, 60.0, 0.0) for rank in (0, 1)}  # 30 for each of two chunks
     assert predicted_peak(uses, plan, plan, Change()) == 500 + 30 * first
     unknown = SimpleNamespace(ranks=[*ranks, SimpleNamespace(pp_rank=0, start_bytes=None, peak_bytes=9)])
     assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}

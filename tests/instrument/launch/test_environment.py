@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from instrument.launch.core_wait import CoreWait
+from instrument.launch.facts import read_network_ports
 from pptrace.environment import RECORDED, read_environment
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace
@@ -72,3 +73,14 @@ def test_a_run_writes_them_into_run_json_and_its_traces_and_no_secret_anywhere(t
     for file in run.rglob("*"):
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         assert SECRET.encode() not in content, file
+
+
+def test_active_ports_of_network_cards_are_read_as_linux_writes_them(tmp_path: Path) -> None:
+    assert read_network_ports(tmp_path / "none") == {}
+    for card, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
+        port = tmp_path / card / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        if card != "mlx5_2":
+            (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    assert read_network_ports(tmp_path) == {"mlx5_0/1": "400 Gb/sec (4X NDR)"}

@@ -101,6 +101,13 @@ def test_stages_with_a_copy_on_two_ranks_are_exact(pool: Pool, tied: bool) -> No
     check(pool, [Case("dualpipe", 2, 6, dp=2, chunks=2, tied=tied)])
 
 
+def test_a_last_group_smaller_than_p_is_exact(pool: Pool) -> None:
+    for pp, m, chunks in ((3, 5, 3), (4, 6, 2), (4, 5, 2)):
+        check(
+            pool, [Case("interleaved-1f1b", pp, m, chunks=chunks, layers=pp * chunks, ahead=ahead) for ahead in (0, 2)]
+        )
+
+
 def lowered_by_torch(plan: Plan) -> Rows:
     """A plan's cells after torch's own passes: parameter gathering and sends and receives."""
     compute = {

@@ -93,6 +93,23 @@ def test_steps_of_evaluation_are_not_compared_and_alone_make_no_schedule() -> No
     assert "forwards only" in alone.warnings[0]
 
 
+@pytest.mark.parametrize("wanted", [None, "1f1b"])
+def test_steps_of_evaluation_are_no_deviation_from_a_plan_that_the_run_declares(wanted: str | None) -> None:
+    rows = to_rows(build("1f1b", 2, 4))
+    evaluation = [[cell for cell in row if "F" in cell] for row in rows]
+    ops = ops_of([rows, evaluation, rows, [*evaluation[:1], evaluation[1][:2]]])
+    plan = {"plan": {"name": "1f1b", "rows": rows}}
+    run = recognise_schedule(ops, mesh_of(ops, 2), [plan], wanted)
+    assert (run.name, run.mismatches) == ("1f1b", ())
+    assert run.warnings == ("step 1, 3 has forwards only, as in evaluation: not compared with the schedule",)
+    declared = {"plan": {"name": "custom", "rows": evaluation}}
+    assert recognise_schedule(ops, mesh_of(ops, 2), [declared], None).mismatches != ()
+    alone = ops_of([evaluation, evaluation])
+    assert recognise_schedule(alone, mesh_of(alone, 2), [declared], None).mismatches == ()
+    swapped_evaluation = recognise_schedule(ops_of([swapped(evaluation, 1, 2)]), mesh_of(alone, 2), [declared], None)
+    assert swapped_evaluation.mismatches == ("rank 1: op 3 is 1F3 where custom has 1F2",)
+
+
 def test_an_order_of_ones_own_is_custom_and_says_what_is_nearest() -> None:
     rows = [[f"{rank}{kind}{b}" for kind in "FB" for b in (3, 1, 0, 2)] for rank in range(2)]
     run = recognised([rows], num_ranks=2)

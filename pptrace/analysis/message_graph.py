@@ -49,13 +49,13 @@ class Graph:
         return ends[: self.num_rows]
 
 
-def make_graph(plan: Plan, messaging: Messaging) -> Graph:
-    """The graph of a plan of compute actions.
+def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
+    """The graph of a plan of compute actions; receives that block are posted ``prefetch`` ops before they are needed.
 
     Raises:
         ScheduleError: the plan cannot run to its end so.
     """
-    edges = np.concatenate([*_edges_of_rows(plan), *_edges_of_messages(plan, messaging)], axis=1)
+    edges = np.concatenate([*_edges_of_rows(plan), *_edges_of_messages(plan, messaging, prefetch)], axis=1)
     table = plan.table
     num_nodes = len(table) + table.num_messages
     return Graph(len(table), num_nodes, tuple(_levels(np.unique(edges, axis=1), num_nodes, plan.name)))
@@ -75,14 +75,14 @@ def _edges_of_rows(plan: Plan) -> Iterator[Index]:
     yield np.stack((messages, table.dep_reader[remote])).astype(np.intp)
 
 
-def _edges_of_messages(plan: Plan, messaging: Messaging) -> Iterator[Index]:
+def _edges_of_messages(plan: Plan, messaging: Messaging, prefetch: int) -> Iterator[Index]:
     """Needs of a message besides its sender's op, and what else than its reader needs it."""
     table = plan.table
     if messaging is Messaging.BLOCKING_RECEIVES:
         remote = np.flatnonzero(table.dep_is_message)
         readers = table.dep_reader[remote].astype(np.intp)
-        held = table.position[readers] > 0
-        yield np.stack((readers[held] - 1, len(table) + table.dep_message[remote[held]])).astype(np.intp)
+        held = table.position[readers] > prefetch
+        yield np.stack((readers[held] - 1 - prefetch, len(table) + table.dep_message[remote[held]])).astype(np.intp)
     elif messaging is Messaging.RENDEZVOUS:
         yield np.array(list(_meetings(plan)), dtype=np.intp).reshape(-1, 2).T
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from pptrace.analysis.whatif.graph import Messaging, make_graph
+from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
@@ -48,6 +50,32 @@ def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches
     ends = graph.ends(durations[np.newaxis].astype(float), transfers[np.newaxis].astype(float))[:, 0]
     expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
     assert ends.tolist() == expected
+
+
+@pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
+def test_prefetching_lies_between_receives_that_block_and_those_posted_ahead(
+    name: str, pp: int, microbatches: int
+) -> None:
+    plan = build(name, pp, microbatches)
+    rng = np.random.default_rng(5)
+    durations = rng.integers(1, 100, (5, len(plan.table))).astype(float)
+    transfers = rng.integers(0, 50, (5, plan.table.num_messages)).astype(float)
+    most = int(plan.table.position.max()) + 1
+    ends = [
+        make_graph(plan, Messaging.BLOCKING_RECEIVES, depth).ends(durations, transfers) for depth in (0, 1, 2, most)
+    ]
+    assert all((later <= earlier).all() for earlier, later in pairwise(ends))
+    assert (ends[0] == make_graph(plan, Messaging.BLOCKING_RECEIVES).ends(durations, transfers)).all()
+    assert (ends[-1] == make_graph(plan, Messaging.AHEAD).ends(durations, transfers)).all()
+
+
+def test_a_receive_posted_one_op_ahead_hides_behind_that_op() -> None:
+    plan = build("gpipe", 2, 3)
+    durations, transfers = np.full((1, len(plan.table)), 10.0), np.full((1, plan.table.num_messages), 13.0)
+    ends = make_graph(plan, Messaging.BLOCKING_RECEIVES, prefetch=1).ends(durations, transfers)[:, 0]
+    forwards = ends[plan.table.rank_ptr[1] :][:3]
+    # The second transfer begins when the second F of rank 0 has ended (20), the third when the first F of rank 1 has (33).
+    assert forwards.tolist() == [10 + 13 + 10, 20 + 13 + 10, 33 + 13 + 10]
 
 
 def test_a_receive_that_blocks_costs_its_rank_the_transfer() -> None:

@@ -1,0 +1,54 @@
+"""The way in which a run sends and receives: by which replay its steps are as long as they were.
+
+Replays take over what ranks were measured to wait for messages, beyond the ops that these need. That is right as long as nobody
+else is late: where a send blocks until its reader has posted the receive, or a receive begins when its rank comes to it, such
+waits change with what ranks are busy with. Where the steps are clearly closer to a replay in which messages hold up ranks in one
+of these ways, gains are those of that replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from pptrace.analysis.message_graph import Graph, Messaging, make_graph
+from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
+from pptrace.analysis.stragglers.reason import step_lengths
+from pptrace.errors import ScheduleError
+from pptrace.schedule.plan import Plan
+
+_CLEARLY = 0.005
+"""Share of a step by which another way has to come closer to the measured steps."""
+_MOST_REPLAYED = 400_000
+"""Ops in the replays of each way that is tried."""
+_WAYS = ((Messaging.BLOCKING_RECEIVES, 0), (Messaging.BLOCKING_RECEIVES, 1), (Messaging.RENDEZVOUS, 0))
+"""Ways other than the measured waits, with how many ops ahead receives are posted."""
+
+
+def with_messaging(costs: MeasuredCosts) -> MeasuredCosts:
+    """The costs with the graph of the way that comes closest; without one where none is clearly closer than measured waits."""
+    if costs.plan is None:
+        return costs
+    tried = costs.every(-(-costs.durations.size // _MOST_REPLAYED))
+    error = _error_of(tried)
+    if error <= _CLEARLY:
+        return costs
+    errors = [(_error_of(replace(tried, graph=graph)), graph) for graph in _graphs(costs.plan)]
+    least, closest = min(errors, key=lambda entry: entry[0], default=(error, None))
+    return replace(costs, graph=closest) if least < error - _CLEARLY else costs
+
+
+def _graphs(plan: Plan) -> Iterator[Graph]:
+    for messaging, prefetch in _WAYS:
+        with suppress(ScheduleError):
+            yield make_graph(plan, messaging, prefetch)
+
+
+def _error_of(costs: MeasuredCosts) -> float:
+    """Distance of replayed steps from the measured ones, as a part of them: the median of the steps."""
+    measured = longest_of_steps(costs.step, costs.spans)
+    replayed = step_lengths(costs, costs.durations, costs.transfers)
+    return float(np.median(np.abs(replayed - measured) / np.maximum(measured, 1)))

@@ -1,0 +1,53 @@
+"""``pptrace simulate --sweep``: every combination of schedules, sizes and costs, as a table, a page or columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from pptrace.api.sweep import SweepArguments, grid_of
+from pptrace.cli.output import Outputs, option
+from pptrace.report.sweep.columns import sweep_csv, sweep_object
+from pptrace.report.sweep.table import sweep_text
+from pptrace.report.to_json import dump
+from pptrace.simulator.sweep.run import OnPoints, Sweep, run_sweep
+
+
+def sweep_and_write(schedules: str, asked: SweepArguments, outputs: Outputs) -> None:
+    """Simulate what is asked for, write the outputs, and print the table where none of them is stdout."""
+    grid = grid_of(schedules, asked, option)
+    with _bar(grid.num_points) as on_points:
+        swept = run_sweep(grid, on_points)
+    outputs.write(
+        {
+            "--csv": lambda: sweep_csv(swept),
+            "--json": lambda: dump(sweep_object(swept)),
+            "--html": lambda: _page(swept),
+        }
+    )
+    if not outputs.take_stdout:
+        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console.print(sweep_text(swept, console.width))
+
+
+def _page(swept: Sweep) -> str:
+    from pptrace.report.html import sweep_page  # with plotly
+
+    return sweep_page(swept)
+
+
+@contextmanager
+def _bar(num_points: int) -> Iterator[OnPoints | None]:
+    """A callback that draws how many points are done, on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("simulated"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=num_points)
+        yield lambda num_done: bar.update(task, completed=num_done)

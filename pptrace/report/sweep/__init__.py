@@ -1,0 +1,1 @@
+"""Output of a sweep: columns, a table, figures."""

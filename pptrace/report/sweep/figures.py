@@ -1,0 +1,178 @@
+"""Figures of a sweep: heat maps of the bubble over m and v, and curves of throughput against p."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pptrace.report import units
+from pptrace.report.colours import FONT, HOVER_LABEL
+from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
+from pptrace.simulator.sweep.run import Sweep, SweptPoint
+from pptrace.simulator.sweep.values import Microbatches
+
+MOST_HEAT_MAPS = 24
+_MOST_TEXTS = 400
+_MOST_M = 4
+"""Most values of m of which curves are drawn."""
+_GRID = "rgba(128, 134, 145, 0.25)"
+_SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
+"""Light for a small bubble, dark for a large one: it can be read in grey too."""
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56708F", "#8A4B9B", "#66717F")
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_BASE: Mapping[str, Any] = {
+    "template": "none",
+    "font": {"family": FONT},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "hoverlabel": dict(HOVER_LABEL),
+}
+
+
+def heat_maps(sweep: Sweep) -> list[tuple[str, go.Figure]]:
+    """For each p, and each combination of costs, the bubble ratio over m with a row for each schedule and v; with titles.
+
+    All have one scale. A combination that was refused is left empty, and its hover text says why. None where m has one value.
+    """
+    if not varying(sweep, (M,)) or not sweep.simulated:
+        return []
+    axes = [P, *cost_axes(sweep), *varying(sweep, (N,))]
+    groups: dict[tuple[Any, ...], list[SweptPoint]] = {}
+    for swept in sweep.points:
+        groups.setdefault(tuple(axis.value(swept) for axis in axes), []).append(swept)
+    most = max(swept.step.bubble_ratio for swept in sweep.simulated if swept.step)
+    return [
+        (", ".join(axis.label(members[0]) for axis in axes), _heat_map(members, most))
+        for members in list(groups.values())[:MOST_HEAT_MAPS]
+    ]
+
+
+def _heat_map(members: Sequence[SweptPoint], most: float) -> go.Figure:
+    numbers = sorted({swept.point.num_microbatches for swept in members})
+    at = {(row_name(swept), swept.point.num_microbatches): swept for swept in members}
+    rows = [name for name in dict.fromkeys(map(row_name, members)) if any(_ratio(at.get((name, m))) for m in numbers)]
+    ratios = [[_ratio(at.get((name, m))) for m in numbers] for name in rows]
+    few = len(rows) * len(numbers) <= _MOST_TEXTS
+    figure = go.Figure(
+        go.Heatmap(
+            x=[str(number) for number in numbers],
+            y=rows,
+            z=ratios,
+            zmin=0,
+            zmax=most,
+            colorscale=_SCALE,
+            colorbar={"title": {"text": "bubble ratio"}, "thickness": 14},
+            text=[["" if ratio is None else f"{ratio:.2f}" for ratio in row] for row in ratios] if few else None,
+            texttemplate="%{text}" if few else None,
+            customdata=[[_hover(at.get((name, m))) for m in numbers] for name in rows],
+            hovertemplate="%{customdata}<extra></extra>",
+            hoverongaps=True,
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_layout(
+        **_BASE,
+        height=130 + 30 * len(rows),
+        margin={"l": 20, "r": 20, "t": 16, "b": 54},
+        xaxis={"title": {"text": "microbatches m"}, "type": "category", "showgrid": False},
+        yaxis={"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False},
+    )
+    return figure
+
+
+def _ratio(swept: SweptPoint | None) -> float | None:
+    return None if swept is None or swept.step is None else swept.step.bubble_ratio
+
+
+def _hover(swept: SweptPoint | None) -> str:
+    if swept is None:
+        return "not asked for"
+    head = f"<b>{row_name(swept)}</b>, p={swept.point.pp}, m={swept.point.num_microbatches}"
+    if swept.step is None:
+        return f"{head}<br>refused: {swept.refused}"
+    step = swept.step
+    return (
+        f"{head}<br>bubble ratio {units.ratio(step.bubble_ratio)}, {units.percent(step.bubble_share)} of the step"
+        f"<br>step {units.milliseconds(round(step.makespan_ns))} ms, {step.microbatches_per_s:,.1f} microbatches/s"
+        f"<br>holds {step.peak_activations:g} activations of a microbatch in 1/p of the model"
+    )
+
+
+def curves(sweep: Sweep) -> list[tuple[str, go.Figure]]:
+    """Throughput of a rank and of all ranks against each axis of p and the costs that has several values; with titles."""
+    found = [*varying(sweep, (P,)), *cost_axes(sweep)]
+    return [
+        (f"{title} against {axis.name}", _curves(sweep, axis, field, label))
+        for axis in found
+        for title, field, label in _THROUGHPUTS
+        if sweep.simulated
+    ]
+
+
+_THROUGHPUTS = (
+    ("Throughput per rank", "throughput_per_rank", "of a rank that never waits"),
+    ("Throughput of all ranks", "throughput", "in ranks that never wait"),
+)
+
+
+def _curves(sweep: Sweep, axis: Axis, field: str, label: str) -> go.Figure:
+    """A line for each schedule, v, m (of many a few) and what else varies."""
+    others = [other for other in (P, M, N, *cost_axes(sweep)) if other is not axis and other in _all_varying(sweep)]
+    lines: dict[str, list[SweptPoint]] = {}
+    shown = _few_microbatches(sweep)
+    for swept in (swept for swept in sweep.simulated if swept.point.microbatches in shown):
+        name = ", ".join([row_name(swept), *(other.label(swept) for other in others)])
+        lines.setdefault(name, []).append(swept)
+    figure = go.Figure()
+    for number, (name, members) in enumerate(lines.items()):
+        members.sort(key=axis.value)
+        figure.add_scatter(
+            x=[axis.value(swept) for swept in members],
+            y=[getattr(swept.step, field) for swept in members],
+            mode="lines+markers",
+            name=name,
+            line={
+                "color": _LINES[number % len(_LINES)],
+                "dash": _DASHES[number // len(_LINES) % len(_DASHES)],
+                "width": 2,
+            },
+            customdata=[_hover(swept) for swept in members],
+            hovertemplate="%{customdata}<br>" + label + ": %{y:.3f}<extra></extra>",
+        )
+    ticks = sorted({axis.value(swept) for swept in sweep.simulated})
+    figure.update_layout(
+        **_BASE,
+        height=380,
+        margin={"l": 20, "r": 20, "t": 16, "b": 54},
+        xaxis={
+            "title": {"text": "pipeline ranks p" if axis is P else axis.name},
+            "type": "log" if axis is P and ticks[-1] >= 4 * ticks[0] else "linear",
+            **({"tickvals": ticks} if len(ticks) <= 16 else {}),
+            "gridcolor": _GRID,
+            "zeroline": False,
+        },
+        yaxis={
+            "title": {"text": label},
+            "rangemode": "tozero",
+            "gridcolor": _GRID,
+            "zeroline": False,
+            "automargin": True,
+        },
+        showlegend=True,
+    )
+    return figure
+
+
+def _few_microbatches(sweep: Sweep) -> set[Microbatches]:
+    """The values of m that curves show: of many the least and the most, and the first multiples of p."""
+    values = sorted({swept.point.microbatches for swept in sweep.points})
+    fixed = [value for value in values if not value.times_p]
+    multiples = [value for value in values if value.times_p]
+    return set(values) if len(values) <= _MOST_M else {*fixed[:1], *fixed[-1:], *multiples[: _MOST_M - 2]}
+
+
+def _all_varying(sweep: Sweep) -> list[Axis]:
+    return [*varying(sweep, (P, M, N)), *cost_axes(sweep)]

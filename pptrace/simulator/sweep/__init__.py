@@ -1,0 +1,1 @@
+"""Sweeps: many schedules, sizes and costs at once."""
