@@ -162,9 +162,9 @@ def measure(children: Children) -> Measured:
 
 
 def files_of_tests() -> list[Path]:
-    """The files of ``TESTS``."""
+    """The files of ``TESTS``, those in folders of folders too."""
     paths = [ROOT / "tests" / name for name in TESTS]
-    return [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    return [file for path in paths for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
 
 
 def _measure_file(name: str, out: Path) -> int:
