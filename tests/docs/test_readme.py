@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 
+from rich.console import Console
+
 import pptrace
+from pptrace.report.whatif import whatif_text
 from tests.support.programs import ROOT, SAMPLES
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,8 +26,18 @@ def test_each_line_of_its_report_is_one_of_the_terminals() -> None:
     shown = TEXT.split("$ pptrace analyze sample_traces/1f1b_p4\n")[1].split("```")[0].splitlines()
     printed = pptrace.load(SAMPLES / "1f1b_p4").to_text(width=140).splitlines()
     lines = [line.rstrip() for line in shown if line.strip() not in ("", "…")]
-    assert len(lines) > 25
+    assert len(lines) > 15
     assert [line for line in lines if line not in {line.rstrip() for line in printed}] == []
+
+
+def test_each_line_of_its_predictions_is_one_of_the_terminals() -> None:
+    shown = TEXT.split("$ pptrace whatif sample_traces/uneven_p4\n")[1].split("```")[0].splitlines()
+    result = pptrace.load(SAMPLES / "uneven_p4", cache=False).whatif().result
+    console = Console(width=92, file=io.StringIO(), highlight=False)
+    console.print(whatif_text(result, 92))
+    printed = {line.rstrip() for line in console.file.getvalue().splitlines()}  # type: ignore[attr-defined]
+    assert len(shown) > 5
+    assert [line for line in shown if line != "…" and line not in printed] == []
 
 
 def test_it_names_every_schedule_of_the_catalogue_and_no_other() -> None:
