@@ -75,6 +75,6 @@ def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_samples_are_small_and_name_no_machine(case: Path) -> None:
     for file in case.glob("rank*.json.gz"):
-        assert file.stat().st_size < 600_000
+        assert file.stat().st_size < 1_000_000
         text = gzip.decompress(file.read_bytes())
         assert not re.search(rb'"/(home|root|work|tmp)[/"]', text)

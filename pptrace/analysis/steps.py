@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.explain.explain import Explanation, explain_steps
+from pptrace.analysis.explain.explain import Explanation, explanation_tasks
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.processes import SharedTasks
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
@@ -135,15 +137,18 @@ class StepParts:
             for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
         }
         of_step: dict[int, Explanation] = {}
+        costs: list[MeasuredCosts] = []
         for part, explained in zip(self.of_plan, explanations, strict=True):
             of_step |= zip(part.indices, explained, strict=True)
+            # What other processes explained has a table of its own.
+            costs += [replace(entry.costs, table=part.plan.table) for entry in explained if entry.costs is not None]
         reported = tuple(
             _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
         plans = {id(part.plan.table): part.plan for part in self.of_plan}
-        costs = joined(entry.costs for entry in of_step.values() if entry.costs is not None)
-        return ReportedSteps(reported, tuple(replace(same, plan=plans[id(same.table)]) for same in costs))
+        every = tuple(replace(same, plan=plans[id(same.table)]) for same in joined(costs))
+        return ReportedSteps(reported, every)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,11 +159,14 @@ class ReportedSteps:
     costs: tuple[MeasuredCosts, ...] = ()
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> ReportedSteps:
-    """Each step over all its pipelines."""
+def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1) -> ReportedSteps:
+    """Each step over all its pipelines; many of them are explained in ``jobs`` processes."""
     parts = StepParts.of(steps, data, mesh)
-    ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
-    explanations = [explain_steps(part.plan.table, part.steps, data) for part in parts.of_plan]
+    tasks = [explanation_tasks(part.plan.table, part.steps, data) for part in parts.of_plan]
+    with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
+        ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
+        results = iter(explained.results())
+    explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
     return parts.joined(ranks, explanations, mesh)
 
 

@@ -38,9 +38,9 @@ def load(
         paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``.
         schedule: compare with this schedule (a key of ``pptrace.schedules``) instead of the recognised one.
         step: report only this step.
-        jobs: processes that read; None takes one per core. Where they cannot be forked (another thread runs, as in a notebook,
-            or another system than Linux) they are spawned, so a script that asks for more than one has to be guarded by
-            ``if __name__ == "__main__"``.
+        jobs: processes that read, and explain the steps of long runs; None takes one per core. Where they cannot be forked
+            (another thread runs, as in a notebook, or another system than Linux), those that read are spawned, so a script that
+            asks for more than one has to be guarded by ``if __name__ == "__main__"``, and this process alone explains.
         progress: called with how many traces have been read (a float: parts count) and how many there are.
         cache: whether to keep what was recognised in large files on disk, for the next time.
         engine: "local" reads in ``jobs`` processes of this machine; "dask" on the workers of a dask.distributed cluster, which

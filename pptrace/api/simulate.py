@@ -90,8 +90,9 @@ class SimulatedStep(ExportsOps):
     def idle(self) -> pd.DataFrame:
         """One row per stretch of a rank's idle time with one cause; of a rank they sum to its bubble.
 
-        ``rank``, ``start_ns``, ``end_ns``, ``cause`` (:class:`pptrace.simulator.IdleCause`), ``before`` (the action that runs
-        next, "" at the end), ``other`` (that it waited for; of ``order`` the one that could have run) and ``other_rank``.
+        ``rank``, ``start_ns``, ``end_ns``, ``cause`` (fill, warmup, steady, cooldown, drain, message or order), ``before`` (the
+        action that runs next, "" at the end), ``other`` (that it waited for; of ``order`` the one that could have run) and
+        ``other_rank``.
         """
         import pandas as pd
 

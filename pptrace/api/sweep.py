@@ -118,7 +118,7 @@ def sweep_as(
 
 
 def grid_of(schedules: str | Iterable[str], asked: SweepArguments, spell: Spelling = str) -> Grid:
-    """What is asked for.
+    """The sweep that is asked for.
 
     Raises:
         PptraceError: as :func:`sweep`.

@@ -18,6 +18,7 @@ from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
+from pptrace.memory import keep_freed_memory
 from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
 
@@ -41,7 +42,7 @@ from pptrace.workflow.load import load
     help="Rate of a port of the network between hosts, for links[].peak_gbps: Gb/s, or EDR, HDR, NDR, … of InfiniBand "
     "[default: as `pptrace run` recorded it].",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read and explain with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
     "--engine",
@@ -100,6 +101,7 @@ class AnalyzeOptions:
 
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
+    keep_freed_memory()
     network_gbps = None if options.network is None else read_rate(options.network)
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
     with (

@@ -139,8 +139,11 @@ def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:
     """Drop communication that is a host call on one rank and a kernel on another: a call may return long before its message
     arrives.
     """
-    on_device = (matched["clock"] == "device").groupby(matched["match"])
-    return matched[on_device.transform("all") == on_device.transform("any")]
+    match, on_device = matched["match"].to_numpy(), (matched["clock"] == "device").to_numpy()
+    has_device, has_host = (np.zeros(int(match.max(initial=-1)) + 1, dtype=np.bool_) for _ in range(2))
+    has_device[match[on_device]] = True
+    has_host[match[~on_device]] = True
+    return rows_where(matched, ~(has_device & has_host)[match])
 
 
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:

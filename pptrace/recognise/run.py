@@ -432,7 +432,7 @@ def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd
         return with_categories(empty_table(schema))
     joined = join_adjacent([table.drop(columns="rank", errors="ignore") for _, table in filled])
     ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
-    joined.insert(0, "rank", ranks.astype(np.int64))
+    joined.insert(0, "rank", ranks.astype(np.int64, copy=False))
     return _with_constants(with_categories(joined))
 
 

@@ -72,7 +72,7 @@ class Explained:
 
 
 def explain_plan(simulation: Simulation, written: Callable[[int], str]) -> tuple[tuple[Explained, ...], ...]:
-    """Of each rank all of the step: what runs, what that needed, and why nothing runs; ``written`` gives ns as text."""
+    """The whole step of each rank: what runs, what that needed, and why nothing runs; ``written`` gives ns as text."""
     ended = {
         half.key: (rank, timed)
         for rank, of_rank in enumerate(simulation.ranks)

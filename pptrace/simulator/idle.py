@@ -1,4 +1,4 @@
-"""Why the ranks of a simulated step are idle: every bubble cut into parts, each with one cause.
+"""Reasons why the ranks of a simulated step are idle: every bubble cut into parts, each with one cause.
 
 A rank is idle from its last action's end, or the step's start, until its next action begins. Of that time
 
@@ -62,14 +62,14 @@ class IdlePart:
 
 
 def idle_parts(simulation: Simulation) -> tuple[tuple[IdlePart, ...], ...]:
-    """Of each rank the parts of its bubble, in order of time."""
+    """Parts of each rank's bubble, in order of time."""
     arrivals = _Arrivals.of(simulation)
     held = held_activations(simulation.plan)
     return tuple(tuple(_RankIdle(simulation, arrivals, rank, of_rank).parts()) for rank, of_rank in enumerate(held))
 
 
 def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]:
-    """Of each rank its idle time by cause, ns; the sum is its bubble."""
+    """Idle time of each rank by cause, ns; the sum is its bubble."""
     sums = []
     for parts in idle_parts(simulation):
         of_rank = dict.fromkeys(IdleCause, 0)
@@ -81,7 +81,7 @@ def idle_by_cause(simulation: Simulation) -> tuple[Mapping[IdleCause, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class _Arrivals:
-    """When the last input of each row had been computed and when it was there, and the row that made it; −1: it needs none."""
+    """Times when the last input of each row had been computed and was there, and the row that made it; −1: it needs none."""
 
     computed: Times
     ready: Times
@@ -148,7 +148,7 @@ class _RankIdle:
                 yield IdlePart(self._rank, first, last, cause, action, other, other_rank)
 
     def _waits_in(self, index: int) -> IdleCause:
-        """By what the rank has run and has yet to run, which the order of a plan without phases tells too."""
+        """Tell by what the rank has run and has yet to run, which the order of a plan without phases tells too."""
         if index == 0:
             return IdleCause.FILL
         if index <= self._first_backward:

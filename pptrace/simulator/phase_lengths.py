@@ -10,7 +10,7 @@ from pptrace.simulator.simulation import Simulation
 
 
 def phase_lengths(simulation: Simulation) -> tuple[Mapping[Phase, int], ...]:
-    """Of each rank the length of its phases, ns; they sum to the makespan.
+    """Length of each rank's phases, ns; they sum to the makespan.
 
     The step is cut as :func:`pptrace.timeline.phases.phase_spans_of_steps` cuts a measured one: at the start of the first steady
     action and at the end of the last one, and without any after the last warmup action.

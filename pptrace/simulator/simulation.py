@@ -139,7 +139,7 @@ def peak_inflight(plan: Plan) -> tuple[int, ...]:
 
 
 def held_activations(plan: Plan) -> tuple[npt.NDArray[np.int64], ...]:
-    """Of each rank the number of activations that it holds after each of its actions, in a pair after its forward half."""
+    """Activations that each rank holds after each of its actions, in a pair after its forward half."""
     table = plan.table
     is_forward = (table.kind == Kind.F.code) | (table.kind == Kind.OVERLAP_F_B.code)
     frees = (table.kind == Kind.W.code) | _frees(plan, table.kind, table.slot)

@@ -38,12 +38,14 @@ from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
+from pptrace.memory import give_back_freed_memory
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.tables import Trace, TraceInfo
+from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
 from pptrace.recognise.messages.match_by_end_times import match_by_end_times
@@ -103,6 +105,7 @@ def analyse_ranks(
     step: int | None = None,
     num_ranks: int | None = None,
     warnings: Sequence[str] = (),
+    jobs: int | None = 1,
 ) -> Analysis:
     """Analyse a run.
 
@@ -112,6 +115,7 @@ def analyse_ranks(
         step: report only this step.
         num_ranks: the number of ranks of the run, None if unknown.
         warnings: lines from reading the traces, put before those of the analysis.
+        jobs: processes that work, where they can be forked (None: one per core).
 
     Raises:
         UsageError: there is no such step or schedule.
@@ -127,7 +131,9 @@ def analyse_ranks(
     marked = () if windows else marked_windows(data.ops)
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh)
+    jobs = num_cpus() if jobs is None else jobs
+    give_back_freed_memory()
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs)
     steps = reported.steps or report_marked_steps(marked, data)
     study = study_steps(reported.costs)
     missing = missing_evidence(steps, reported.costs)

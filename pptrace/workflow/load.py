@@ -39,15 +39,16 @@ def load(
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
 
-    ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
-    asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is recognised in large
-    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With an ``engine``
-    its workers read instead; with ``report_only`` they also analyse, as far as they can, and the analysis has no tables.
+    ``jobs`` is how many processes read, and explain the steps (None: one per core). Where they cannot be forked, those that read
+    are spawned, so a script that asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is
+    recognised in large files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With
+    an ``engine`` its workers read instead; with ``report_only`` they also analyse, as far as they can, and the analysis has no
+    tables.
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
-    request = _Request(tuple(paths), open_inputs(paths), schedule, step)
+    request = _Request(tuple(paths), open_inputs(paths), schedule, step, jobs)
     if engine is not None and report_only:
         return _load_on_workers(request, engine, on_progress, cache)
     read_files = None if engine is None else engine.read_files
@@ -65,6 +66,7 @@ class _Request:
     inputs: OpenedInputs
     schedule: str | None
     step: int | None
+    jobs: int | None = 1
 
 
 def _load_on_workers(request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool) -> Analysis:
@@ -92,7 +94,10 @@ def _analyse_read(request: _Request, taken: list[tuple[RecognisedRank, ...]], re
     hang = _hang(request)
     alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
     del ranks
-    analysis = analyse_ranks(alone.pop(), request.schedule, request.step, num_ranks=_num_ranks(run), warnings=warnings)
+    # The ranks are an argument of their own, and no part of a tuple, which would keep them for the whole call.
+    analysis = analyse_ranks(
+        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings=warnings, jobs=request.jobs
+    )
     report = analysis.report if hang is None else with_verdict(replace(analysis.report, hang=hang))
     return replace(analysis, report=report, run=run)
 

@@ -119,7 +119,7 @@ class Marks(Style):
 
     framework = "pptrace"
     schedules = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "interleaved-1f1b", "looped-bfs", "interleaved-zb")
-    schedules += ("zbv", "v-half", "v-min", "dualpipe-v")
+    schedules += ("zbv", "v-half", "v-min", "dualpipe-v", "interleaved-afab")
     messages_named = True
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import build, get
 from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import STYLES, Marks, Style, TorchLabels, Unlabelled, ZeroBubble
@@ -25,7 +25,7 @@ from tests.support.synthetic import PaperRun, run_on_paper
 
 CASES = [(style, schedule) for style in STYLES for schedule in style.schedules]
 SMALL = {"dualpipe-v": (2, 5, 2), "zbv": (3, 6, 2), "v-half": (3, 6, 2), "v-min": (3, 6, 2)}
-TWO_CHUNKS = ("interleaved-1f1b", "looped-bfs", "interleaved-zb")
+TWO_CHUNKS = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "interleaved-afab")
 
 
 def cost(action: Action) -> int:
@@ -133,6 +133,8 @@ def test_plans_of_any_size_come_back(style: type[Style], data: st.DataObject) ->
     """Any schedule where labels tell the stages, or chunks; without any, of those that no other one looks like."""
     schedule = data.draw(st.sampled_from(style.schedules))
     shapes = [(p, m, v) for p, m, v in legal_shapes(schedule, 4, rounds=2) if p > 1 and m >= 2 * p]
+    if style is Unlabelled:
+        shapes = [(p, m, v) for p, m, v in shapes if get(schedule).runs_without_labels(p, m, None)]
     run = paper(schedule, data.draw(st.sampled_from(shapes)))
     form = data.draw(st.sampled_from(forms(style)))
     check(style(), run, 1, recognised(style(), run, 1, form))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +61,21 @@ Steps = Sequence[Sequence[StepWindow]]
 
 def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
     """Explain steps of one plan."""
+    return [explanation for task in explanation_tasks(table, steps, data) for explanation in task()]
+
+
+def explanation_tasks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Callable[[], list[Explanation]]]:
+    """The same in parts, one behind the other, each with some of the steps."""
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
-    explanations = []
-    for first, last in _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS)):
-        windows = IndexedWindows.of([window for of_step in steps[first:last] for window in of_step])
-        ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
-        explanations += explain_ranks(table, steps[first:last], ranks, axes)
-    return explanations
+    parts = _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS))
+    return [partial(_explain_together, table, steps[first:last], data, axes) for first, last in parts]
+
+
+def _explain_together(table: PlanTable, steps: Steps, data: AlignedRun, axes: Mapping[str, int]) -> list[Explanation]:
+    windows = IndexedWindows.of([window for of_step in steps for window in of_step])
+    ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
+    return explain_ranks(table, steps, ranks, axes)
 
 
 def explain_ranks(
@@ -258,7 +266,7 @@ def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
 
 
 def _late_ranks(times: StepTimes, waits: InnerWaits, window: int) -> dict[tuple[str, int | str], int]:
-    """How long the ops of a window waited in collectives for each global rank, ns."""
+    """Time for which the ops of a window waited in collectives for each global rank, ns."""
     late: Counter[tuple[str, int | str]] = Counter()
     of_window = waits.step == window
     columns = (waits.late_step, waits.late_row, waits.ns)

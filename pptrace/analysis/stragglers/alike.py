@@ -52,7 +52,7 @@ def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reaso
     share = num_long / sum(ns.size for ns in excess)
     ratio = np.median(
         np.concatenate(
-            [(costs.durations / (costs.durations - ns))[ns > 0] for costs, ns in zip(plans, excess, strict=True)]
+            [costs.durations[ns > 0] / (costs.durations - ns)[ns > 0] for costs, ns in zip(plans, excess, strict=True)]
         )
     )
     where = _where(plans, excess)
@@ -92,7 +92,9 @@ def typical_cells(costs: MeasuredCosts) -> Floats:
     What ops wait for other members of collectives is not their cost.
     """
     cells, of_row = cells_of(costs)
-    own = costs.durations - costs.held(costs.holds["is_late"] == 0)
+    own = costs.durations
+    if len(costs.holds):
+        own = own - costs.held(costs.holds["is_late"] == 0)
     typical = np.empty((len(costs.step), len(cells)))
     for windows in costs.of_pipelines():
         durations = own[windows]
@@ -169,15 +171,17 @@ def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> 
 def _excess(costs: MeasuredCosts) -> Int64:
     """Excess of long ops over what is typical, shape (windows, rows), ns; 0 of all others."""
     _, of_row = cells_of(costs)
-    typical = typical_cells(costs)[:, of_row]
-    beyond = costs.durations - typical
-    limit = np.zeros(costs.durations.shape)
+    typical = typical_cells(costs)
+    excess = np.zeros(costs.durations.shape, dtype=np.int64)
     for windows in costs.of_pipelines():
+        durations = costs.durations[windows]
         for cell in range(int(of_row.max()) + 1):
             rows = np.flatnonzero(of_row == cell)
-            limit[np.ix_(windows, rows)] = np.median(np.abs(beyond[np.ix_(windows, rows)]))
-    far = np.maximum(_FAR * DEVIATION * limit, _LEAST_EXCESS * typical)
-    return _rounded(np.where(beyond > far, beyond, 0))
+            usual = typical[windows, cell][:, np.newaxis]
+            beyond = durations[:, rows] - usual
+            far = np.maximum(_FAR * DEVIATION * np.median(np.abs(beyond)), _LEAST_EXCESS * usual)
+            excess[np.ix_(windows, rows)] = _rounded(np.where(beyond > far, beyond, 0))
+    return excess
 
 
 def _where(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> dict[str, int | str]:

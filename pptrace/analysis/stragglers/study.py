@@ -48,8 +48,8 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
     if not plans:
         return Study()
+    stragglers = slowdowns(plans)  # as the published study replays: with the waits that were measured
     plans = [with_messaging(costs) for costs in plans]
-    stragglers = slowdowns(plans)
     measured = measured_lengths(plans)
     collections = garbage_collections(plans, measured)
     if collections is not None:  # what it held up is no fault of ops or hosts

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +20,7 @@ from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job.join_tables import HasOps, join_tables
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.model.tables import Trace, TraceInfo
+from pptrace.processes import can_fork, num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
 _MAX_RANKS = 1_000_000
@@ -163,7 +161,7 @@ def _read_all(
     large = [
         index for index, file in enumerate(files) if index not in results and num_text_bytes(file.path) >= _LARGE_BYTES
     ]
-    jobs = jobs if jobs is not None else _num_cpus()
+    jobs = jobs if jobs is not None else num_cpus()
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
@@ -203,11 +201,9 @@ def _read_in_processes(
 ) -> Iterator[tuple[int, FileResult[Data]]]:
     """(index, result) of the files at ``indices``, as they finish; where a process dies, some stay missing.
 
-    Processes are forked where no other Python thread could hold a lock: nothing has to be imported again. The libraries
-    behind numpy stop their threads before a fork.
+    Processes are forked where that can be done: nothing has to be imported again.
     """
-    forks = sys.platform == "linux" and threading.active_count() == 1
-    context = multiprocessing.get_context("fork" if forks else "spawn")
+    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
     parts = context.RawArray("d", len(files))
     pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
     with pool, suppress(BrokenProcessPool):
@@ -217,10 +213,6 @@ def _read_in_processes(
                 yield futures.pop(future), future.result()
             for index in futures.values():
                 meter.set_part(index, parts[index])
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ...], tuple[str, ...]]:

@@ -100,11 +100,8 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     if len(mesh.pipelines) < 2 or not len(comms):
         return mesh
     place = {rank: place for pipeline in mesh.pipelines for place, rank in enumerate(pipeline)}
-    is_message = (comms["kind"].isin(P2P) & (comms["axis"] == "pp")).to_numpy()
-    ends = [comms[name].to_numpy()[is_message] for name in ("rank", "peer")]
-    _, first = distinct_of(ends)
     pipeline_of = {rank: {rank} for rank in place}
-    for rank, peer in zip(*(end[first].tolist() for end in ends), strict=True):
+    for rank, peer in _ends_of_messages(comms):
         if rank in place and peer in place and pipeline_of[rank] is not pipeline_of[peer]:
             joined = pipeline_of[rank] | pipeline_of[peer]
             pipeline_of |= dict.fromkeys(joined, joined)
@@ -113,6 +110,22 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     if any([place[rank] for rank in ranks] != places for ranks in connected.values()):
         return mesh
     return replace(mesh, pipelines=tuple(sorted(connected.values())))
+
+
+_BLOCK = 1 << 20
+"""Rows of communication that are looked at together: of all of them at once the numbers would take much memory."""
+
+
+def _ends_of_messages(comms: pd.DataFrame) -> set[tuple[int, int]]:
+    """Each (rank, peer) of the messages of pipelines."""
+    pairs: set[tuple[int, int]] = set()
+    for begin in range(0, len(comms), _BLOCK):
+        rows = comms[["kind", "axis", "rank", "peer"]].iloc[begin : begin + _BLOCK]
+        is_message = (rows["kind"].isin(P2P) & (rows["axis"] == "pp")).to_numpy()
+        ends = [rows[name].to_numpy()[is_message] for name in ("rank", "peer")]
+        _, first = distinct_of(ends)
+        pairs |= set(zip(*(end[first].tolist() for end in ends), strict=True))
+    return pairs
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:

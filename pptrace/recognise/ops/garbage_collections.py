@@ -70,7 +70,7 @@ def _ids(names: tuple[str, ...], pattern: re.Pattern[str]) -> list[int]:
 
 
 def _begins_of_steps(ops: pd.DataFrame) -> dict[int, int]:
-    """When each step began, ns, in the order of that: its range, or where steps have none its first op."""
+    """Time when each step began, ns, in the order of that: its range, or where steps have none its first op."""
     is_step = ops["kind"] == "STEP"
     rows = ops[(is_step if is_step.any() else ops["kind"].isin(COMPUTE_KINDS)) & (ops["step"] >= 0)]
     begins = rows.groupby("step")["start_ns"].min().sort_values()

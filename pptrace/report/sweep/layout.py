@@ -41,7 +41,7 @@ COSTS = (
 
 
 def varying(sweep: Sweep, axes: Sequence[Axis]) -> list[Axis]:
-    """Those of the axes that have several values in a sweep."""
+    """Axes that have several values in a sweep."""
     return [axis for axis in axes if len({axis.value(swept) for swept in sweep.points}) > 1]
 
 

@@ -36,7 +36,7 @@ def sweep_text(sweep: Sweep, width: int) -> RenderableType:
 
 
 def sweep_headline(sweep: Sweep) -> str:
-    """How many combinations there are, and how many of them no schedule has."""
+    """Number of combinations, and of those that no schedule has."""
     refused = f", {len(sweep.refused)} refused" if sweep.refused else ""
     return f"{counted(len(sweep.points), 'combination')}: {len(sweep.simulated)} simulated{refused}"
 
@@ -57,7 +57,7 @@ def _best(sweep: Sweep, pp: int) -> str:
 
 
 def costs_line(sweep: Sweep) -> str:
-    """What the costs are, and what they are of."""
+    """Costs of the sweep, and what they are of."""
     several = cost_axes(sweep)
     texts = [f"{axis.name.removesuffix(' ms')} {_cost(axis, sweep)}" for axis in COSTS if axis not in several]
     texts += [f"{axis.name.removesuffix(' ms')} as below" for axis in several]

@@ -1,4 +1,4 @@
-"""What a sweep asks for: every combination of schedules, sizes and costs."""
+"""The grid of a sweep: every combination of schedules, sizes and costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_POINTS = 100_000
 
 
 class CostsOf(StrEnum):
-    """What the costs of a sweep are of."""
+    """Unit that the costs of a sweep are of."""
 
     RANK = "rank"  # all layers of a rank: a chunk of v costs 1/v
     MODEL = "model"  # all layers of the model: a stage of p · v costs 1/(p · v)

@@ -47,7 +47,7 @@ class SweptPoint:
 
     @property
     def num_chunks(self) -> int:
-        """As asked for, else the schedule's default."""
+        """Value that was asked for, else the schedule's default."""
         asked = self.point.num_chunks
         return registry.get(self.point.schedule).default_chunks if asked is None else asked
 

@@ -1,0 +1,51 @@
+"""Freed memory is kept, and given back. Each program runs in a process of its own, whose settings die with it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pptrace.memory import give_back_freed_memory
+
+_PROGRAM = """
+import sys
+from pptrace.memory import give_back_freed_memory, keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+before = resident()
+table = bytearray(200 << 20)
+table[::4096] = b"1" * len(table[::4096])
+del table
+freed = resident() - before
+give_back_freed_memory()
+print(freed >> 20, (resident() - before) >> 20)
+"""
+
+
+def resident_mib(option: str) -> list[int]:
+    """[what is resident after a table of 200 MiB was freed, and after it was given back], MiB."""
+    command = [sys.executable, "-c", _PROGRAM, option]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its own way")
+def test_a_freed_table_stays_until_it_is_given_back() -> None:
+    kept, given_back = resident_mib("keep")
+    assert kept >= 190
+    assert given_back < 20
+    assert max(resident_mib("default")) < 20
+
+
+def test_other_systems_have_nothing_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    give_back_freed_memory()
