@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import atan, inf, pi, sqrt
+from math import atan, cos, inf, pi, sin, sqrt
 from statistics import NormalDist
 
 import pytest
@@ -31,3 +31,17 @@ def test_many_degrees_of_freedom_are_a_normal_distribution() -> None:
 def test_nothing_is_certain_and_infinity_impossible() -> None:
     assert p_value(0.0, 7) == 1.0
     assert p_value(inf, 7) == p_value(-inf, 7) == 0.0
+
+
+@pytest.mark.parametrize("t", [0.01, 0.5, 1.0, 3.0, 40.0])
+def test_three_and_four_degrees_of_freedom_have_closed_forms(t: float) -> None:
+    angle = atan(t / sqrt(3))
+    assert p_value(t, 3) == pytest.approx(1 - 2 / pi * (angle + sin(angle) * cos(angle)), rel=1e-8)
+    sine = t / sqrt(4 + t * t)
+    assert p_value(t, 4) == pytest.approx(1 - 1.5 * sine + 0.5 * sine**3, rel=1e-8)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.5, 7.0, 60.0])
+@pytest.mark.parametrize("confidence", [0.2, 0.5, 0.95, 0.9999])
+def test_a_quantile_is_where_the_chance_is_what_is_left(freedom: float, confidence: float) -> None:
+    assert p_value(quantile(confidence, freedom), freedom) == pytest.approx(1 - confidence, rel=1e-9)
