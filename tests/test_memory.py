@@ -31,7 +31,7 @@ print(freed >> 20, (resident() - before) >> 20)
 
 
 def resident_mib(option: str) -> list[int]:
-    """[what is resident after a table of 200 MiB was freed, and after it was given back], MiB."""
+    """Lines of text: [MiB resident after a table of 200 MiB was freed, and after it was given back]."""
     command = [sys.executable, "-c", _PROGRAM, option]
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True)

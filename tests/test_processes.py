@@ -26,7 +26,7 @@ parent = os.getpid()
 
 
 def run(program: str) -> Any:
-    """What a program prints as JSON."""
+    """JSON that a program prints, read."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _PROGRAM + program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout)

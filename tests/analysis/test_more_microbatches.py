@@ -1,4 +1,4 @@
-"""What twice as many microbatches save of fill and drain: against the closed forms of the schedules."""
+"""The share of fill and drain that twice as many microbatches save, against the closed forms of the schedules."""
 
 from __future__ import annotations
 
