@@ -1,4 +1,4 @@
-"""Ranges of Python's garbage collections, which stop every thread that runs Python: a pause that one makes is told from others.
+"""Ranges of Python's garbage collections, which stop every thread that runs Python: their pauses have a cause of their own.
 
 Collections of the young generation are left out: there is one for every few hundred objects, and each takes some microseconds.
 """

@@ -47,5 +47,11 @@ def test_a_freed_table_stays_until_it_is_given_back() -> None:
 
 
 def test_other_systems_have_nothing_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr("pptrace.memory.CDLL", loaded.append)
     monkeypatch.setattr(sys, "platform", "darwin")
     give_back_freed_memory()
+    assert loaded == []
+    monkeypatch.setattr(sys, "platform", "linux")
+    give_back_freed_memory()
+    assert loaded == [None]

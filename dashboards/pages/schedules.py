@@ -81,7 +81,7 @@ def body(
         shown = [html.P(str(err), className="panel problem", id="plan-refused")]
     try:
         return [*shown, *_bubbles(sizes[0], *costs)]
-    except PptraceError:  # the plan has said why
+    except PptraceError:  # the page of the plan shows why
         return shown
 
 

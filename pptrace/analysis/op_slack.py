@@ -9,15 +9,14 @@ import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.binding import bindings_of
+from pptrace.analysis.explain.rank_messages import MOVED, with_moved_times
 from pptrace.analysis.explain.slack import Slacks, meetings_of, slacks_of
 from pptrace.analysis.explain.step_times import (
-    MOVED,
     IndexedWindows,
     RankTimes,
     planned_rows,
     rows_in_steps,
     step_times,
-    with_moved_times,
 )
 from pptrace.analysis.steps import PlannedStep
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, UNKNOWN, Int8, Int64

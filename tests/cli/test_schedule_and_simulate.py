@@ -74,7 +74,7 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "words"),
     [
         (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
         (("schedule", "show", "1f1b", "--pp", "0", "--microbatches", "2"), 2, "pp is 0"),
@@ -95,8 +95,8 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
         (("nope",), 2, "nope"),
     ],
 )
-def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, said: str) -> None:
-    assert said in one_line(pptrace_here(*arguments), code)
+def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
+    assert words in one_line(pptrace_here(*arguments), code)
 
 
 @pytest.mark.parametrize("cell", ["1F0xyz", "F0", "0F", "0X1", "0SEND_F"])
@@ -125,7 +125,7 @@ def test_a_sweep_over_all_schedules_names_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (
             ("1f1b", "--pp", "4,8", "--microbatches", "8"),
@@ -149,8 +149,8 @@ def test_a_sweep_over_all_schedules_names_each() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_sweep_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
-    assert said in one_line(pptrace_here("simulate", *arguments), 2)
+def test_a_mistake_in_a_sweep_gets_one_line(arguments: tuple[str, ...], words: str) -> None:
+    assert words in one_line(pptrace_here("simulate", *arguments), 2)
 
 
 HAND_MADE = """0F0,0F1,0B0,0B1

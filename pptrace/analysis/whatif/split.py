@@ -13,7 +13,7 @@ from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
 
 _DIGITS = 12
-"""Digits of a part of the whole work that are told apart."""
+"""Digits to which parts of the whole work are compared."""
 _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 

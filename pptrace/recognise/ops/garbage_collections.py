@@ -33,7 +33,7 @@ _NAMES = {
 
 
 def with_collections(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
-    """The ops with the collections among the events, where marks have told none and steps are known."""
+    """The ops with the collections among the events, where marks have none and steps are known."""
     if (ops["kind"] == GARBAGE_COLLECTION).any():
         return ops
     rows = _collections(events)

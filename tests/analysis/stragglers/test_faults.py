@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.step_times import _waits, with_moved_times
+from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
 from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Finding, Report, ScheduleSummary
 from pptrace.analysis.stragglers.reason import Reason
@@ -130,7 +130,7 @@ def test_a_peer_that_was_ready_before_its_rank_asked_for_the_message_held_it_up_
     ]
     comms = slice_of(make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS}))
     window = np.zeros(len(comms), dtype=np.int64)
-    waits = _waits(0, (0, 1), with_moved_times(comms, window), window)
+    waits = waits_for_peers(0, (0, 1), with_moved_times(comms, window), window)
     assert waits["ready"].tolist() == [150]
     assert waits["freed"].tolist() == [151]
 

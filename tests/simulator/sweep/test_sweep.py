@@ -145,11 +145,11 @@ def test_a_searched_schedule_is_searched_for_each_cost() -> None:
 
 
 def test_no_combination_is_dropped() -> None:
-    told: list[int] = []
-    sweep = run_sweep(grid(("1f1b", "dualpipe"), (3, 4), fixed(4, 8), (1, 2), COSTS), told.append)
+    calls: list[int] = []
+    sweep = run_sweep(grid(("1f1b", "dualpipe"), (3, 4), fixed(4, 8), (1, 2), COSTS), calls.append)
     assert isinstance(sweep, Sweep)
     assert len(sweep.points) == 2 * 2 * 2 * 2 * 4 == len(sweep.simulated) + len(sweep.refused)
-    assert told[-1] == len(sweep.points)
+    assert calls[-1] == len(sweep.points)
     assert {swept.refused for swept in sweep.refused if swept.point.schedule == "1f1b"} == {
         "1f1b: 2 chunks per rank; this schedule has 1 (try interleaved-1f1b)"
     }

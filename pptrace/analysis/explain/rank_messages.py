@@ -1,0 +1,138 @@
+"""Messages of one rank in its steps: when each was moved, what it cost its reader, and for which of them the rank waited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.stragglers.links import peer_bit
+from pptrace.model.tables import MESSAGES, Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import NONE, PlanTable
+from pptrace.slices import Slice
+
+Bool = npt.NDArray[np.bool_]
+
+MOVED = "moved_ns"
+"""Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
+_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", MOVED)
+
+
+def with_moved_times(comms: Slice, window: Int64) -> Slice:
+    """A rank's communication in some windows with the column :data:`MOVED`, ns.
+
+    Of messages posted together a rank sees each complete when those awaited before it are. One of them held it, that which was
+    moved last if messages took what those of their link took at least in the window; the others were moved when they would be so.
+    """
+    end, begin = comms["transfer_end_ns"], comms["transfer_start_ns"]
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    rows = np.flatnonzero(is_message & (comms["posted_ns"] == comms["start_ns"]))
+    _, batch, size = np.unique(
+        np.stack((window[rows], comms["start_ns"][rows])), axis=1, return_inverse=True, return_counts=True
+    )
+    batch = batch.ravel()
+    if not (size > 1).any():
+        return Slice({**comms.columns, MOVED: end})
+    moved = end.copy()
+    likely = np.minimum(begin[rows] + _least_of_links(comms.where(rows), window[rows]), end[rows])
+    last = np.full(len(size), np.iinfo(np.int64).min)
+    np.maximum.at(last, batch, likely)
+    moved[rows] = np.where(likely == last[batch], end[rows], likely)
+    return Slice({**comms.columns, MOVED: moved})
+
+
+def _least_of_links(messages: Slice, window: Int64) -> Int64:
+    """The least time that messages of each one's window, peer and kind took, ns."""
+    kind, _ = messages.codes("kind")
+    _, link = np.unique(np.stack((window, messages["peer"], kind)), axis=1, return_inverse=True)
+    link = link.ravel()
+    least = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, link, messages["transfer_end_ns"] - messages["transfer_start_ns"])
+    return least[link]
+
+
+def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
+    """The messages of the plan that a rank received."""
+    is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
+    received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
+    message = _planned_messages(table, received)
+    known = message >= 0
+    begins, posted = received["transfer_start_ns"], received["start_ns"]
+    columns = {
+        "window": window,
+        "message": message,
+        "arrival": received[MOVED],
+        "transfer": _transfer_ns(received),
+        "sender_is_last": begins > posted,
+        "is_early": (begins > posted) & (begins <= received["asked_ns"]),
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
+
+
+def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice) -> Int64:
+    """The peers (:func:`peer_bit`) of the messages that a rank waited longest to be moved before each of its ops.
+
+    Of messages posted together each is seen complete when those awaited before it are, so that several may look as long.
+    """
+    peers = np.zeros(len(ops), dtype=np.int64)
+    begin, end = np.maximum(comms["transfer_start_ns"], comms["asked_ns"]), comms["transfer_end_ns"]
+    is_moved = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0) & (end > begin)
+    peer, is_member = _places_of(pipeline, comms["peer"])
+    moved = np.flatnonzero(is_moved & is_member)
+    if not len(ops) or not len(moved):
+        return peers
+    length = (end - begin)[moved]
+    middle = begin[moved] + length // 2  # a rank may go on a little before its call is over
+    low = int(min(middle.min(), ops["start"].min()))
+    extent = int(max(middle.max(), ops["start"].max())) - low + 1
+    row = np.searchsorted(ops["window"] * extent + ops["start"] - low, window[moved] * extent + middle - low)
+    is_before = (row < len(ops)) & (ops["window"][np.minimum(row, len(ops) - 1)] == window[moved])
+    row, length, peer = row[is_before], length[is_before], peer[moved][is_before]
+    longest = np.zeros(len(ops), dtype=np.int64)
+    np.maximum.at(longest, row, length)
+    is_long = 2 * length >= longest[row]
+    np.bitwise_or.at(peers, row[is_long], peer_bit(peer[is_long]))
+    return peers
+
+
+def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
+    """(the pipeline rank of each global rank, whether it is in the pipeline)."""
+    members = np.array(pipeline, dtype=np.int64)
+    order = np.argsort(members)
+    place = order[np.minimum(np.searchsorted(members[order], ranks), len(members) - 1)]
+    return place, members[place] == ranks
+
+
+def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
+    """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
+    is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
+    is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
+    held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
+    peer, known = _places_of(pipeline, held["peer"])
+    columns = {
+        "window": window,
+        "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
+        "freed": held[MOVED],
+        "peer": peer,
+        "ready": held["transfer_start_ns"],
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
+
+
+def _planned_messages(table: PlanTable, received: Slice) -> Int64:
+    """The message of the plan that each received one is; −1 where it is none."""
+    is_forward = received["direction"] == "F"
+    producer = np.where(is_forward, Kind.F.code, Kind.B.code)
+    stage = received["stage"] + np.where(is_forward, -1, 1)
+    slots = table.slots_of(producer, stage, received["microbatch"])
+    return np.where(slots >= 0, table.slot_to_message[slots], NONE)
+
+
+def _transfer_ns(received: Slice) -> Int64:
+    """Cost of each transfer for its reader, ns; one posted ahead is seen complete when its reader asks for it."""
+    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
+    durations: Int64 = np.maximum(received[MOVED] - begins, 0)
+    return durations
