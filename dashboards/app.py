@@ -8,13 +8,21 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
+from dashboards import more_pages
+from dashboards.answers import Answers
 from dashboards.components import Node, fact
+from dashboards.exports import whole_run
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
 
-_PAGES = (("/", "Overview"), ("/timeline", "Timeline"), ("/schedules", "Schedules"))
+_PAGES = (
+    ("/", "Overview"),
+    ("/timeline", "Timeline"),
+    *((path, page.name) for path, page in more_pages.PAGES.items()),
+    ("/schedules", "Schedules"),
+)
 _CLOCKS = {
     "single-rank": "one rank",
     "same-host": "one host's clock",
@@ -26,8 +34,11 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path]) -> Dash:
-    """The dashboard of some traces or of a run directory. Nothing is read before the first request."""
+def create_app(paths: Sequence[Path], other: Path | None = None) -> Dash:
+    """The dashboard of some traces or of a run directory, and of an ``other`` one to compare with.
+
+    Nothing is read before the first request.
+    """
     app = Dash(
         __name__,
         title="pptrace",
@@ -37,11 +48,13 @@ def create_app(paths: Sequence[Path]) -> Dash:
         suppress_callback_exceptions=True,
     )
     store = Store(paths)
+    answers = Answers(store, None if other is None else Store([other]))
     app.layout = _shell()
-    _register(app, store)
+    _register(app, store, answers)
     overview.register(app, store)
     timeline.register(app, store)
     schedules.register(app, store)
+    more_pages.register(app, store, answers)
     return app
 
 
@@ -58,11 +71,20 @@ def _shell() -> Node:
             steps,
         ]
     )
-    page = dcc.Loading(html.Main(id="page"), delay_show=400, type="dot", color="#2C7A8C", parent_className="loading")
-    return html.Div([dcc.Location(id="location"), header, html.Div(id="facts", className="facts"), page], id="app")
+    loading: Any = {"page": "children", "overview-body": "children", "timeline": "figure"}
+    page = dcc.Loading(
+        html.Main(id="page"),
+        delay_show=400,
+        type="dot",
+        color="#2C7A8C",
+        parent_className="loading",
+        target_components=loading,
+    )
+    facts = html.Div(id="facts", className="facts")
+    return html.Div([dcc.Location(id="location"), header, facts, page, whole_run()], id="app")
 
 
-def _register(app: Dash, store: Store) -> None:
+def _register(app: Dash, store: Store, answers: Answers) -> None:
     @app.callback(
         Output("run-title", "children"),
         Output("facts", "children"),
@@ -92,6 +114,8 @@ def _register(app: Dash, store: Store) -> None:
         marks = tuple("here" if path == current else "" for path, _ in _PAGES)
         if current == "/schedules":
             return schedules.layout(loaded), *marks
+        if current in more_pages.PAGES:
+            return more_pages.layout(current, loaded, answers), *marks
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
         return timeline.layout(loaded) if current == "/timeline" else overview.layout(), *marks

@@ -121,6 +121,28 @@ class Run(ExportsOps):
         rows = [_rank_row(step, rank) for step in self.report.steps for rank in step.ranks]
         return _nullable(rows, _RANK_COLUMNS)
 
+    @property
+    def stages(self) -> pd.DataFrame:
+        """One row per stage and kind of op: how much an op computes, over all microbatches, steps and replicas.
+
+        ``stage``, ``kind``, ``count``; ``mean_ns``, ``p10_ns``, ``median_ns``, ``p90_ns``, ``max_ns`` of the ops (percentiles);
+        ``num_ranks``, ``slowest_rank`` (that with the largest median) and ``slowest_ns`` (that median).
+
+            >>> import pptrace
+            >>> stages = pptrace.load("sample_traces/uneven_p4").stages
+            >>> stages.query("kind == 'F'").set_index("stage").median_ns.round(-6).div(1e6).to_dict()
+            {0: 44.0, 1: 22.0, 2: 12.0, 3: 12.0}
+        """
+        return a_copy(self._stages)
+
+    @cached_property
+    def _stages(self) -> pd.DataFrame:
+        from pptrace.analysis.op_costs import OpCost, op_costs
+
+        rows = [asdict(cost) for cost in op_costs(self.analysis.data)]
+        types = {name: "object" if name == "kind" else "int64" for name in OpCost.__slots__}
+        return pd.DataFrame(rows, columns=list(types)).astype(types)
+
     def figure(self, step: int | None = None, kind: FigureKind = "timeline") -> go.Figure:
         """A plotly figure of a step, by default of the typical one (the median by span). Its times are ms.
 

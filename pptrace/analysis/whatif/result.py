@@ -40,6 +40,11 @@ class Scenario:
         """Return whether it can be had: it is no ideal and does not need more memory than there is."""
         return not self.ideal and not self.over_limit_bytes
 
+    @property
+    def activations(self) -> float:
+        """Most activations that a rank holds, of a microbatch of the run in 1/p of the model."""
+        return self.peak_inflight / self.num_chunks * self.microbatch_size
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:

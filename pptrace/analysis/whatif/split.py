@@ -103,6 +103,18 @@ def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray
 
 def paste_lines(split: Sequence[int], *, has_chunks: bool = False) -> str:
     """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
+    return "; ".join(
+        f"{framework}: {option}" if framework != PPTRACE else option
+        for framework, option in paste_options(split, has_chunks=has_chunks)
+    )
+
+
+PPTRACE = "pptrace"
+"""The name of this project's runtime among the frameworks."""
+
+
+def paste_options(split: Sequence[int], *, has_chunks: bool = False) -> list[tuple[str, str]]:
+    """(framework, what to paste there) of a split."""
     layout = "|".join(
         f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
         for stage, count in enumerate(split)
@@ -114,7 +126,8 @@ def paste_lines(split: Sequence[int], *, has_chunks: bool = False) -> str:
         if len(inner) == 1 and not has_chunks
         else ""
     )
-    return (
-        f'--split {",".join(map(str, split))}; Megatron-LM: --pipeline-model-parallel-layout "{layout}"{ends}; '
-        f"torchtitan: split points {points}"
-    )
+    return [
+        (PPTRACE, f"--split {','.join(map(str, split))}"),
+        ("Megatron-LM", f'--pipeline-model-parallel-layout "{layout}"{ends}'),
+        ("torchtitan", f"split points {points}"),
+    ]

@@ -115,17 +115,18 @@ class Study:
 
     def picture(self, change: Change) -> Simulation:
         """The replay of the typical step with a change."""
-        return replay_step(*self._target(change), self._typical_step)
+        return replay_step(*self._target(change), self.typical_step)
 
     def step_costs(self, change: Change) -> StepCosts:
         """The costs of the typical step with a change, to be run."""
-        return costs_of_step(*self._target(change), self._typical_step)
+        return costs_of_step(*self._target(change), self.typical_step)
 
     def _target(self, change: Change) -> tuple[StageCosts, Target]:
         return target_of(self.baseline, change, plan_of(change, self.name, self.costs))
 
     @cached_property
-    def _typical_step(self) -> int:
+    def typical_step(self) -> int:
+        """The number of the step whose replay is the median."""
         spans = self.baseline.replayed.spans
         return int(np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]])
 
@@ -323,11 +324,7 @@ def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     bytes_known = all(one.peak_memory_bytes is not None for one in choices)
 
     def size(one: Scenario) -> float:
-        return (
-            float(one.peak_memory_bytes or 0)
-            if bytes_known
-            else one.peak_inflight / one.num_chunks * one.microbatch_size
-        )
+        return float(one.peak_memory_bytes or 0) if bytes_known else one.activations
 
     def is_beaten(one: Scenario) -> bool:
         return any(

@@ -33,7 +33,7 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     """A row per rank; brief and of many, the rank of each stage with the highest peak."""
     shown, title, notes = list(memory.ranks), "Memory", [_kinds_note(memory.ranks)]
     if amount is Amount.BRIEF and len(shown) > FEW_RANKS:
-        shown, title = _fullest_of_stages(shown), "Memory, the rank of each stage with the highest peak"
+        shown, title = fullest_of_stages(shown), "Memory, the rank of each stage with the highest peak"
     if amount is Amount.BRIEF and len(shown) > MAX_ROWS:
         notes.append(MORE.format(len(shown) - MAX_ROWS))
         by_peak = sorted(shown, key=lambda rank: -(rank.peak_bytes or 0))[:MAX_ROWS]
@@ -48,7 +48,8 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     return ReportTable("memory", title, columns, kept, tuple(filter(None, notes)), num_labels=2, leave_out=tuple(parts))
 
 
-def _fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
+def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
+    """Of each set of stages the rank with the highest peak."""
     fullest: dict[tuple[int, ...], RankMemory] = {}
     for rank in ranks:
         if rank.stages not in fullest or (rank.peak_bytes or 0) > (fullest[rank.stages].peak_bytes or 0):

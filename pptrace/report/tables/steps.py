@@ -11,11 +11,11 @@ from pptrace.report import units
 from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, mean
 
 
-def steps_table(report: Report, typical: StepReport, amount: Amount) -> ReportTable:
-    """One row per step; brief, a distribution with its outliers."""
+def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str = "shown below") -> ReportTable:
+    """One row per step, ``typical`` with a ``mark``; brief, a distribution with its outliers."""
     steps: Sequence[StepReport] = report.steps
     notes = []
-    labels = {typical.step: "shown below"} if len(steps) > 1 else {}
+    labels = {typical.step: mark} if len(steps) > 1 else {}
     if amount is Amount.BRIEF and len(steps) > MAX_ROWS // 2:
         steps, labels = _distribution(steps, typical, report.step_series)
         notes.append(f"{len(report.steps)} steps: {_spread(report.step_series)}; --all lists them")

@@ -1,0 +1,132 @@
+"""What takes long to answer, kept by its question until the analysis is another one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pptrace
+from dashboards.store import Loaded, Store
+from pptrace.api.compare import RunComparison
+from pptrace.api.hang import HangReport
+from pptrace.api.run import Run
+from pptrace.api.whatif import Predictions, Wishes, predict_changes
+from pptrace.errors import PptraceError, UsageError
+
+_MOST_KEPT = 64
+_MOST_ACTIONS = 200_000
+"""Larger plans are not predicted: a page that asks for one keeps all others waiting."""
+
+Answer = TypeVar("Answer")
+
+
+class _Kept:
+    """One answer, made by the first who asks; the others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answer: Any = None
+        self._error: PptraceError | None = None
+        self._is_made = False
+
+    def get(self, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if not self._is_made:
+                try:
+                    self._answer = make()
+                except PptraceError as err:
+                    self._error = err
+                self._is_made = True
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+class Answers:
+    """Predictions, comparison and diagnosis of the run that a store has. Usable from any thread."""
+
+    def __init__(self, store: Store, other: Store | None = None) -> None:
+        self._store, self._other = store, other
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._about: tuple[Loaded, ...] = ()
+
+    @property
+    def other(self) -> Loaded | None:
+        """The run to compare with; None where none was given."""
+        return None if self._other is None else self._other.get()
+
+    def run(self) -> Run:
+        """The run.
+
+        Raises:
+            PptraceError: it could not be analysed.
+        """
+        loaded = self._store.get()
+        return self._keep("run", lambda: _run_of(loaded))
+
+    def whatif(self, wishes: Wishes) -> Predictions:
+        """Predict what is wished for; all sensible changes where nothing is.
+
+        Raises:
+            PptraceError: it cannot be predicted.
+        """
+        run = self.run()
+        return self._keep(("whatif", wishes), lambda: _predict(run, wishes))
+
+    def comparison(self) -> RunComparison:
+        """Compare the run with the other one.
+
+        Raises:
+            PptraceError: there is no other one, or one of them has no whole step.
+        """
+        run, other = self.run(), self.other
+        if other is None:
+            raise UsageError("there is no second run; start with pptrace dashboard A --compare B")
+        return self._keep("comparison", lambda: pptrace.compare(run, _run_of(other)))
+
+    def hang(self) -> HangReport:
+        """Diagnose the dumps, or read what the run directory says.
+
+        Raises:
+            PptraceError: there is neither.
+        """
+        paths: tuple[Path, ...] = self._store.get().paths
+        return self._keep("hang", lambda: pptrace.hang(paths))
+
+    def _keep(self, key: Hashable, make: Callable[[], Answer]) -> Answer:
+        about = (self._store.get(), *([] if self.other is None else [self.other]))
+        with self._lock:
+            if len(about) != len(self._about) or any(
+                now is not then for now, then in zip(about, self._about, strict=True)
+            ):
+                self._kept.clear()
+                self._about = about
+            kept = self._kept.setdefault(key, _Kept())
+            self._kept.move_to_end(key)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        answer: Answer = kept.get(make)
+        return answer
+
+
+def _run_of(loaded: Loaded) -> Run:
+    if loaded.analysis is None:
+        raise PptraceError(loaded.error)
+    return Run(loaded.analysis)
+
+
+def _predict(run: Run, wishes: Wishes) -> Predictions:
+    plan = run.analysis.schedule.plan
+    if plan is not None:
+        microbatches = wishes.microbatches or plan.num_microbatches
+        actions = 3 * plan.pp * microbatches * (wishes.chunks or plan.num_chunks)
+        if actions > _MOST_ACTIONS:
+            raise UsageError(
+                f"{actions:,} actions of a plan are more than a page predicts; expected at most {_MOST_ACTIONS:,}; "
+                "pptrace whatif has no limit"
+            )
+    return predict_changes(run.analysis, wishes)

@@ -1,0 +1,128 @@
+"""The communication page: time by axis and kind, who sends how much to whom, and what the links reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+from dash.exceptions import PreventUpdate
+
+from dashboards.answers import Answers
+from dashboards.components import Node
+from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.store import Loaded, Store
+from pptrace.analysis.result import Report, StepReport
+from pptrace.report.charts.communication import (
+    MOST_ROWS,
+    OfLink,
+    axes_of_links,
+    comms_chart,
+    link_matrix,
+    link_rates,
+)
+from pptrace.report.tables import Amount
+from pptrace.report.tables.communication import comm_totals_table, comms_table
+from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
+
+_FEW_RANKS = 16
+_NO_LINKS = (
+    "No message of this run is known from both ends: the traces have no messages, name no peers, or lack the ranks on the other "
+    "side. The warnings of the overview say which."
+)
+
+
+def layout(loaded: Loaded, _answers: Answers) -> Node:
+    axes = [] if loaded.analysis is None else axes_of_links(loaded.analysis.report)
+    choice = dcc.RadioItems(
+        id="link-axis",
+        options=[{"label": axis, "value": axis} for axis in axes],
+        value=axes[0] if axes else None,
+        inline=True,
+        className="segments" + ("" if len(axes) > 1 else " gone"),
+    )
+    return html.Div([html.Div(id="comms-body"), choice, html.Div(id="links-body")])
+
+
+def register(app: Dash, store: Store, _answers: Answers) -> None:
+    @app.callback(Output("comms-body", "children"), Input("step", "value"))
+    def show_step(step: int | None) -> Any:
+        loaded = store.get()
+        if loaded.analysis is None or (step is None and loaded.steps):
+            raise PreventUpdate
+        return guarded(lambda: of_step(loaded, step), "Communication", "comms-failed")
+
+    @app.callback(Output("links-body", "children"), Input("link-axis", "value"))
+    def show_links(axis: str | None) -> Any:
+        loaded = store.get()
+        if loaded.analysis is None:
+            raise PreventUpdate
+        report = loaded.analysis.report
+        return guarded(lambda: of_links(report, axis), "Links", "links-failed")
+
+
+def of_step(loaded: Loaded, number: int | None) -> list[Node]:
+    """Communication of the chosen step; without steps that of the whole traces."""
+    assert loaded.analysis is not None
+    report = loaded.analysis.report
+    step = loaded.step(number) if number is not None else None
+    if step is None:
+        return _of_whole_traces(report)
+    if not any(rank.comms for rank in step.ranks):
+        reason = (
+            "These ranks communicated nothing, or what recorded them keeps no communication."
+            if len(step.ranks) > 1
+            else "One rank alone has a trace, and no communication in it."
+        )
+        return [empty(f"No communication in step {step.step}", reason, "no-comms")]
+    note = f"step {step.step}, means over the ranks"
+    return [
+        chart("Time by axis and kind", comms_chart(step), "comms-chart", "No call of it took any time.", note=note),
+        *_tables(step),
+    ]
+
+
+def _tables(step: StepReport) -> list[Node]:
+    """The means over ranks, and of few ranks each of them."""
+    meaning = "overlap: hidden behind compute; bus B/s: by the factors of nccl-tests"
+    of_step = {"step": step.step}
+    shown = [data_table(comms_table(step, Amount.BRIEF), "comms", note=meaning, options=of_step)]
+    if 1 < len(step.ranks) <= _FEW_RANKS:
+        shown.append(data_table(comms_table(step, Amount.WHOLE), "comms", options=of_step))
+    return shown
+
+
+def _of_whole_traces(report: Report) -> list[Node]:
+    if any(entry.comms for entry in report.device):
+        return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]
+    return [empty("No communication in these traces", next(iter(report.warnings), "They have no steps."), "no-comms")]
+
+
+def of_links(report: Report, axis: str | None) -> list[Node]:
+    """All steps together: matrices, the slowest links, those that wait most, and who is late."""
+    parts: list[Node] = []
+    if axis is not None and axis in axes_of_links(report):
+        matrix_note = f"{axis}, all steps; of more than {MOST_ROWS} ranks by stage"
+        matrices = [
+            chart(
+                title,
+                link_matrix(report, axis, what),
+                f"matrix-{what.replace(' ', '-')}",
+                why,
+                note=matrix_note,
+            )
+            for title, what, why in (
+                ("Bytes from rank to rank", OfLink.BYTES, "The traces do not tell the size of the messages."),
+                ("Transfer time from rank to rank", OfLink.TRANSFER, "No transfer is known."),
+                ("Late senders", OfLink.LATE_SENDER, "No receiver waited."),
+            )
+        ]
+        unknown = "Bytes or transfer times are not known."
+        rates = chart("Slowest links", link_rates(report, axis), "link-rates", unknown, note="bytes over transfer time")
+        parts = [html.Div([*matrices, rates], className="columns ragged"), data_table(links_table(report), "links")]
+    elif report.steps:
+        parts = [empty("No links", _NO_LINKS, "no-links")]
+    if report.late_ranks:
+        parts.append(data_table(late_ranks_table(report), "late-ranks"))
+    if report.interconnect is not None and report.interconnect.collectives:
+        parts.append(data_table(collectives_table(report.interconnect), "interconnect"))
+    return parts

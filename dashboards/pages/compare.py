@@ -1,0 +1,86 @@
+"""The comparison page: two runs, step against step and part against part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, html
+
+from dashboards.answers import Answers
+from dashboards.components import Node, lines, panel
+from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
+from dashboards.store import Loaded, Store
+from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.result import StepReport
+from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
+from pptrace.report.figures import waterfall
+from pptrace.report.tables import Amount
+from pptrace.report.tables.comparison import comparison_tables
+from pptrace.report.units import milliseconds
+
+_FILES = {"compared-parts": "compared-parts", "compared-facts": "compared-facts"}
+_NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
+
+
+def layout(_loaded: Loaded, answers: Answers) -> Node:
+    if answers.other is None:
+        return empty(
+            "One run alone",
+            "This page says whether a second run is slower, by how much, how certain that is, and in which parts.",
+            "no-other",
+            "Start with: pptrace dashboard A --compare B",
+        )
+    return waiting(id="compare-body")
+
+
+def register(app: Dash, store: Store, answers: Answers) -> None:
+    @app.callback(Output("compare-body", "children"), Input("compare-body", "id"))
+    def show(_id: str) -> Any:
+        return guarded(lambda: body(store.get(), answers), "These runs do not compare", "compare-refused")
+
+
+def body(loaded: Loaded, answers: Answers) -> list[Node]:
+    """The verdict, the waterfalls of both typical steps side by side, what changed, and the tables."""
+    result, other = answers.comparison().result, answers.other
+    assert other is not None  # else there is no comparison
+    head = panel("B against A", html.P(result.detail, className="verdict", id="compare-detail"), _names(loaded, other))
+    file = html.A("HTML", href="/export/comparison.html", download="pptrace-comparison.html")
+    return [
+        with_files(head, html.Span([file], className="files")),
+        html.Div([_waterfall("A", loaded, other), _waterfall("B", other, loaded)], className="columns"),
+        html.Div(_charts(result), className="columns ragged"),
+        *(_table(table) for table in comparison_tables(result, Amount.WHOLE)),
+        *([panel("Warnings", lines(result.warnings, "compare-warnings"))] if result.warnings else []),
+    ]
+
+
+def _names(a: Loaded, b: Loaded) -> Node:
+    return html.P(["A: ", html.Code(a.title), "   B: ", html.Code(b.title)], className="note")
+
+
+def _table(table: Any) -> Node:
+    return data_table(table, _FILES[table.key]) if table.key in _FILES else data_table(table, "compared-parts")
+
+
+def _charts(result: Comparison) -> list[Node]:
+    significant = any(part.significant for part in result.parts)
+    note = "coloured: by more than chance" if significant else "none by more than chance can explain"
+    return [
+        chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
+        chart("Parts that changed most", changes_of_parts(result), "compare-parts", "No part changed.", note=note),
+    ]
+
+
+def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:
+    step, against = _typical(loaded), _typical(other)
+    figure = None
+    if step is not None and step.span_ns is not None and step.span_parts is not None:
+        figure = waterfall(step)
+        spans = [one.span_ns for one in (step, against) if one is not None and one.span_ns is not None]
+        figure.update_xaxes(range=[min(0, figure.layout.xaxis.range[0]), max(spans) / 1e6 * 1.03])
+    note = "" if step is None else f"typical step {step.step}: {milliseconds(step.span_ns)} ms"
+    return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", _NOT_EXPLAINED, note=note)
+
+
+def _typical(loaded: Loaded) -> StepReport | None:
+    return None if loaded.analysis is None else loaded.analysis.report.typical_step

@@ -1,0 +1,51 @@
+"""The memory page: measured peaks, what a model of its sizes should take, and microbatches in flight."""
+
+from __future__ import annotations
+
+from dash import html
+
+from dashboards.answers import Answers
+from dashboards.components import Node, lines, panel
+from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.store import Loaded
+from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks
+from pptrace.report.memory_figure import memory_over_time
+from pptrace.report.tables import Amount
+from pptrace.report.tables.memory import memory_table
+
+_NEITHER = "Neither measured nor predicted; the reasons are below."
+
+
+def layout(loaded: Loaded, _answers: Answers) -> Node:
+    return html.Div(guarded(lambda: body(loaded), "Memory", "memory-failed"), id="memory-body")
+
+
+def body(loaded: Loaded) -> list[Node]:
+    """The page; it is of all steps: of each rank that with its highest peak."""
+    assert loaded.analysis is not None
+    memory = loaded.analysis.report.memory
+    over_time = memory_over_time(loaded.analysis.data.memory)
+    timed = [chart("Memory over time", over_time, "memory-over-time", "")] if over_time is not None else []
+    if memory is None:
+        reason = "Memory is told step by step, and these traces have no steps."
+        return timed or [empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")]
+    grouped = len(shown_ranks(memory)) < len(memory.ranks)
+    note = (
+        f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
+        if grouped
+        else "each rank's highest step"
+    )
+    table = memory_table(memory, Amount.WHOLE)
+    return [
+        chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=note),
+        chart(
+            "Microbatches in flight",
+            in_flight_chart(memory),
+            "memory-in-flight",
+            "Not known: there is no plan, or a step has forwards without backwards.",
+            note="forwards whose backward has not run, at most",
+        ),
+        *timed,
+        data_table(table, "memory"),
+        *([panel("What is not known, and why", lines(memory.reasons, "memory-reasons"))] if memory.reasons else []),
+    ]

@@ -1,0 +1,89 @@
+"""The stages page: what ops cost in each stage, and the layers that would make the stages even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+
+from dashboards.answers import Answers
+from dashboards.components import Node, panel
+from dashboards.parts import chart, data_table, empty, guarded, waiting
+from dashboards.store import Loaded, Store
+from dashboards.wishes import wishes_of
+from pptrace.analysis.op_costs import op_costs
+from pptrace.analysis.whatif.split import paste_options
+from pptrace.api.whatif import Predictions, Wishes
+from pptrace.report.charts.stages import stages_chart
+from pptrace.report.tables.stages import stages_table
+from pptrace.report.whatif import span_words
+
+
+def layout(loaded: Loaded, _answers: Answers) -> Node:
+    return html.Div(guarded(lambda: body(loaded), "Stages", "stages-failed"), id="stages-body")
+
+
+def body(loaded: Loaded) -> list[Node]:
+    """The page; it is of all steps."""
+    assert loaded.analysis is not None
+    costs = op_costs(loaded.analysis.data)
+    if not costs:
+        reason = next(iter(loaded.analysis.report.warnings), "The traces have no ops of known stages.")
+        return [empty("No stages in these traces", reason, "no-stages")]
+    note = "bars: the median op; whiskers: eight in ten ops"
+    field = dcc.Input(id="stage-layers", type="text", debounce=True, maxLength=400, placeholder="e.g. 8,8,8,8")
+    label = html.Label(
+        [html.Span("Layers today"), field], className="plan-list", title="layers of each stage of the model"
+    )
+    return [
+        chart("Cost by stage and kind", stages_chart(costs), "stages-chart", "", note=note),
+        panel("Advised split", html.Div([label], className="plan-fields"), waiting(id="split-body"), id="split"),
+        data_table(stages_table(costs), "stages"),
+    ]
+
+
+def register(app: Dash, _store: Store, answers: Answers) -> None:
+    @app.callback(Output("split-body", "children"), Input("stage-layers", "value"))
+    def advise(layers: str | None) -> Any:
+        return guarded(lambda: advice(answers, layers), "No split is advised", "split-refused")
+
+
+def advice(answers: Answers, layers: str | None) -> list[Node]:
+    """The best split of the layers, what it would gain, and what to paste into which framework."""
+    wishes = wishes_of({"layers": layers})
+    predictions = answers.whatif(wishes)
+    study, today = predictions.study, predictions.study.costs.layers
+    if today is None:
+        return _no_split("The trace does not say how many layers its stages have; write them above.")
+    best = study.best_split
+    if best is None:
+        return _no_split("No split of these layers over these stages can be advised.")
+    if best == today:
+        return [html.P(f"{_commas(today)} is the best split already, by the measured costs.", id="split-best")]
+    return [*_gain(answers, predictions, Wishes(split=best, layers=wishes.layers)), *_to_paste(best, predictions)]
+
+
+def _no_split(reason: str) -> list[Node]:
+    return [html.P(reason, className="empty", id="split-unknown")]
+
+
+def _gain(answers: Answers, predictions: Predictions, wishes: Wishes) -> list[Node]:
+    found = answers.whatif(wishes).result.scenarios
+    today, best = map(_commas, (predictions.study.costs.layers or (), wishes.split or ()))
+    gain = span_words(found[0], predictions.result) if found else "its gain cannot be predicted"
+    return [html.P(f"{best} layers in place of {today}: {gain}", className="verdict", id="split-best")]
+
+
+def _to_paste(split: tuple[int, ...], predictions: Predictions) -> list[Node]:
+    plan = predictions.study.costs.plan
+    options = paste_options(split, has_chunks=plan.num_stages > plan.pp)
+    return [html.Table(html.Tbody([_row(*entry) for entry in options]), id="split-paste")]
+
+
+def _row(framework: str, option: str) -> Node:
+    copy = dcc.Clipboard(content=option, title=f"copy for {framework}")
+    return html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)])
+
+
+def _commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

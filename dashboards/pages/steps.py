@@ -1,0 +1,120 @@
+"""The steps page: how long steps take over the run, which ones stand out, and what differs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, html
+from dash.exceptions import PreventUpdate
+
+from dashboards.answers import Answers
+from dashboards.components import Node, panel, tile
+from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.store import Loaded, Store
+from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.whole_run import StepSeries
+from pptrace.report.charts.steps import steps_chart
+from pptrace.report.tables import Amount
+from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step_line
+from pptrace.report.tables.steps import steps_table
+from pptrace.report.units import counted, milliseconds
+
+
+def layout(_loaded: Loaded, _answers: Answers) -> Node:
+    return html.Div(id="steps-body")
+
+
+def register(app: Dash, store: Store, _answers: Answers) -> None:
+    @app.callback(Output("steps-body", "children"), Input("step", "value"))
+    def show(step: int | None) -> Any:
+        loaded = store.get()
+        if loaded.analysis is None or (step is None and loaded.steps):
+            raise PreventUpdate
+        return guarded(lambda: body(loaded, step), "Steps", "steps-failed")
+
+    @app.callback(
+        Output("step", "value", allow_duplicate=True), Input("steps-chart", "clickData"), prevent_initial_call=True
+    )
+    def choose(clicked: Any) -> int:
+        number = clicked_step(clicked)
+        if number is None or store.get().step(number) is None:
+            raise PreventUpdate
+        return number
+
+
+def clicked_step(clicked: Any) -> int | None:
+    """The step of the point that was clicked; None where it has none, as a bar of the histogram."""
+    try:
+        number = clicked["points"][0]["customdata"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return number if isinstance(number, int) else None
+
+
+def body(loaded: Loaded, number: int | None) -> list[Node]:
+    """The page with one step chosen."""
+    assert loaded.analysis is not None
+    report = loaded.analysis.report
+    step = loaded.step(number) if number is not None else None
+    if step is None:
+        reason = next(iter(report.warnings), "The traces have neither steps of a pipeline nor marked steps.")
+        return [
+            empty(
+                "No steps in these traces", reason, "no-steps", "pptrace run records steps, and so does pptrace.mark."
+            )
+        ]
+    series = report.step_series
+    help_line = html.P("Click a step to choose it: the other pages then show it too.", className="help")
+    picture = chart("Length of every step", steps_chart(report, step.step), "steps-chart", NO_LENGTH)
+    picture.children.append(help_line)
+    return [
+        *([_tiles(series)] if series is not None else []),
+        picture,
+        _chosen(step, report),
+        *_differences(series),
+        *_findings(report),
+        data_table(steps_table(report, step, Amount.WHOLE, "chosen"), "steps"),
+    ]
+
+
+def _tiles(series: StepSeries) -> Node:
+    eight = f"{milliseconds(series.p10_ns)} – {milliseconds(series.p90_ns)} ms"
+    outside = f"{milliseconds(series.min_ns)} – {milliseconds(series.max_ns)} ms"
+    left_out = f"{counted(len(series.evaluations), 'evaluation')} left out" if series.evaluations else "training steps"
+    typical, outliers, changes = f"{milliseconds(series.median_ns)} ms", len(series.outliers), len(series.changes)
+    tiles = (
+        ("Steps", str(series.num_steps), left_out, "steps whose length is known", "steps-number"),
+        ("Typical step", typical, "median", "the step in the middle by length", "steps-median"),
+        ("Eight in ten take", eight, f"all: {outside}", "tenth to ninetieth percentile", "steps-eight"),
+        ("Outliers", str(outliers), _rule(series, 5), "a tenth and three scaled deviations above", "steps-out"),
+        ("Changes of level", str(changes), _rule(series, 10), "Pettitt's test at 0.5 %", "steps-changes"),
+    )
+    return html.Div([tile(*entry) for entry in tiles], className="tiles")
+
+
+def _rule(series: StepSeries, least: int) -> str:
+    return "" if series.num_steps >= least else f"not told with fewer than {least} steps"
+
+
+def _chosen(step: StepReport, report: Report) -> Node:
+    series = report.step_series
+    table = None if series is None else differences_table(series, step.step)
+    details = [data_table(table, "step-differences")] if table is not None and table.rows else []
+    return html.Div([panel(f"Step {step.step}", html.P(step_line(step, series)), id="chosen-step"), *details])
+
+
+def _differences(series: StepSeries | None) -> Sequence[Node]:
+    if series is None or not (series.outliers or series.changes):
+        return []
+    note = "what they have more of than the usual step"
+    return [data_table(differences_table(series), "step-differences", note=note)]
+
+
+def _findings(report: Report) -> Sequence[Node]:
+    """The findings that are about some steps."""
+    found: list[Finding] = [entry for entry in report.findings if {"step", "steps"} & set(entry.evidence)]
+    if not found:
+        return []
+    cards = [html.Div([html.Strong(entry.title), html.P(entry.detail)], className="finding") for entry in found]
+    return [panel("Findings about steps", *cards, id="step-findings")]

@@ -1,0 +1,82 @@
+"""Parts of pages that several have: charts and tables with their files, empty states, and pages that never fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dash import dcc, html
+
+from dashboards.components import Node, height_of, panel, report_table
+from dashboards.exports import picture_files, table_files
+from pptrace.errors import PptraceError
+from pptrace.report.tables import ReportTable
+
+_log = logging.getLogger(__name__)
+_NO_OPTIONS: Mapping[str, object] = {}
+MOST_ROWS = 400
+"""Rows of a table that a page shows; its files have all of them."""
+
+
+def chart(title: str, figure: Any | None, id: str, why_not: str, note: str = "") -> Node:
+    """A figure in a panel with its files, or the reason why there is none."""
+    if figure is None:
+        return panel(title, html.P(why_not, className="empty", id=id))
+    picture = dcc.Graph(
+        id=id,
+        figure=figure,
+        config={"displayModeBar": False, "responsive": True},
+        style=height_of(figure),
+        className="graph",
+    )
+    return with_files(panel(title, html.Div(picture, className="picture-box"), note=note), picture_files(id))
+
+
+def data_table(content: ReportTable, file: str, note: str = "", options: Mapping[str, object] = _NO_OPTIONS) -> Node:
+    """A table of the report in a panel with the files of all its rows."""
+    return with_files(report_table(shortened(content), note), table_files(file, options))
+
+
+def shortened(content: ReportTable) -> ReportTable:
+    """The first rows of a long table, with a line that says how many more its files have."""
+    left = len(content.rows) - MOST_ROWS
+    if left <= 0:
+        return content
+    return replace(content, rows=content.rows[:MOST_ROWS], notes=(f"… {left:,} more: in the files", *content.notes))
+
+
+def with_files(box: Node, files: Node) -> Node:
+    """The panel with links to files in its head."""
+    box.children[0].children.append(files)
+    return box
+
+
+def empty(title: str, reason: str, id: str, *advice: str) -> Node:
+    """The state of a page that has nothing to show, with the reason."""
+    lines = [html.P(reason), *(html.P(line, className="note") for line in advice)]
+    return html.Section([html.H2(title), *lines], className="panel problem", id=id)
+
+
+def guarded(make: Callable[[], Sequence[Node]], title: str, id: str) -> list[Node]:
+    """Parts of a page, or the reason in place of them: one line, never a traceback."""
+    try:
+        return list(make())
+    except PptraceError as err:
+        return [empty(title, str(err), id)]
+    except Exception as err:  # a page that says so serves its reader better than an empty one
+        _log.exception("%s failed", title)
+        return [empty(title, f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)", id)]
+
+
+def waiting(*children: Node, id: str) -> Node:
+    """A place that is filled later, with a spinner of its own while it is."""
+    return dcc.Loading(
+        html.Div(list(children), id=id),
+        type="dot",
+        color="#2C7A8C",
+        delay_show=200,
+        parent_className="filled-later",
+        overlay_style={"visibility": "visible", "opacity": 0.5},
+    )

@@ -1,0 +1,57 @@
+"""The common look of charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pptrace.report.colours import FONT, HOVER_LABEL
+
+GRID = "rgba(128, 134, 145, 0.25)"
+QUIET = "rgba(128, 134, 145, 0.7)"
+"""Lines that are no data, on light and dark ground."""
+SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
+"""Colours of a heat map, light for little and dark for much: it can be read in grey too."""
+
+
+def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options: Any) -> go.Figure:
+    """The figure with the common look, ``height`` px high, and the titles of its axes; ``options`` are plotly's."""
+    figure.update_layout(
+        template="none",
+        font={"family": FONT},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hovermode="closest",
+        hoverlabel=dict(HOVER_LABEL),
+        height=height,
+        margin={"l": 16, "r": 16, "t": 42, "b": 46},
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
+        dragmode=False,
+    )
+    figure.update_xaxes(title={"text": x, "standoff": 8}, **_AXIS)
+    figure.update_yaxes(title={"text": y, "standoff": 8}, **_AXIS)
+    figure.update_layout(**options)
+    return figure
+
+
+_AXIS: Mapping[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": True}
+
+
+def names_axis(names: list[str]) -> dict[str, Any]:
+    """A vertical axis with one name per row, from the top down."""
+    return {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [len(names) - 0.5, -0.5],
+        "showgrid": False,
+        "ticklabelstandoff": 6,
+    }
+
+
+def plain(name: object) -> str:
+    """A name of a trace as text for plotly, which else takes some of it for markup."""
+    return escape(str(name), quote=False)

@@ -1,0 +1,96 @@
+"""Causes of a step's length with their places, and the bubble by what it is charged to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import plotly.graph_objects as go
+
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Cause
+from pptrace.report.charts.base import lay_out, names_axis, plain
+from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OTHER, PART_COLOURS
+from pptrace.report.units import milliseconds, percent
+
+_MOST_PLACES = 12
+
+
+def place_of(cause: Cause) -> str:
+    """A cause with its place in words: "imbalance, stage 3"."""
+    return ", ".join([cause.cause, *(f"{kind} {name}" for kind, name in cause.where.items())])
+
+
+def causes_chart(step: StepReport) -> go.Figure | None:
+    """Each cause at each of its places, the largest first, ms; None where the step is not explained."""
+    causes = sorted((cause for cause in step.causes or () if cause.ns), key=lambda cause: -abs(cause.ns))
+    if not causes or not step.span_ns:
+        return None
+    shown = causes[:_MOST_PLACES]
+    colours = [PART_COLOURS.get(cause.cause, OTHER) if cause.ns > 0 else GAIN for cause in shown]
+    figure = go.Figure(
+        go.Bar(
+            orientation="h",
+            y=list(range(len(shown))),
+            x=[cause.ns / 1e6 for cause in shown],
+            marker={"color": colours, "line": {"width": 0}},
+            text=[f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.span_ns)}" for cause in shown],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{text}<extra></extra>",
+        )
+    )
+    low, high = (bound(0, *(cause.ns / 1e6 for cause in shown)) for bound in (min, max))
+    return lay_out(
+        figure,
+        30 * len(shown) + 76,
+        "ms of the step",
+        showlegend=False,
+        margin={"l": 16, "r": 16, "t": 10, "b": 46},
+        xaxis_range=[1.3 * low, 1.3 * high],
+        yaxis=names_axis([plain(place_of(cause)) for cause in shown]),
+    )
+
+
+def blame_chart(step: StepReport) -> go.Figure | None:
+    """The bubble of all ranks by kind and by stage of what it is charged to, as shares; None where that is not known."""
+    blame = step.blame
+    if blame is None or not blame.total_ns:
+        return None
+    kinds = sorted(blame.by_kind.items(), key=lambda item: -item[1])
+    stages = sorted(blame.by_stage.items())
+    figure = go.Figure()
+    _stack(figure, 0, {plain(kind): ns for kind, ns in kinds}, blame.total_ns, _COLOURS)
+    _stack(figure, 1, {f"stage {stage}": ns for stage, ns in stages}, blame.total_ns, {})
+    return lay_out(
+        figure,
+        186,
+        "share of the bubble of all ranks",
+        barmode="stack",
+        showlegend=False,
+        margin={"l": 16, "r": 16, "t": 10, "b": 46},
+        xaxis={"tickformat": ".0%", "range": [0, 1.002]},
+        yaxis=names_axis(["by kind", "by stage"]),
+        uniformtext={"mode": "hide", "minsize": 10},
+    )
+
+
+_COLOURS: Mapping[str, str] = {**KIND_COLOURS, "transfer": COMMUNICATION, "plan": PART_COLOURS["structural"]}
+
+
+def _stack(figure: go.Figure, row: int, parts: Mapping[str, int], whole: int, colours: Mapping[str, str]) -> None:
+    for index, (name, ns) in enumerate(parts.items()):
+        shade = ("#56708F", "#8D97A5")[index % 2]
+        figure.add_bar(
+            orientation="h",
+            y=[row],
+            x=[ns / whole],
+            name=name,
+            width=0.62,
+            marker={"color": colours.get(name, shade), "line": {"width": 1, "color": BUBBLE}},
+            text=[name],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": "#ffffff"},
+            hovertemplate=f"<b>{name}</b><br>{milliseconds(ns)} ms, {percent(ns / whole)}<extra></extra>",
+        )

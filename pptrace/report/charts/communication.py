@@ -1,0 +1,221 @@
+"""Communication: time by axis and kind, bytes and transfer times from rank to rank, and bandwidth against its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from itertools import groupby
+
+import plotly.graph_objects as go
+
+from pptrace.analysis.result import CommSummary, Report, StepReport
+from pptrace.analysis.whole_run import Link
+from pptrace.report import units
+from pptrace.report.charts.base import SCALE, lay_out, names_axis, plain
+from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
+from pptrace.report.tables.table import mean
+
+MOST_ROWS = 48
+"""Most ranks that a matrix shows one by one."""
+_MOST_TEXTS = 12
+_MOST_LINKS = 16
+
+
+class OfLink(StrEnum):
+    """What a matrix shows of the messages from one rank to another."""
+
+    BYTES = "bytes"
+    TRANSFER = "transfer"
+    LATE_SENDER = "late sender"
+
+
+_VALUES: Mapping[OfLink, tuple[str, float, Callable[[Link], int | None]]] = {
+    OfLink.BYTES: ("MB", 1e6, lambda link: link.bytes),
+    OfLink.TRANSFER: ("ms", 1e6, lambda link: link.transfer_ns),
+    OfLink.LATE_SENDER: ("ms", 1e6, lambda link: link.late_sender_ns),
+}
+_PARTS = (
+    ("wait_ns", "Waiting for the other side", WAIT),
+    ("hidden_ns", "Transfer hidden by compute", COMPUTE),
+    ("exposed_ns", "Exposed transfer", COMMUNICATION),
+)
+
+
+def comms_chart(step: StepReport) -> go.Figure | None:
+    """Waiting, hidden and exposed transfer of a step by axis and kind, ms, means over the ranks; None without communication.
+
+    Where the trace does not tell waiting from transfer, a bar is both together.
+    """
+    entries = sorted(
+        ((comm.axis, comm.kind, comm) for rank in step.ranks for comm in rank.comms), key=lambda row: row[:2]
+    )
+    groups = [(key, [comm for *_, comm in rows]) for key, rows in groupby(entries, key=lambda row: row[:2])]
+    groups = [(key, comms) for key, comms in groups if any(comm.total_ns for comm in comms)]
+    if not groups:
+        return None
+    figure = go.Figure()
+    for name, label, colour in _PARTS:
+        _bars(figure, groups, label, colour, partial(_mean_ms, name=name))
+    if any(_mean_ms(comms, "wait_ns") is None for _, comms in groups):
+        both = "Waiting and transfer, not told apart"
+        _bars(figure, groups, both, OTHER, lambda comms: _mean_ms(comms, "total_ns") if _is_one(comms) else None)
+    return lay_out(
+        figure,
+        42 * len(groups) + 110,
+        "ms of a rank in the step, mean",
+        barmode="stack",
+        yaxis=names_axis([plain(f"{axis}  {kind}") for (axis, kind), _ in groups]),
+    )
+
+
+def _is_one(comms: Sequence[CommSummary]) -> bool:
+    return _mean_ms(comms, "wait_ns") is None
+
+
+def _mean_ms(comms: Sequence[CommSummary], name: str) -> float | None:
+    value = mean(getattr(comm, name) for comm in comms)
+    return None if value is None else value / 1e6
+
+
+def _bars(
+    figure: go.Figure,
+    groups: Sequence[tuple[tuple[str, str], Sequence[CommSummary]]],
+    label: str,
+    colour: str,
+    value: Callable[[Sequence[CommSummary]], float | None],
+) -> None:
+    values = [value(comms) for _, comms in groups]
+    figure.add_bar(
+        orientation="h",
+        y=list(range(len(groups))),
+        x=values,
+        name=label,
+        width=0.62,
+        marker={"color": colour, "line": {"width": 0}},
+        hovertemplate=f"<b>{label}</b><br>%{{x:,.3f}} ms<extra></extra>",
+    )
+
+
+def stage_of_ranks(report: Report) -> dict[int, int]:
+    """The lowest stage of every rank whose stage is known in a step."""
+    return {rank.rank: rank.stage for step in report.steps for rank in step.ranks if rank.stage is not None}
+
+
+def axes_of_links(report: Report) -> list[str]:
+    """The axes on which ranks exchange messages, that with most bytes first."""
+    sums: dict[str, int] = {}
+    for link in report.links:
+        sums[link.axis] = sums.get(link.axis, 0) + (link.bytes or 0)
+    return sorted(sums, key=lambda axis: (-sums[axis], axis))
+
+
+def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
+    """Messages on an axis as a heat map, senders as rows and readers as columns, over all steps of the report.
+
+    Of more than :data:`MOST_ROWS` ranks the stages are rows, each with the sum of its links and the name of the largest; where
+    stages are not known, the ranks with most. None where there is nothing to show.
+    """
+    unit, scale, value = _VALUES[what]
+    links = [(link, amount) for link in report.links if link.axis == axis and (amount := value(link)) is not None]
+    if not links:
+        return None
+    names = _names(report, links)
+    cells: dict[tuple[str, str], list[tuple[Link, int]]] = {}
+    for link, amount in links:
+        if link.source in names and link.target in names:
+            cells.setdefault((names[link.source], names[link.target]), []).append((link, amount))
+    labels = list(dict.fromkeys(names[rank] for rank in sorted(names)))
+    if all(name.startswith("stage") for name in labels):
+        labels.sort(key=lambda name: int(name.split()[1]))
+    sums = {key: sum(amount for _, amount in members) / scale for key, members in cells.items()}
+    figure = go.Figure(
+        go.Heatmap(
+            x=labels,
+            y=labels,
+            z=[[sums.get((source, target)) for target in labels] for source in labels],
+            zmin=0,
+            colorscale=SCALE,
+            colorbar={"title": {"text": unit}, "thickness": 12},
+            texttemplate="%{z:,.3~g}" if len(labels) <= _MOST_TEXTS else None,
+            customdata=[
+                [_hover(cells.get((source, target)), what, unit, scale) for target in labels] for source in labels
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+            hoverongaps=False,
+            xgap=1,
+            ygap=1,
+        )
+    )
+    return lay_out(
+        figure,
+        min(max(24 * len(labels), 170), 560) + 96,
+        "reader",
+        "sender",
+        margin={"l": 16, "r": 16, "t": 10, "b": 46},
+        xaxis={"type": "category", "showgrid": False},
+        yaxis={"type": "category", "autorange": "reversed", "showgrid": False},
+    )
+
+
+def _names(report: Report, links: Sequence[tuple[Link, int]]) -> dict[int, str]:
+    """The row of each rank: its own, its stage's, or none."""
+    ranks = sorted({rank for link, _ in links for rank in (link.source, link.target)})
+    if len(ranks) <= MOST_ROWS:
+        return {rank: f"rank {rank}" for rank in ranks}
+    stages = stage_of_ranks(report)
+    if all(rank in stages for rank in ranks):
+        return {rank: f"stage {stages[rank]}" for rank in ranks}
+    most = sorted(links, key=lambda entry: -entry[1])
+    chosen = list(dict.fromkeys(rank for link, _ in most for rank in (link.source, link.target)))[:MOST_ROWS]
+    return {rank: f"rank {rank}" for rank in sorted(chosen)}
+
+
+def _hover(members: Sequence[tuple[Link, int]] | None, what: OfLink, unit: str, scale: float) -> str:
+    if not members:
+        return ""
+    link, amount = max(members, key=lambda entry: entry[1])
+    total = sum(value for _, value in members)
+    if len(members) == 1:
+        return f"<b>{link.source} → {link.target}</b><br>{what}: {total / scale:,.3f} {unit}, {link.count} messages"
+    return (
+        f"<b>{len(members)} links</b><br>{what}: {total / scale:,.3f} {unit}<br>most: {link.source} → {link.target}, "
+        f"{amount / scale:,.3f} {unit}"
+    )
+
+
+def link_rates(report: Report, axis: str) -> go.Figure | None:
+    """The slowest links of an axis: bytes over transfer time, GB/s, and the peak where the report has one; None without rates."""
+    links = [link for link in report.links if link.axis == axis and link.algbw_gbps is not None]
+    links = sorted(links, key=lambda link: (link.algbw_gbps or 0.0, link.source, link.target))[:_MOST_LINKS]
+    if not links:
+        return None
+    rows = list(range(len(links)))
+    figure = go.Figure(
+        go.Bar(
+            orientation="h",
+            y=rows,
+            x=[link.algbw_gbps for link in links],
+            marker={"color": COMMUNICATION, "line": {"width": 0}},
+            name="bytes over transfer time",
+            text=[f"{units.bandwidth(link.algbw_gbps)}/s" for link in links],
+            textposition="auto",
+            hovertemplate="%{text}<extra></extra>",
+        )
+    )
+    if any(link.peak_gbps is not None for link in links):
+        figure.add_scatter(
+            x=[link.peak_gbps for link in links],
+            y=rows,
+            mode="markers",
+            name="peak of the link",
+            marker={"symbol": "line-ns-open", "size": 18, "color": IDEAL, "line": {"width": 2.5}},
+            hovertemplate="peak %{x:,.1f} GB/s<extra></extra>",
+        )
+    return lay_out(
+        figure,
+        26 * len(links) + 110,
+        "GB/s",
+        yaxis=names_axis([f"{link.source} → {link.target}" for link in links]),
+        xaxis={"rangemode": "tozero"},
+    )

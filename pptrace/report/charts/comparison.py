@@ -1,0 +1,73 @@
+"""Two runs compared: the causes of their typical steps side by side, and the parts that changed most."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from pptrace.analysis.compare.compare import part_label
+from pptrace.analysis.compare.figures import CAUSE
+from pptrace.analysis.compare.result import Comparison
+from pptrace.report.charts.base import lay_out, names_axis, plain
+from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
+
+A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
+_MOST_PARTS = 14
+
+
+def causes_of_both(comparison: Comparison) -> go.Figure | None:
+    """The causes of a typical step of A and of B, ms each; None where they are not known of both."""
+    causes = [part for part in comparison.parts if part.name == CAUSE]
+    if not causes:
+        return None
+    order = list(PART_COLOURS)
+    causes.sort(key=lambda part: order.index(str(part.where["cause"])) if part.where["cause"] in order else len(order))
+    names = [plain(part.where["cause"]) for part in causes]
+    figure = go.Figure()
+    for label, colour, values in (
+        ("A", A_COLOUR, [part.a_ns for part in causes]),
+        ("B", B_COLOUR, [part.b_ns for part in causes]),
+    ):
+        figure.add_bar(
+            orientation="h",
+            y=list(range(len(names))),
+            x=[value / 1e6 for value in values],
+            name=label,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate=f"<b>{label}</b>: %{{x:,.2f}} ms<extra></extra>",
+        )
+    return lay_out(figure, 46 * len(names) + 110, "ms, median over steps", barmode="group", yaxis=names_axis(names))
+
+
+def changes_of_parts(comparison: Comparison) -> go.Figure | None:
+    """The parts of a step that changed most, ms; those that differ by more than chance are filled. None without parts."""
+    parts = [part for part in comparison.parts if part.name != CAUSE and part.change_ns][:_MOST_PARTS]
+    if not parts:
+        return None
+    colours = [PART_COLOURS["jitter"] if part.change_ns > 0 else GAIN for part in parts]
+    figure = go.Figure(
+        go.Bar(
+            orientation="h",
+            y=list(range(len(parts))),
+            x=[part.change_ns / 1e6 for part in parts],
+            marker={
+                "color": [colour if part.significant else OTHER for part, colour in zip(parts, colours, strict=True)],
+                "line": {"width": 0},
+            },
+            text=[f"{part.change_ns / 1e6:+,.2f}{' *' if part.significant else ''}" for part in parts],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{text} ms<extra></extra>",
+        )
+    )
+    most = max(abs(part.change_ns) for part in parts) / 1e6
+    low = -1.25 * most if any(part.change_ns < 0 for part in parts) else 0
+    high = 1.25 * most if any(part.change_ns > 0 for part in parts) else 0
+    return lay_out(
+        figure,
+        28 * len(parts) + 80,
+        "ms, B − A",
+        showlegend=False,
+        margin={"l": 16, "r": 16, "t": 10, "b": 46},
+        xaxis={"range": [low, high], "zeroline": True, "zerolinecolor": COMPUTE},
+        yaxis=names_axis([plain(part_label(part)) for part in parts]),
+    )

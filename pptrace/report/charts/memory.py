@@ -1,0 +1,111 @@
+"""Memory of the ranks: predicted parts beside measured peaks, and microbatches in flight, planned and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.report.charts.base import lay_out
+from pptrace.report.colours import COMPUTE, IDEAL, OTHER
+from pptrace.report.tables.memory import fullest_of_stages
+
+MOST_RANKS = 48
+"""Of more ranks that of each stage with the highest peak is shown."""
+_PARTS = (
+    ("weights_bytes", "weights", "#0072B2"),
+    ("gradients_bytes", "gradients", "#D55E00"),
+    ("optimizer_bytes", "optimizer state", "#66717F"),
+    ("activations_bytes", "activations", "#E69F00"),
+)
+
+
+def shown_ranks(memory: MemoryReport) -> Sequence[RankMemory]:
+    """Each rank; of many, that of each stage with the highest peak."""
+    return memory.ranks if len(memory.ranks) <= MOST_RANKS else fullest_of_stages(memory.ranks)
+
+
+def memory_chart(memory: MemoryReport) -> go.Figure | None:
+    """Predicted parts of each rank's memory as a stack, the measured peak and its level before the step as marks, MB.
+
+    None where neither is known.
+    """
+    ranks = shown_ranks(memory)
+    names = [rank_name(rank) for rank in ranks]
+    figure = go.Figure()
+    for field, label, colour in _PARTS:
+        values = [None if rank.predicted is None else getattr(rank.predicted, field) for rank in ranks]
+        if any(value is not None for value in values):
+            figure.add_bar(
+                x=names,
+                y=[None if value is None else value / 1e6 for value in values],
+                name=f"{label}, predicted",
+                marker={"color": colour, "line": {"width": 0}},
+                hovertemplate=f"<b>{label}, predicted</b><br>%{{x}}: %{{y:,.2f}} MB<extra></extra>",
+            )
+    _marks(
+        figure, names, [rank.start_bytes for rank in ranks], "measured at the start of the step", OTHER, "line-ew-open"
+    )
+    _marks(figure, names, [rank.peak_bytes for rank in ranks], "measured peak", IDEAL, "diamond")
+    if not figure.data:
+        return None
+    return lay_out(
+        figure,
+        360,
+        "",
+        "MB",
+        barmode="stack",
+        xaxis={"type": "category", "showgrid": False},
+        yaxis={"rangemode": "tozero"},
+    )
+
+
+def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
+    """Most microbatches in flight on each rank, measured as bars and planned as marks; None where neither is known."""
+    ranks = shown_ranks(memory)
+    planned, measured = ([getattr(rank.in_flight, name) for rank in ranks] for name in ("planned", "measured"))
+    if not any(value is not None for value in (*planned, *measured)):
+        return None
+    names = [rank_name(rank) for rank in ranks]
+    figure = go.Figure(
+        go.Bar(
+            x=names, y=measured, name="measured", marker={"color": COMPUTE}, hovertemplate="%{x}: %{y}<extra></extra>"
+        )
+    )
+    figure.add_scatter(
+        x=names,
+        y=planned,
+        name="planned",
+        mode="markers",
+        marker={"symbol": "line-ew-open", "size": 22, "color": "#E69F00", "line": {"width": 3}},
+        hovertemplate="%{x}: %{y} planned<extra></extra>",
+    )
+    return lay_out(
+        figure,
+        300,
+        "",
+        "microbatches in flight",
+        xaxis={"type": "category", "showgrid": False},
+        yaxis={"rangemode": "tozero", "tickformat": "d"},
+    )
+
+
+def rank_name(rank: RankMemory) -> str:
+    """A rank with its stages."""
+    return f"rank {rank.rank}" + (f"<br>stage {', '.join(map(str, rank.stages[:3]))}" if rank.stages else "")
+
+
+def _marks(
+    figure: go.Figure, names: Sequence[str], values: Sequence[int | None], label: str, colour: str, symbol: str
+) -> None:
+    if all(value is None for value in values):
+        return
+    figure.add_scatter(
+        x=names,
+        y=[None if value is None else value / 1e6 for value in values],
+        mode="markers",
+        name=label,
+        marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
+        hovertemplate=f"<b>{label}</b><br>%{{x}}: %{{y:,.2f}} MB<extra></extra>",
+    )

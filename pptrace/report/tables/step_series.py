@@ -1,0 +1,100 @@
+"""The table of outliers and changes of level: what a step has more of than the usual one of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whole_run import StepSeries
+from pptrace.report import units
+from pptrace.report.tables.table import ReportTable
+
+NO_LENGTH = (
+    "No step's length is known: nothing relates the clocks of the ranks, or the devices' work was not recorded; the warnings of "
+    "the report say which."
+)
+_MOST_DIFFERENCES = 4
+
+
+def step_line(step: StepReport, series: StepSeries | None) -> str:
+    """The length of a step against the others, in a sentence."""
+    if step.span_ns is None:
+        return NO_LENGTH
+    line = f"{units.milliseconds(step.span_ns)} ms"
+    if series is None or not series.median_ns:
+        return line
+    if step.step in series.evaluations:
+        return f"{line}; forwards alone: an evaluation, which trains nothing"
+    outlier = next((one for one in series.outliers if one.step == step.step), None)
+    if outlier is not None:
+        excess = units.milliseconds(outlier.excess_ns)
+        return f"{line}: an outlier, {excess} ms more than step {outlier.usual_step}, the usual one of its time"
+    change = next((one for one in series.changes if one.step == step.step), None)
+    if change is not None:
+        after, before = units.milliseconds(change.after_ns), units.milliseconds(change.before_ns)
+        return f"{line}: the first step of a new level, {after} ms after {before}"
+    beyond = step.span_ns / series.median_ns - 1
+    return f"{line}, {units.percent(abs(beyond))} {'above' if beyond >= 0 else 'below'} the median; no outlier"
+
+
+def differences_table(series: StepSeries, step: int | None = None) -> ReportTable:
+    """A row for each of the largest differences of every outlier, the longest first, and of every change; of one ``step`` all."""
+    most = _MOST_DIFFERENCES if step is None else None
+    rows: list[tuple[str, ...]] = []
+    for outlier in series.outliers:
+        if step in (None, outlier.step):
+            against = f"step {outlier.usual_step}"
+            rows += _rows(
+                ("outlier", outlier.step, outlier.span_ns, against, outlier.usual_ns), outlier.differences, most
+            )
+    for change in series.changes:
+        if step in (None, change.step):
+            against = f"step {change.before_step}"
+            rows += _rows(
+                ("new level", change.step, change.after_ns, against, change.before_ns), change.differences, most
+            )
+    notes = [
+        f"step {outlier.step}: most of its bubble is charged to {op.kind} of microbatch {op.microbatch} on rank {op.rank}, stage "
+        f"{op.stage}: {units.milliseconds(op.ns)} ms"
+        for outlier in series.outliers
+        for op in outlier.ops[:1]
+        if step in (None, outlier.step)
+    ]
+    columns = ("what", "step", "ms", "against", "ms ", "difference", "more ms", "of the excess")
+    return ReportTable(
+        "step-differences",
+        "Outliers and changes of level",
+        columns,
+        tuple(rows),
+        tuple(notes[:_MOST_DIFFERENCES]),
+        num_labels=2,
+    )
+
+
+def _rows(
+    head: tuple[str, int, int, str, int], differences: Sequence[Cause] | None, most: int | None
+) -> list[tuple[str, ...]]:
+    what, step, ns, against, usual_ns = head
+    first = (what, str(step), units.milliseconds(ns), against, units.milliseconds(usual_ns))
+    if not differences:
+        return [(*first, "not known" if differences is None else "–", "–", "–")]
+    shown = [part for part in differences if part.ns][:most]
+    excess = ns - usual_ns
+    return [
+        (
+            *(first if index == 0 else ("", "", "", "", "")),
+            _name(part),
+            f"{part.ns / 1e6:+,.2f}",
+            _share(part.ns, excess),
+        )
+        for index, part in enumerate(shown)
+    ]
+
+
+def _name(part: Cause) -> str:
+    return ", ".join([part.cause, *(f"{kind} {name}" for kind, name in part.where.items())])
+
+
+def _share(ns: int, excess_ns: int) -> str:
+    return units.percent(ns / excess_ns if excess_ns else None)
