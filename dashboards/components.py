@@ -43,21 +43,22 @@ def fact(name: str, value: str, hint: str = "") -> Node:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1, id: str = "") -> Node:
-    """A table of text; after the first ``text_columns`` the cells are numbers.
+    """A table of text; after the first ``text_columns`` the cells are numbers, but for remarks, whose column has no name.
 
     It is one component that carries its markup, which ``assets/markup.js`` puts into the page: for a component Dash takes time in
     proportion to the number of all of them, minutes for the cells of a run of 64 ranks.
     """
-    head = _row("th", columns, text_columns)
-    body = "".join(_row("td", row, text_columns) for row in rows)
+    is_text = [index < text_columns or not str(column).strip() for index, column in enumerate(columns)]
+    head = _row("th", columns, is_text)
+    body = "".join(_row("td", row, is_text) for row in rows)
     name = f' id="{escape(id)}"' if id else ""
     markup = f"<table{name}><thead>{head}</thead><tbody>{body}</tbody></table>"
     data: dict[str, Any] = {"data-markup": markup}
     return html.Div(className="table-box", **data)
 
 
-def _row(tag: str, cells: Sequence[object], text_columns: int) -> str:
-    kinds = ("" if index < text_columns else ' class="number"' for index in range(len(cells)))
+def _row(tag: str, cells: Sequence[object], is_text: Sequence[bool]) -> str:
+    kinds = ("" if text else ' class="number"' for text in is_text)
     return f"<tr>{''.join(f'<{tag}{kind}>{escape(str(cell))}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
 
 

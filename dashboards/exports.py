@@ -115,6 +115,7 @@ _WHOLE: Mapping[str, tuple[str, Callable[[Answers], str]]] = {
     "report.json": ("application/json", lambda answers: answers.run().to_json()),
     "perfetto.json": ("application/json", lambda answers: answers.run().to_perfetto()),
     "whatif.html": ("text/html", lambda answers: answers.whatif(wishes_of(request.args)).to_html()),
+    "comparison.json": ("application/json", lambda answers: answers.comparison().to_json()),
     "comparison.html": ("text/html", lambda answers: answers.comparison().to_html()),
 }
 
@@ -172,6 +173,18 @@ def picture_files(id: str) -> Node:
         data: dict[str, Any] = {"data-picture": id, "data-format": kind}
         buttons.append(html.Button(kind.upper(), type="button", title=f"this chart as {kind.upper()}", **data))
     return html.Span(buttons, className="files")
+
+
+def whole_files(*names: str) -> Node:
+    """Links to files of a whole page."""
+    assert set(names) <= set(_WHOLE)
+    links = [
+        html.A(
+            name.rpartition(".")[2].upper(), href=f"/export/{name}", download=f"pptrace-{name}", title=f"pptrace-{name}"
+        )
+        for name in names
+    ]
+    return html.Span(links, className="files")
 
 
 def whole_run() -> Node:

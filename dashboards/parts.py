@@ -56,7 +56,7 @@ def with_files(box: Node, files: Node) -> Node:
 def empty(title: str, reason: str, id: str, *advice: str) -> Node:
     """The state of a page that has nothing to show, with the reason."""
     lines = [html.P(reason), *(html.P(line, className="note") for line in advice)]
-    return html.Section([html.H2(title), *lines], className="panel problem", id=id)
+    return html.Section([html.H2(title), *lines], className="panel problem quiet", id=id)
 
 
 def guarded(make: Callable[[], Sequence[Node]], title: str, id: str) -> list[Node]:

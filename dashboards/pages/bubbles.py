@@ -10,7 +10,7 @@ from dash.exceptions import PreventUpdate
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
-from dashboards.exports import table_files
+from dashboards.exports import table_files, whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.wishes import FIELDS, command_of, wishes_of
@@ -141,9 +141,7 @@ def changes(answers: Answers, layers: str | None) -> list[Node]:
         html.P(replay_line(result), className="note"),
         *([lines(result.warnings, "whatif-warnings")] if result.warnings else []),
     )
-    with_files(
-        head, html.Span([html.A("HTML", href="/export/whatif.html", download="pptrace-whatif.html")], className="files")
-    )
+    with_files(head, whole_files("whatif.html"))
     if not result.scenarios:
         return [head]
     front = chart(
@@ -170,10 +168,9 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
     text = f"{one.name}: {span_words(one, result)}, a gain of {milliseconds(one.gain_ns)} ms for the same work"
-    notes = [html.P(note, className="note") for note in one.note.split("; ") if note]
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["Try it in real processes: ", html.Code(line)], className="note")
-    box = panel("Predicted", html.P(text, className="verdict", id="try-result"), *notes, command)
+    box = panel("Predicted", html.P(text, className="verdict", id="try-result"), command)
     table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
     return html.Div([with_files(box, table_files("whatif", form)), *table])
 

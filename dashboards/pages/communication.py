@@ -13,10 +13,10 @@ from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report, StepReport
 from pptrace.report.charts.communication import (
-    MOST_ROWS,
     OfLink,
     axes_of_links,
     comms_chart,
+    is_by_stage,
     link_matrix,
     link_rates,
 )
@@ -101,7 +101,7 @@ def of_links(report: Report, axis: str | None) -> list[Node]:
     """All steps together: matrices, the slowest links, those that wait most, and who is late."""
     parts: list[Node] = []
     if axis is not None and axis in axes_of_links(report):
-        matrix_note = f"{axis}, all steps; of more than {MOST_ROWS} ranks by stage"
+        matrix_note = f"{axis}, all steps{', by stage' if is_by_stage(report, axis) else ''}"
         matrices = [
             chart(
                 title,

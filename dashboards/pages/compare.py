@@ -7,7 +7,8 @@ from typing import Any
 from dash import Dash, Input, Output, html
 
 from dashboards.answers import Answers
-from dashboards.components import Node, lines, panel
+from dashboards.components import Node, lines, panel, report_table
+from dashboards.exports import TABLES, whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import Comparison
@@ -18,7 +19,6 @@ from pptrace.report.tables import Amount
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.units import milliseconds
 
-_FILES = {"compared-parts": "compared-parts", "compared-facts": "compared-facts"}
 _NOT_EXPLAINED = "Not known: the traces lack ops of the plan, or there is no plan to compare with."
 
 
@@ -44,9 +44,8 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     result, other = answers.comparison().result, answers.other
     assert other is not None  # else there is no comparison
     head = panel("B against A", html.P(result.detail, className="verdict", id="compare-detail"), _names(loaded, other))
-    file = html.A("HTML", href="/export/comparison.html", download="pptrace-comparison.html")
     return [
-        with_files(head, html.Span([file], className="files")),
+        with_files(head, whole_files("comparison.html", "comparison.json")),
         html.Div([_waterfall("A", loaded, other), _waterfall("B", other, loaded)], className="columns"),
         html.Div(_charts(result), className="columns ragged"),
         *(_table(table) for table in comparison_tables(result, Amount.WHOLE)),
@@ -59,7 +58,7 @@ def _names(a: Loaded, b: Loaded) -> Node:
 
 
 def _table(table: Any) -> Node:
-    return data_table(table, _FILES[table.key]) if table.key in _FILES else data_table(table, "compared-parts")
+    return data_table(table, table.key) if table.key in TABLES else report_table(table)
 
 
 def _charts(result: Comparison) -> list[Node]:
@@ -75,9 +74,7 @@ def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:
     step, against = _typical(loaded), _typical(other)
     figure = None
     if step is not None and step.span_ns is not None and step.span_parts is not None:
-        figure = waterfall(step)
-        spans = [one.span_ns for one in (step, against) if one is not None and one.span_ns is not None]
-        figure.update_xaxes(range=[min(0, figure.layout.xaxis.range[0]), max(spans) / 1e6 * 1.03])
+        figure = waterfall(step, 0 if against is None else against.span_ns or 0)
     note = "" if step is None else f"typical step {step.step}: {milliseconds(step.span_ns)} ms"
     return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", _NOT_EXPLAINED, note=note)
 

@@ -36,7 +36,7 @@ def body(loaded: Loaded) -> list[Node]:
         [html.Span("Layers today"), field], className="plan-list", title="layers of each stage of the model"
     )
     return [
-        chart("Cost by stage and kind", stages_chart(costs), "stages-chart", "", note=note),
+        chart("What a microbatch costs in each stage", stages_chart(costs), "stages-chart", "", note=note),
         panel("Advised split", html.Div([label], className="plan-fields"), waiting(id="split-body"), id="split"),
         data_table(stages_table(costs), "stages"),
     ]

@@ -79,14 +79,14 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 
 
 def _tiles(series: StepSeries) -> Node:
-    eight = f"{milliseconds(series.p10_ns)} – {milliseconds(series.p90_ns)} ms"
-    outside = f"{milliseconds(series.min_ns)} – {milliseconds(series.max_ns)} ms"
+    most = f"{milliseconds(series.p90_ns)} ms"
+    extremes = f"{milliseconds(series.min_ns)} to {milliseconds(series.max_ns)} ms"
     left_out = f"{counted(len(series.evaluations), 'evaluation')} left out" if series.evaluations else "training steps"
     typical, outliers, changes = f"{milliseconds(series.median_ns)} ms", len(series.outliers), len(series.changes)
     tiles = (
         ("Steps", str(series.num_steps), left_out, "steps whose length is known", "steps-number"),
         ("Typical step", typical, "median", "the step in the middle by length", "steps-median"),
-        ("Eight in ten take", eight, f"all: {outside}", "tenth to ninetieth percentile", "steps-eight"),
+        ("Nine in ten at most", most, f"all: {extremes}", "the ninetieth percentile, and the extremes", "steps-most"),
         ("Outliers", str(outliers), _rule(series, 5), "a tenth and three scaled deviations above", "steps-out"),
         ("Changes of level", str(changes), _rule(series, 10), "Pettitt's test at 0.5 %", "steps-changes"),
     )

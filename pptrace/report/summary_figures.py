@@ -160,13 +160,16 @@ class _Part:
         return max(self.start, self.start + self.value)
 
 
-def waterfall(step: StepReport) -> go.Figure:
-    """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole."""
+def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
+    """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole.
+
+    The axis has room for ``extent_ns``, so that two pictures can be compared.
+    """
     measured = step.span_parts
     if measured is None or step.span_ns is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
     parts = _waterfall_parts(measured, step.span_ns)
-    whole = max(part.high for part in parts)
+    whole = max(extent_ns, *(part.high for part in parts))
     positions = [_label_position(part, whole) for part in parts]
     figure = go.Figure(
         go.Bar(

@@ -46,7 +46,7 @@ def causes_chart(step: StepReport) -> go.Figure | None:
         "ms of the step",
         showlegend=False,
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
-        xaxis_range=[1.3 * low, 1.3 * high],
+        xaxis_range=[1.6 * low, 1.6 * high],
         yaxis=names_axis([plain(place_of(cause)) for cause in shown]),
     )
 

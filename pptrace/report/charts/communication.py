@@ -30,10 +30,10 @@ class OfLink(StrEnum):
     LATE_SENDER = "late sender"
 
 
-_VALUES: Mapping[OfLink, tuple[str, float, Callable[[Link], int | None]]] = {
-    OfLink.BYTES: ("MB", 1e6, lambda link: link.bytes),
-    OfLink.TRANSFER: ("ms", 1e6, lambda link: link.transfer_ns),
-    OfLink.LATE_SENDER: ("ms", 1e6, lambda link: link.late_sender_ns),
+_VALUES: Mapping[OfLink, tuple[str, Callable[[int], str], Callable[[Link], int | None]]] = {
+    OfLink.BYTES: ("bytes", units.num_bytes, lambda link: link.bytes),
+    OfLink.TRANSFER: ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.transfer_ns),
+    OfLink.LATE_SENDER: ("ms", lambda ns: f"{units.milliseconds(ns)} ms", lambda link: link.late_sender_ns),
 }
 _PARTS = (
     ("wait_ns", "Waiting for the other side", WAIT),
@@ -116,8 +116,8 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     Of more than :data:`MOST_ROWS` ranks the stages are rows, each with the sum of its links and the name of the largest; where
     stages are not known, the ranks with most. None where there is nothing to show.
     """
-    unit, scale, value = _VALUES[what]
-    links = [(link, amount) for link in report.links if link.axis == axis and (amount := value(link)) is not None]
+    unit, text, value = _VALUES[what]
+    links = [(link, amount) for link in report.links if link.axis == axis and (amount := value(link))]
     if not links:
         return None
     names = _names(report, links)
@@ -125,22 +125,22 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     for link, amount in links:
         if link.source in names and link.target in names:
             cells.setdefault((names[link.source], names[link.target]), []).append((link, amount))
-    labels = list(dict.fromkeys(names[rank] for rank in sorted(names)))
-    if all(name.startswith("stage") for name in labels):
-        labels.sort(key=lambda name: int(name.split()[1]))
-    sums = {key: sum(amount for _, amount in members) / scale for key, members in cells.items()}
+    labels = sorted(set(names.values()), key=_number_in)
+    sums = {key: sum(amount for _, amount in members) for key, members in cells.items()}
+    scale = 1e6 if unit == "ms" else 1
+    keys = [[(source, target) for target in labels] for source in labels]
     figure = go.Figure(
         go.Heatmap(
             x=labels,
             y=labels,
-            z=[[sums.get((source, target)) for target in labels] for source in labels],
+            z=[[sums[key] / scale if key in sums else None for key in row] for row in keys],
             zmin=0,
+            zmax=max(sums.values()) / scale,
             colorscale=SCALE,
-            colorbar={"title": {"text": unit}, "thickness": 12},
-            texttemplate="%{z:,.3~g}" if len(labels) <= _MOST_TEXTS else None,
-            customdata=[
-                [_hover(cells.get((source, target)), what, unit, scale) for target in labels] for source in labels
-            ],
+            colorbar={"title": {"text": unit}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
+            text=[[text(sums[key]) if key in sums else "" for key in row] for row in keys],
+            texttemplate="%{text}" if len(labels) <= _MOST_TEXTS else None,
+            customdata=[[_hover(cells.get(key), what, text) for key in row] for row in keys],
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=1,
@@ -158,6 +158,16 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     )
 
 
+def is_by_stage(report: Report, axis: str) -> bool:
+    """Return whether the matrices of an axis have a row for each stage and not for each rank."""
+    ranks = {rank for link in report.links if link.axis == axis for rank in (link.source, link.target)}
+    return len(ranks) > MOST_ROWS and ranks <= stage_of_ranks(report).keys()
+
+
+def _number_in(label: str) -> int:
+    return int(label.split()[1])
+
+
 def _names(report: Report, links: Sequence[tuple[Link, int]]) -> dict[int, str]:
     """The row of each rank: its own, its stage's, or none."""
     ranks = sorted({rank for link, _ in links for rank in (link.source, link.target)})
@@ -171,21 +181,18 @@ def _names(report: Report, links: Sequence[tuple[Link, int]]) -> dict[int, str]:
     return {rank: f"rank {rank}" for rank in sorted(chosen)}
 
 
-def _hover(members: Sequence[tuple[Link, int]] | None, what: OfLink, unit: str, scale: float) -> str:
+def _hover(members: Sequence[tuple[Link, int]] | None, what: OfLink, text: Callable[[int], str]) -> str:
     if not members:
         return ""
     link, amount = max(members, key=lambda entry: entry[1])
-    total = sum(value for _, value in members)
     if len(members) == 1:
-        return f"<b>{link.source} → {link.target}</b><br>{what}: {total / scale:,.3f} {unit}, {link.count} messages"
-    return (
-        f"<b>{len(members)} links</b><br>{what}: {total / scale:,.3f} {unit}<br>most: {link.source} → {link.target}, "
-        f"{amount / scale:,.3f} {unit}"
-    )
+        return f"<b>{link.source} → {link.target}</b><br>{what}: {text(amount)}, {units.counted(link.count, 'message')}"
+    total = text(sum(value for _, value in members))
+    return f"<b>{len(members)} links</b><br>{what}: {total}<br>most: {link.source} → {link.target}, {text(amount)}"
 
 
 def link_rates(report: Report, axis: str) -> go.Figure | None:
-    """The slowest links of an axis: bytes over transfer time, GB/s, and the peak where the report has one; None without rates."""
+    """The slowest links of an axis, bytes per second of transfer, and their peaks where these are known; None without rates."""
     links = [link for link in report.links if link.axis == axis and link.algbw_gbps is not None]
     links = sorted(links, key=lambda link: (link.algbw_gbps or 0.0, link.source, link.target))[:_MOST_LINKS]
     if not links:
@@ -195,27 +202,35 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
         go.Bar(
             orientation="h",
             y=rows,
-            x=[link.algbw_gbps for link in links],
+            x=[_per_second(link.algbw_gbps) for link in links],
             marker={"color": COMMUNICATION, "line": {"width": 0}},
             name="bytes over transfer time",
-            text=[f"{units.bandwidth(link.algbw_gbps)}/s" for link in links],
+            text=[f"{units.num_bytes(_per_second(link.algbw_gbps))}/s" for link in links],
             textposition="auto",
             hovertemplate="%{text}<extra></extra>",
         )
     )
-    if any(link.peak_gbps is not None for link in links):
+    has_peak = any(link.peak_gbps is not None for link in links)
+    if has_peak:
         figure.add_scatter(
-            x=[link.peak_gbps for link in links],
+            x=[_per_second(link.peak_gbps) for link in links],
             y=rows,
             mode="markers",
             name="peak of the link",
             marker={"symbol": "line-ns-open", "size": 18, "color": IDEAL, "line": {"width": 2.5}},
-            hovertemplate="peak %{x:,.1f} GB/s<extra></extra>",
+            hovertemplate="peak %{x:.3s}B/s<extra></extra>",
         )
     return lay_out(
         figure,
-        26 * len(links) + 110,
-        "GB/s",
+        26 * len(links) + (110 if has_peak else 78),
+        "bytes per second",
+        showlegend=has_peak,
+        margin={"l": 16, "r": 16, "t": 42 if has_peak else 10, "b": 46},
         yaxis=names_axis([f"{link.source} → {link.target}" for link in links]),
-        xaxis={"rangemode": "tozero"},
+        xaxis={"rangemode": "tozero", "tickformat": "~s"},
     )
+
+
+def _per_second(gbps: float | None) -> int | None:
+    """Bytes per second."""
+    return None if gbps is None else round(gbps * 1e9)

@@ -60,8 +60,8 @@ def changes_of_parts(comparison: Comparison) -> go.Figure | None:
         )
     )
     most = max(abs(part.change_ns) for part in parts) / 1e6
-    low = -1.25 * most if any(part.change_ns < 0 for part in parts) else 0
-    high = 1.25 * most if any(part.change_ns > 0 for part in parts) else 0
+    low = -1.7 * most if any(part.change_ns < 0 for part in parts) else 0
+    high = 1.7 * most if any(part.change_ns > 0 for part in parts) else 0
     return lay_out(
         figure,
         28 * len(parts) + 80,

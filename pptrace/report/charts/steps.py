@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.whole_run import StepSeries
-from pptrace.report.charts.base import QUIET, lay_out
+from pptrace.report.charts.base import GRID, QUIET, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.units import milliseconds
 
@@ -43,8 +43,17 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
         340,
         "step",
         "ms",
-        xaxis_domain=[0, _OF_DISTRIBUTION - 0.02],
-        xaxis2={"domain": [_OF_DISTRIBUTION, 1], "anchor": "y", "title": {"text": "number of steps"}},
+        xaxis={"domain": [0, _OF_DISTRIBUTION - 0.02], "tickformat": "d"},
+        xaxis2={
+            "gridcolor": GRID,
+            "zeroline": False,
+            "fixedrange": True,
+            "domain": [_OF_DISTRIBUTION, 1],
+            "anchor": "y",
+            "title": {"text": "number of steps"},
+            "tickformat": "d",
+            "nticks": 4,
+        },
         yaxis={"rangemode": "normal"},
         bargap=0.06,
     )

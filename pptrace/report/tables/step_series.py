@@ -44,16 +44,12 @@ def differences_table(series: StepSeries, step: int | None = None) -> ReportTabl
     rows: list[tuple[str, ...]] = []
     for outlier in series.outliers:
         if step in (None, outlier.step):
-            against = f"step {outlier.usual_step}"
-            rows += _rows(
-                ("outlier", outlier.step, outlier.span_ns, against, outlier.usual_ns), outlier.differences, most
-            )
+            head = ("outlier", str(outlier.step), f"step {outlier.usual_step}")
+            rows += _rows(head, (outlier.span_ns, outlier.usual_ns), outlier.differences, most)
     for change in series.changes:
         if step in (None, change.step):
-            against = f"step {change.before_step}"
-            rows += _rows(
-                ("new level", change.step, change.after_ns, against, change.before_ns), change.differences, most
-            )
+            head = ("new level", str(change.step), f"step {change.before_step}")
+            rows += _rows(head, (change.after_ns, change.before_ns), change.differences, most)
     notes = [
         f"step {outlier.step}: most of its bubble is charged to {op.kind} of microbatch {op.microbatch} on rank {op.rank}, stage "
         f"{op.stage}: {units.milliseconds(op.ns)} ms"
@@ -61,35 +57,23 @@ def differences_table(series: StepSeries, step: int | None = None) -> ReportTabl
         for op in outlier.ops[:1]
         if step in (None, outlier.step)
     ]
-    columns = ("what", "step", "ms", "against", "ms ", "difference", "more ms", "of the excess")
-    return ReportTable(
-        "step-differences",
-        "Outliers and changes of level",
-        columns,
-        tuple(rows),
-        tuple(notes[:_MOST_DIFFERENCES]),
-        num_labels=2,
-    )
+    columns = ("what", "step", "against", "difference", "ms", "usual ms", "more ms", "of the excess")
+    title = "Outliers and changes of level" if step is None else f"What step {step} has more of"
+    shown_notes = tuple(notes[:_MOST_DIFFERENCES])
+    return ReportTable("step-differences", title, columns, tuple(rows), shown_notes, num_labels=4)
 
 
 def _rows(
-    head: tuple[str, int, int, str, int], differences: Sequence[Cause] | None, most: int | None
+    head: tuple[str, str, str], lengths: tuple[int, int], differences: Sequence[Cause] | None, most: int | None
 ) -> list[tuple[str, ...]]:
-    what, step, ns, against, usual_ns = head
-    first = (what, str(step), units.milliseconds(ns), against, units.milliseconds(usual_ns))
+    """Rows of the differences of a step that takes the first of ``lengths`` from one that takes the second, ns."""
+    ns, usual_ns = lengths
+    spans = (units.milliseconds(ns), units.milliseconds(usual_ns))
     if not differences:
-        return [(*first, "not known" if differences is None else "–", "–", "–")]
+        return [(*head, "not known" if differences is None else "–", *spans, "–", "–")]
     shown = [part for part in differences if part.ns][:most]
-    excess = ns - usual_ns
-    return [
-        (
-            *(first if index == 0 else ("", "", "", "", "")),
-            _name(part),
-            f"{part.ns / 1e6:+,.2f}",
-            _share(part.ns, excess),
-        )
-        for index, part in enumerate(shown)
-    ]
+    rows = [(*head, _name(part), *spans, f"{part.ns / 1e6:+,.2f}", _share(part.ns, ns - usual_ns)) for part in shown]
+    return [*rows[:1], *(("", "", "", row[3], "", "", *row[6:]) for row in rows[1:])]
 
 
 def _name(part: Cause) -> str:
