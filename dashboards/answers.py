@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import pptrace
 from dashboards.store import Loaded, Store
+from pptrace.analysis.op_costs import OpCost, op_costs
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
 from pptrace.api.whatif import Predictions, Wishes, predict_changes
 from pptrace.errors import PptraceError, UsageError
+from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.workflow.find_hang import is_dump
 
 _MOST_KEPT = 64
 _MOST_ACTIONS = 200_000
@@ -68,14 +70,31 @@ class Answers:
         loaded = self._store.get()
         return self._keep("run", lambda: _run_of(loaded))
 
+    def whole_run(self) -> Run:
+        """The run with its tables.
+
+        Raises:
+            PptraceError: it could not be analysed, or its tables were let go.
+        """
+        return _with_tables(self.run())
+
     def whatif(self, wishes: Wishes) -> Predictions:
         """Predict what is wished for; all sensible changes where nothing is.
 
         Raises:
             PptraceError: it cannot be predicted.
         """
-        run = self.run()
+        run = self.whole_run()
         return self._keep(("whatif", wishes), lambda: _predict(run, wishes))
+
+    def stages(self) -> Sequence[OpCost]:
+        """The costs of ops by stage and kind.
+
+        Raises:
+            PptraceError: the run's ops are not kept.
+        """
+        run = self.whole_run()
+        return self._keep("stages", lambda: op_costs(run.analysis.data))
 
     def comparison(self) -> RunComparison:
         """Compare the run with the other one.
@@ -83,10 +102,10 @@ class Answers:
         Raises:
             PptraceError: there is no other one, or one of them has no whole step.
         """
-        run, other = self.run(), self.other
+        run, other = self.whole_run(), self.other
         if other is None:
             raise UsageError("there is no second run; start with pptrace dashboard A --compare B")
-        return self._keep("comparison", lambda: pptrace.compare(run, _run_of(other)))
+        return self._keep("comparison", lambda: pptrace.compare(run, _with_tables(_run_of(other))))
 
     def hang(self) -> HangReport:
         """Diagnose the dumps, or read what the run directory says.
@@ -94,7 +113,11 @@ class Answers:
         Raises:
             PptraceError: there is neither.
         """
-        paths: tuple[Path, ...] = self._store.get().paths
+        paths = [path for path in self._store.get().paths if path.is_dir() or path.name == RUN_FILE or is_dump(path)]
+        if not paths:
+            raise PptraceError(
+                "these inputs are traces; a hang is told from flight-recorder dumps, or from a run directory"
+            )
         return self._keep("hang", lambda: pptrace.hang(paths))
 
     def _keep(self, key: Hashable, make: Callable[[], Answer]) -> Answer:
@@ -117,6 +140,16 @@ def _run_of(loaded: Loaded) -> Run:
     if loaded.analysis is None:
         raise PptraceError(loaded.error)
     return Run(loaded.analysis)
+
+
+def _with_tables(run: Run) -> Run:
+    """The run, whose ops a dashboard may have let go for want of memory."""
+    if run.report.steps and not len(run.analysis.data.ops):
+        raise PptraceError(
+            "this run has so many ops that the dashboard keeps its report alone; use pptrace whatif and pptrace compare, or look "
+            "at fewer steps"
+        )
+    return run
 
 
 def _predict(run: Run, wishes: Wishes) -> Predictions:

@@ -17,7 +17,6 @@ from flask import Response, abort, request
 from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.wishes import wishes_of
-from pptrace.analysis.op_costs import op_costs
 from pptrace.analysis.result import Report, StepReport
 from pptrace.errors import PptraceError
 from pptrace.report.rows import csv_of, json_of
@@ -103,7 +102,7 @@ TABLES: Mapping[str, Callable[[Asked], Iterable[Any]]] = {
     "late-ranks": lambda asked: asked.report.late_ranks,
     "interconnect": lambda asked: () if asked.report.interconnect is None else asked.report.interconnect.collectives,
     "memory": lambda asked: () if asked.report.memory is None else asked.report.memory.ranks,
-    "stages": lambda asked: op_costs(asked.answers.run().analysis.data),
+    "stages": lambda asked: asked.answers.stages(),
     "compared-parts": lambda asked: asked.answers.comparison().result.parts,
     "compared-facts": lambda asked: asked.answers.comparison().result.facts,
     "hang": lambda asked: _frame(asked.answers.hang().edges),

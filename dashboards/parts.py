@@ -9,13 +9,16 @@ from typing import Any
 
 from dash import dcc, html
 
-from dashboards.components import Node, height_of, panel, report_table
+from dashboards.components import Node, height_of, lines, panel, report_table
 from dashboards.exports import picture_files, table_files
+from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError
-from pptrace.report.tables import ReportTable
+from pptrace.report.tables import ReportTable, warning_lines
 
 _log = logging.getLogger(__name__)
 _NO_OPTIONS: Mapping[str, object] = {}
+_MOST_HEIGHT = 640
+"""px of a picture, as the style of pictures has it."""
 MOST_ROWS = 400
 """Rows of a table that a page shows; its files have all of them."""
 
@@ -31,7 +34,9 @@ def chart(title: str, figure: Any | None, id: str, why_not: str, note: str = "")
         style=height_of(figure),
         className="graph",
     )
-    return with_files(panel(title, html.Div(picture, className="picture-box"), note=note), picture_files(id))
+    height = min(figure.layout.height, _MOST_HEIGHT)
+    box = html.Div(picture, className="picture-box", style={"minHeight": f"{height}px"})
+    return with_files(panel(title, box, note=note), picture_files(id))
 
 
 def data_table(content: ReportTable, file: str, note: str = "", options: Mapping[str, object] = _NO_OPTIONS) -> Node:
@@ -41,10 +46,11 @@ def data_table(content: ReportTable, file: str, note: str = "", options: Mapping
 
 def shortened(content: ReportTable) -> ReportTable:
     """The first rows of a long table, with a line that says how many more its files have."""
+    notes = tuple(note.replace("--all shows them", "in the files") for note in content.notes)
     left = len(content.rows) - MOST_ROWS
     if left <= 0:
-        return content
-    return replace(content, rows=content.rows[:MOST_ROWS], notes=(f"… {left:,} more: in the files", *content.notes))
+        return replace(content, notes=notes)
+    return replace(content, rows=content.rows[:MOST_ROWS], notes=(f"… {left:,} more: in the files", *notes))
 
 
 def with_files(box: Node, files: Node) -> Node:
@@ -55,8 +61,18 @@ def with_files(box: Node, files: Node) -> Node:
 
 def empty(title: str, reason: str, id: str, *advice: str) -> Node:
     """The state of a page that has nothing to show, with the reason."""
-    lines = [html.P(reason), *(html.P(line, className="note") for line in advice)]
-    return html.Section([html.H2(title), *lines], className="panel problem quiet", id=id)
+    texts = [html.P(reason), *(html.P(line, className="note") for line in advice)]
+    return html.Section([html.H2(title), *texts], className="panel problem quiet", id=id)
+
+
+def no_steps(title: str, report: Report, *advice: str) -> Node:
+    """The state of a page of traces in which no step was recognised, with what the report says about them."""
+    box = empty(
+        title, "Neither ops of a microbatch nor marked steps were recognised in these traces.", "no-steps", *advice
+    )
+    items = warning_lines(report)
+    box.children += [lines(items, "no-steps-why")] if items else []
+    return box
 
 
 def guarded(make: Callable[[], Sequence[Node]], title: str, id: str) -> list[Node]:

@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.exports import table_files, whole_files
-from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
+from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.wishes import FIELDS, command_of, wishes_of
 from pptrace.analysis.result import StepReport
@@ -58,22 +58,27 @@ def layout(loaded: Loaded, _answers: Answers) -> Node:
     return html.Div([html.Div(id="bubbles-body"), *whatif])
 
 
+def _field(name: str) -> str:
+    """The id of a field; those of numbers begin as those of the schedules page do."""
+    return f"plan-try-{name}" if name in _NUMBERS else f"try-{name}"
+
+
 def _controls(loaded: Loaded) -> Node:
     names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
-    schedule = dcc.Dropdown(id="try-schedule", options=names, value="", clearable=False, searchable=False)
+    schedule = dcc.Dropdown(id=_field("schedule"), options=names, value="", clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
     today = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
     for name, (label, hint) in _NUMBERS.items():
         number = dcc.Input(
-            id=f"try-{name}", type="number", min=0, step="any", debounce=True, placeholder=str(today.get(name, 1))
+            id=_field(name), type="number", min=0, step="any", debounce=True, placeholder=str(today.get(name, 1))
         )
         fields.append(html.Label([html.Span(label), number], title=hint))
     for name, label, hint in (
         ("split", "Split", "layers of each stage of the model, such as 5,5,5,3"),
         ("layers", "Layers today", "layers of the run's stages, where its trace does not say"),
     ):
-        text = dcc.Input(id=f"try-{name}", type="text", debounce=True, maxLength=400, placeholder="e.g. 4,4,4,4")
+        text = dcc.Input(id=_field(name), type="text", debounce=True, maxLength=400, placeholder="e.g. 4,4,4,4")
         fields.append(html.Label([html.Span(label), text], title=hint, className="plan-list"))
     return html.Div(fields, className="plan-fields")
 
@@ -86,12 +91,12 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
             raise PreventUpdate
         return guarded(lambda: body(loaded, step), "Bubbles", "bubbles-failed")
 
-    @app.callback(Output("whatif-body", "children"), Input("whatif-body", "id"), Input("try-layers", "value"))
+    @app.callback(Output("whatif-body", "children"), Input("whatif-body", "id"), Input(_field("layers"), "value"))
     def all_changes(_id: str, layers: str | None) -> Any:
         return guarded(lambda: changes(answers, layers), "No prediction", "whatif-refused")
 
     @app.callback(
-        Output("try-body", "children"), *(Input(f"try-{name}", "value") for name in FIELDS), State("try-body", "id")
+        Output("try-body", "children"), *(Input(_field(name), "value") for name in FIELDS), State("try-body", "id")
     )
     def try_change(*values: Any) -> Any:
         form = dict(zip(FIELDS, values, strict=False))
@@ -103,8 +108,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     assert loaded.analysis is not None
     step = loaded.step(number) if number is not None else None
     if step is None:
-        reason = next(iter(loaded.analysis.report.warnings), "The traces have no steps.")
-        return [empty("No steps in these traces, so no bubbles", reason, "no-steps")]
+        return [no_steps("No steps in these traces, so no bubbles", loaded.analysis.report)]
     if not step.has_pipeline:
         reason = "These steps are not of a pipeline: each rank's window is its own step, and the overview has what it did in it."
         return [empty("No pipeline, so no bubbles of one", reason, "no-pipeline")]
@@ -167,12 +171,16 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
 
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
-    text = f"{one.name}: {span_words(one, result)}, a gain of {milliseconds(one.gain_ns)} ms for the same work"
+    text = f"{one.name}: {span_words(one, result)}, {_gain(one.gain_ns)} for the same work"
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["Try it in real processes: ", html.Code(line)], className="note")
     box = panel("Predicted", html.P(text, className="verdict", id="try-result"), command)
     table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
     return html.Div([with_files(box, table_files("whatif", form)), *table])
+
+
+def _gain(ns: int) -> str:
+    return f"a {'gain' if ns >= 0 else 'loss'} of {milliseconds(abs(ns))} ms"
 
 
 def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:

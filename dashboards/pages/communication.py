@@ -9,9 +9,10 @@ from dash.exceptions import PreventUpdate
 
 from dashboards.answers import Answers
 from dashboards.components import Node
-from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.parts import chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report, StepReport
+from pptrace.model.wording import listed
 from pptrace.report.charts.communication import (
     OfLink,
     axes_of_links,
@@ -94,31 +95,21 @@ def _tables(step: StepReport) -> list[Node]:
 def _of_whole_traces(report: Report) -> list[Node]:
     if any(entry.comms for entry in report.device):
         return [data_table(comm_totals_table(report, Amount.WHOLE), "comm-totals")]
-    return [empty("No communication in these traces", next(iter(report.warnings), "They have no steps."), "no-comms")]
+    return [no_steps("No communication in these traces", report)]
+
+
+_MATRICES = (
+    ("Bytes from rank to rank", OfLink.BYTES, "the size of messages"),
+    ("Transfer time from rank to rank", OfLink.TRANSFER, "how long transfers took"),
+    ("Late senders", OfLink.LATE_SENDER, "any receiver that waited"),
+)
 
 
 def of_links(report: Report, axis: str | None) -> list[Node]:
     """All steps together: matrices, the slowest links, those that wait most, and who is late."""
     parts: list[Node] = []
     if axis is not None and axis in axes_of_links(report):
-        matrix_note = f"{axis}, all steps{', by stage' if is_by_stage(report, axis) else ''}"
-        matrices = [
-            chart(
-                title,
-                link_matrix(report, axis, what),
-                f"matrix-{what.replace(' ', '-')}",
-                why,
-                note=matrix_note,
-            )
-            for title, what, why in (
-                ("Bytes from rank to rank", OfLink.BYTES, "The traces do not tell the size of the messages."),
-                ("Transfer time from rank to rank", OfLink.TRANSFER, "No transfer is known."),
-                ("Late senders", OfLink.LATE_SENDER, "No receiver waited."),
-            )
-        ]
-        unknown = "Bytes or transfer times are not known."
-        rates = chart("Slowest links", link_rates(report, axis), "link-rates", unknown, note="bytes over transfer time")
-        parts = [html.Div([*matrices, rates], className="columns ragged"), data_table(links_table(report), "links")]
+        parts = [*_pictures(report, axis), data_table(links_table(report), "links")]
     elif report.steps:
         parts = [empty("No links", _NO_LINKS, "no-links")]
     if report.late_ranks:
@@ -126,3 +117,16 @@ def of_links(report: Report, axis: str | None) -> list[Node]:
     if report.interconnect is not None and report.interconnect.collectives:
         parts.append(data_table(collectives_table(report.interconnect), "interconnect"))
     return parts
+
+
+def _pictures(report: Report, axis: str) -> list[Node]:
+    """The matrices and the slowest links that there are, and a line about the others."""
+    note = f"{axis}, all steps{', by stage' if is_by_stage(report, axis) else ''}"
+    figures = [
+        (title, f"matrix-{what.replace(' ', '-')}", link_matrix(report, axis, what)) for title, what, _ in _MATRICES
+    ]
+    figures.append(("Slowest links", "link-rates", link_rates(report, axis)))
+    shown = [chart(title, figure, id, "", note=note) for title, id, figure in figures if figure is not None]
+    lacking = [what for (*_, what), (*_, figure) in zip(_MATRICES, figures, strict=False) if figure is None]
+    line = [html.P(f"The traces do not show {listed(lacking)}.", className="note", id="links-lack")] if lacking else []
+    return [html.Div(shown, className="columns ragged"), *line]

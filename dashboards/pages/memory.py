@@ -35,7 +35,7 @@ def body(loaded: Loaded) -> list[Node]:
         if grouped
         else "each rank's highest step"
     )
-    table = memory_table(memory, Amount.WHOLE)
+    table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
     return [
         chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=note),
         chart(

@@ -8,10 +8,10 @@ from dash import Dash, Input, Output, dcc, html
 
 from dashboards.answers import Answers
 from dashboards.components import Node, panel
-from dashboards.parts import chart, data_table, empty, guarded, waiting
+from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
-from pptrace.analysis.op_costs import op_costs
+from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.split import paste_options
 from pptrace.api.whatif import Predictions, Wishes
 from pptrace.report.charts.stages import stages_chart
@@ -19,17 +19,16 @@ from pptrace.report.tables.stages import stages_table
 from pptrace.report.whatif import span_words
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
-    return html.Div(guarded(lambda: body(loaded), "Stages", "stages-failed"), id="stages-body")
+def layout(loaded: Loaded, answers: Answers) -> Node:
+    return html.Div(guarded(lambda: body(loaded, answers), "Stages", "stages-failed"), id="stages-body")
 
 
-def body(loaded: Loaded) -> list[Node]:
+def body(loaded: Loaded, answers: Answers) -> list[Node]:
     """The page; it is of all steps."""
     assert loaded.analysis is not None
-    costs = op_costs(loaded.analysis.data)
+    costs = answers.stages()
     if not costs:
-        reason = next(iter(loaded.analysis.report.warnings), "The traces have no ops of known stages.")
-        return [empty("No stages in these traces", reason, "no-stages")]
+        return [_no_stages(loaded.analysis.report)]
     note = "bars: the median op; whiskers: eight in ten ops"
     field = dcc.Input(id="stage-layers", type="text", debounce=True, maxLength=400, placeholder="e.g. 8,8,8,8")
     label = html.Label(
@@ -40,6 +39,13 @@ def body(loaded: Loaded) -> list[Node]:
         panel("Advised split", html.Div([label], className="plan-fields"), waiting(id="split-body"), id="split"),
         data_table(stages_table(costs), "stages"),
     ]
+
+
+def _no_stages(report: Report) -> Node:
+    title = "No stages in these traces"
+    if not report.steps:
+        return no_steps(title, report)
+    return empty(title, "The steps have no ops of a pipeline whose stages are known.", "no-stages")
 
 
 def register(app: Dash, _store: Store, answers: Answers) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, html
+from dash import ClientsideFunction, Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.answers import Answers
 from dashboards.components import Node, panel, tile
-from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.parts import chart, data_table, guarded, no_steps
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.whole_run import StepSeries
@@ -33,23 +33,13 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
             raise PreventUpdate
         return guarded(lambda: body(loaded, step), "Steps", "steps-failed")
 
-    @app.callback(
-        Output("step", "value", allow_duplicate=True), Input("steps-chart", "clickData"), prevent_initial_call=True
+    choose: Any = app.clientside_callback
+    choose(
+        ClientsideFunction("pptrace", "clickedStep"),
+        Output("step", "value", allow_duplicate=True),
+        Input("steps-chart", "clickData"),
+        prevent_initial_call=True,
     )
-    def choose(clicked: Any) -> int:
-        number = clicked_step(clicked)
-        if number is None or store.get().step(number) is None:
-            raise PreventUpdate
-        return number
-
-
-def clicked_step(clicked: Any) -> int | None:
-    """The step of the point that was clicked; None where it has none, as a bar of the histogram."""
-    try:
-        number = clicked["points"][0]["customdata"]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return number if isinstance(number, int) else None
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
@@ -58,12 +48,8 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     report = loaded.analysis.report
     step = loaded.step(number) if number is not None else None
     if step is None:
-        reason = next(iter(report.warnings), "The traces have neither steps of a pipeline nor marked steps.")
-        return [
-            empty(
-                "No steps in these traces", reason, "no-steps", "pptrace run records steps, and so does pptrace.mark."
-            )
-        ]
+        advice = "pptrace run records steps, and pptrace.mark marks those of any program."
+        return [no_steps("No steps in these traces", report, advice)]
     series = report.step_series
     help_line = html.P("Click a step to choose it: the other pages then show it too.", className="help")
     picture = chart("Length of every step", steps_chart(report, step.step), "steps-chart", NO_LENGTH)

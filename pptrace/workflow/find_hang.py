@@ -100,12 +100,13 @@ def _dumps_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     for pattern in ("*", "*/*"):
-        if dumps := [file for file in sorted(path.glob(pattern)) if file.is_file() and _is_dump(file)]:
+        if dumps := [file for file in sorted(path.glob(pattern)) if file.is_file() and is_dump(file)]:
             return dumps
     return []
 
 
-def _is_dump(path: Path) -> bool:
+def is_dump(path: Path) -> bool:
+    """Return whether a file begins as a flight-recorder dump does."""
     try:
         return sniff_flight(first_bytes(path))
     except (TraceError, OSError):
