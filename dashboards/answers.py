@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import pptrace
 from dashboards.store import Loaded, Store
 from pptrace.analysis.op_costs import OpCost, op_costs
+from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
-from pptrace.api.whatif import Predictions, Wishes, predict_changes
+from pptrace.api.whatif import Predictions, Wishes, predict_changes, study_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.workflow.find_hang import is_dump
@@ -86,6 +87,15 @@ class Answers:
         """
         run = self.whole_run()
         return self._keep(("whatif", wishes), lambda: _predict(run, wishes))
+
+    def study(self, wishes: Wishes) -> Study:
+        """The run as predictions see it, with the layers that are wished for.
+
+        Raises:
+            PptraceError: it has no whole step, or the layers do not fit it.
+        """
+        run = self.whole_run()
+        return self._keep(("study", wishes), lambda: study_of(run.analysis, wishes))
 
     def stages(self) -> Sequence[OpCost]:
         """The costs of ops by stage and kind.

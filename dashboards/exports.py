@@ -131,10 +131,10 @@ def register(app: Dash, answers: Answers) -> None:
             if table not in TABLES or kind not in _TYPES:
                 abort(404, "there is no such file")
             rows = list(TABLES[table](Asked(answers, _number(request.args.get("step")), request.args)))
-        except LookupError as err:
-            abort(404, str(err))
         except (PptraceError, ValueError) as err:
             abort(400, str(err))
+        except LookupError as err:
+            abort(404, str(err))
         return _download(csv_of(rows) if kind == "csv" else json_of(rows), name, _TYPES[kind])
 
     app.server.add_url_rule("/export/<name>", view_func=export, methods=["GET"])

@@ -22,7 +22,7 @@ from pptrace.report.charts.changes import changes_chart
 from pptrace.report.figures import View, timeline, waterfall
 from pptrace.report.tables import Amount
 from pptrace.report.tables.blame import blame_table
-from pptrace.report.tables.causes import causes_table
+from pptrace.report.tables.waterfall import causes_table
 from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES

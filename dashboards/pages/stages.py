@@ -13,10 +13,11 @@ from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.split import paste_options
-from pptrace.api.whatif import Predictions, Wishes
+from pptrace.api.whatif import Wishes
 from pptrace.report.charts.stages import stages_chart
 from pptrace.report.tables.stages import stages_table
 from pptrace.report.whatif import span_words
+from pptrace.schedule.plan import Plan
 
 
 def layout(loaded: Loaded, answers: Answers) -> Node:
@@ -57,8 +58,8 @@ def register(app: Dash, _store: Store, answers: Answers) -> None:
 def advice(answers: Answers, layers: str | None) -> list[Node]:
     """The best split of the layers, what it would gain, and what to paste into which framework."""
     wishes = wishes_of({"layers": layers})
-    predictions = answers.whatif(wishes)
-    study, today = predictions.study, predictions.study.costs.layers
+    study = answers.study(wishes)
+    today = study.costs.layers
     if today is None:
         return _no_split("The trace does not say how many layers its stages have; write them above.")
     best = study.best_split
@@ -66,24 +67,23 @@ def advice(answers: Answers, layers: str | None) -> list[Node]:
         return _no_split("No split of these layers over these stages can be advised.")
     if best == today:
         return [html.P(f"{_commas(today)} is the best split already, by the measured costs.", id="split-best")]
-    return [*_gain(answers, predictions, Wishes(split=best, layers=wishes.layers)), *_to_paste(best, predictions)]
+    return [_gain(answers, today, Wishes(split=best, layers=wishes.layers)), _to_paste(best, study.costs.plan)]
 
 
 def _no_split(reason: str) -> list[Node]:
     return [html.P(reason, className="empty", id="split-unknown")]
 
 
-def _gain(answers: Answers, predictions: Predictions, wishes: Wishes) -> list[Node]:
-    found = answers.whatif(wishes).result.scenarios
-    today, best = map(_commas, (predictions.study.costs.layers or (), wishes.split or ()))
-    gain = span_words(found[0], predictions.result) if found else "its gain cannot be predicted"
-    return [html.P(f"{best} layers in place of {today}: {gain}", className="verdict", id="split-best")]
+def _gain(answers: Answers, today: tuple[int, ...], wishes: Wishes) -> Node:
+    result = answers.whatif(wishes).result
+    gain = span_words(result.scenarios[0], result) if result.scenarios else "its gain cannot be predicted"
+    line = f"{_commas(wishes.split or ())} layers in place of {_commas(today)}: {gain}"
+    return html.P(line, className="verdict", id="split-best")
 
 
-def _to_paste(split: tuple[int, ...], predictions: Predictions) -> list[Node]:
-    plan = predictions.study.costs.plan
+def _to_paste(split: tuple[int, ...], plan: Plan) -> Node:
     options = paste_options(split, has_chunks=plan.num_stages > plan.pp)
-    return [html.Table(html.Tbody([_row(*entry) for entry in options]), id="split-paste")]
+    return html.Table(html.Tbody([_row(*entry) for entry in options]), id="split-paste")
 
 
 def _row(framework: str, option: str) -> Node:

@@ -86,16 +86,24 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
-    if wishes.memory_limit is not None:
-        require_whole("--memory-limit", wishes.memory_limit, 1)
-    study = study_run(
-        analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes), wishes.memory_limit
-    )
+    study = study_of(analysis, wishes)
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
     result = answer(study, changes)
     if verify:
         result = _verified(study, dict(changes), result, message_bytes(analysis), most=None if wishes else 1)
     return Predictions(study, changes, result)
+
+
+def study_of(analysis: Analysis, wishes: Wishes) -> Study:
+    """The study behind predictions, with the layers and the limit of memory of ``wishes``.
+
+    Raises:
+        PptraceError: the run has no whole step, or the layers do not fit it; the message is one line.
+    """
+    if wishes.memory_limit is not None:
+        require_whole("--memory-limit", wishes.memory_limit, 1)
+    layers = _layers(analysis, wishes)
+    return study_run(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:

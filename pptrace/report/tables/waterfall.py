@@ -1,4 +1,4 @@
-"""The table of a step's waterfall."""
+"""The tables of a step's waterfall, and of its causes."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
     notes += [_against_ideal(span, parts)] if amount is Amount.WHOLE else []
     columns = ("part", "ms", "share", "", " ")
     return ReportTable("waterfall", "Where the step went", columns, tuple(rows), tuple(notes))
+
+
+def causes_table(step: StepReport) -> ReportTable:
+    """A row for each cause and place, the largest first, with its share of the step; they sum to the span minus the ideal."""
+    causes = sorted(step.causes or (), key=lambda cause: -cause.ns)
+    rows = [
+        (
+            cause.cause,
+            ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
+            f"{cause.ns / 1e6:+,.2f}",
+            units.percent(cause.ns / step.span_ns if step.span_ns else None),
+            WATERFALL[cause.cause],
+        )
+        for cause in causes
+    ]
+    columns = ("cause", "where", "ms", "of the step", " ")
+    return ReportTable("causes", "Causes and their places", columns, tuple(rows), num_labels=2)
 
 
 def _places(step: StepReport, name: str) -> str:

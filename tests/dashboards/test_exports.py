@@ -1,0 +1,116 @@
+"""Files of the pages: every table in both formats, and nothing but what was opened."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pptrace
+from dashboards.app import create_app
+from dashboards.exports import TABLES
+from tests.support.programs import SAMPLES
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    return create_app([SAMPLES / "uneven_p4"], SAMPLES / "1f1b_p2").server.test_client()
+
+
+@pytest.fixture(scope="module")
+def run() -> pptrace.Run:
+    return pptrace.load(SAMPLES / "uneven_p4")
+
+
+def rows_of(client: Any, name: str) -> list[dict[str, Any]]:
+    answer = client.get(f"/export/{name}")
+    assert (answer.status_code, answer.mimetype) == (200, "application/json")
+    rows: list[dict[str, Any]] = json.loads(answer.get_data())
+    return rows
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_every_table_is_a_file_in_both_formats_with_as_many_rows(table: str, client: Any) -> None:
+    answer = client.get(f"/export/{table}.csv")
+    assert (answer.status_code, answer.mimetype) == (200, "text/csv")
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="pptrace-{table}.csv"'
+    assert len(list(csv.reader(io.StringIO(answer.text)))) - 1 == len(rows_of(client, f"{table}.json"))
+
+
+def test_files_have_the_figures_of_the_report_unrounded(client: Any, run: pptrace.Run) -> None:
+    assert [row["span_ns"] for row in rows_of(client, "steps.json")] == [step.span_ns for step in run.report.steps]
+    step = run.report.steps[2]
+    waterfall = {row["part"]: row["ns"] for row in rows_of(client, f"waterfall.json?step={step.step}")}
+    assert waterfall == step.span_parts
+    assert sum(row["ns"] for row in rows_of(client, f"causes.json?step={step.step}")) == (step.span_ns or 0) - (
+        step.ideal_ns or 0
+    )
+    assert step.blame is not None
+    blame = rows_of(client, f"blame.json?step={step.step}")
+    assert sum(row["ns"] for row in blame if row["of"] == "rank") == step.blame.total_ns
+    assert [row["source"] for row in rows_of(client, "links.json")] == [link.source for link in run.report.links]
+    assert [row["slowest_rank"] for row in rows_of(client, "stages.json")] == run.stages.slowest_rank.tolist()
+    (memory, *_) = rows_of(client, "memory.json")
+    assert run.report.memory is not None
+    assert memory["in_flight"]["measured"] == run.report.memory.ranks[0].in_flight.measured
+
+
+def test_a_change_is_asked_for_in_the_address(client: Any, run: pptrace.Run) -> None:
+    (row,) = rows_of(client, "whatif.json?schedule=gpipe")
+    assert row["span_ns"] == run.whatif("gpipe").result.scenarios[0].span_ns
+    assert len(rows_of(client, "whatif.json")) > 5
+
+
+def test_the_run_is_a_file_of_its_own(client: Any, run: pptrace.Run) -> None:
+    assert client.get("/export/report.json").text == run.to_json()
+    assert client.get("/export/report.html").mimetype == "text/html"
+    assert json.loads(client.get("/export/perfetto.json").text)["traceEvents"]
+    assert json.loads(client.get("/export/comparison.json").text)["schema"] == "pptrace.compare/1"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "steps.exe",
+        "steps",
+        "../../etc/passwd",
+        "..%2f..%2fetc%2fpasswd.csv",
+        "/etc/passwd.csv",
+        "run.json",
+        "steps.csv%00",
+        "waterfall.csv?step=99",
+        "<script>.csv",
+    ],
+)
+def test_what_is_no_table_of_this_run_is_not_found(address: str, client: Any) -> None:
+    answer = client.get(f"/export/{address}")
+    is_start_page = answer.status_code == 200 and answer.mimetype == "text/html"
+    assert answer.status_code == 404 or is_start_page, "Dash answers other addresses with its start page"
+    assert "Content-Disposition" not in answer.headers
+    assert "root:" not in answer.text
+    assert "<script>.csv" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "address", ["waterfall.csv?step=two", "whatif.csv?chunks=x", "whatif.csv?split=9999999", "whatif.csv?schedule=<b>"]
+)
+def test_what_cannot_be_asked_is_one_line(address: str, client: Any) -> None:
+    answer = client.get(f"/export/{address}")
+    assert answer.status_code == 400
+    assert "Traceback" not in answer.text
+    assert "<b>" not in answer.text
+
+
+def test_only_reading_is_answered(client: Any) -> None:
+    assert client.post("/export/steps.csv").status_code == 405
+
+
+def test_a_run_that_cannot_be_read_has_no_files(tmp_path: Path, synthetic: ModuleType) -> None:
+    answer = create_app([tmp_path]).server.test_client().get("/export/steps.csv")
+    assert answer.status_code == 400
+    assert "empty" in answer.text

@@ -1,0 +1,251 @@
+"""The pages for steps, bubbles, communication, memory, stages, comparison and hangs, on whatever was recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dashboards import more_pages
+from dashboards.answers import Answers
+from dashboards.app import create_app
+from dashboards.pages import bubbles, communication, compare, hang, memory, stages, steps
+from dashboards.parts import MOST_ROWS, guarded, shortened
+from dashboards.store import Loaded, Store
+from pptrace.errors import PptraceError
+from pptrace.report.tables import ReportTable
+from tests.analysis.test_hang import entry, three_dimensions, write
+from tests.analysis.test_plain_steps import ROWS
+from tests.support.programs import SAMPLES
+
+OTHER = SAMPLES / "1f1b_p2"
+
+
+def nodes(part: Any) -> Iterator[Any]:
+    """All components below a part of a page, and their texts."""
+    if isinstance(part, list | tuple):
+        for child in part:
+            yield from nodes(child)
+    elif part is not None:
+        yield part
+        yield from nodes(getattr(part, "children", None))
+
+
+def ids(part: Any) -> set[str]:
+    return {node.id for node in nodes(part) if isinstance(getattr(node, "id", None), str)}
+
+
+def text(part: Any) -> str:
+    """The texts of a page, those of its tables as markup."""
+    return " ".join(node if isinstance(node, str) else str(getattr(node, "data-markup", "")) for node in nodes(part))
+
+
+def figures_by_id(part: Any) -> dict[str, Any]:
+    return {node.id: node.figure for node in nodes(part) if hasattr(node, "figure")}
+
+
+def figures(part: Any) -> set[str]:
+    return set(figures_by_id(part))
+
+
+def pages_of(path: Path) -> dict[str, list[Any]]:
+    """What every page shows of a run, the parts that are filled later included."""
+    store = Store([path])
+    loaded, answers = store.get(), Answers(store, Store([OTHER]))
+    assert loaded.analysis is not None, loaded.error
+    report = loaded.analysis.report
+    step = loaded.steps[0].step if loaded.steps else None
+    axis = next(iter(communication.axes_of_links(report)), None)
+    makes: dict[str, Callable[[], Any]] = {
+        "steps": lambda: steps.body(loaded, step),
+        "bubbles": lambda: bubbles.body(loaded, step),
+        "whatif": lambda: bubbles.changes(answers, None),
+        "try": lambda: bubbles.tried(answers, {"schedule": "gpipe"}),
+        "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
+        "memory": lambda: memory.body(loaded),
+        "stages": lambda: stages.body(loaded, answers),
+        "split": lambda: stages.advice(answers, None),
+        "compare": lambda: compare.body(loaded, answers),
+        "hang": lambda: hang.body(answers),
+    }
+    return {name: guarded(make, name, f"{name}-refused") for name, make in makes.items()}
+
+
+@pytest.fixture(scope="module")
+def uneven() -> dict[str, list[Any]]:
+    return pages_of(SAMPLES / "uneven_p4")
+
+
+def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
+    drawn = {name: figures(page) for name, page in uneven.items()}
+    assert drawn == {
+        "steps": {"steps-chart"},
+        "bubbles": {"bubbles-waterfall", "bubbles-causes", "bubbles-blame"},
+        "whatif": {"whatif-front"},
+        "try": {"try-measured", "try-simulated"},
+        "communication": {"comms-chart", "matrix-bytes", "matrix-transfer", "matrix-late-sender", "link-rates"},
+        "memory": {"memory-peaks", "memory-in-flight"},
+        "stages": {"stages-chart"},
+        "split": set(),
+        "compare": {"compare-waterfall-a", "compare-waterfall-b", "compare-causes", "compare-parts"},
+        "hang": set(),
+    }
+    assert not any(f"{name}-refused" in ids(page) for name, page in uneven.items() if name != "hang")
+
+
+def test_every_picture_and_table_has_its_files(uneven: dict[str, list[Any]]) -> None:
+    for page in uneven.values():
+        saved = {getattr(node, "data-picture", None) for node in nodes(page)}
+        assert figures(page) <= saved
+    links = {node.href for page in uneven.values() for node in nodes(page) if getattr(node, "href", None)}
+    client = create_app([SAMPLES / "uneven_p4"], OTHER).server.test_client()
+    assert len(links) > 20
+    assert {client.get(link).status_code for link in sorted(links)} == {200}
+
+
+def test_a_change_is_drawn_on_the_scale_of_the_measured_step(uneven: dict[str, list[Any]]) -> None:
+    pictures = figures_by_id(uneven["try"])
+    measured, simulated = (pictures[name] for name in ("try-measured", "try-simulated"))
+    assert measured.layout.xaxis.range == simulated.layout.xaxis.range
+    assert "pptrace whatif PATH --schedule gpipe --verify" in text(uneven["try"])
+    assert "gpipe: " in text(uneven["try"])
+
+
+def test_the_advised_split_is_there_to_paste(uneven: dict[str, list[Any]]) -> None:
+    shown = text(uneven["split"])
+    assert "2,2,2,2 layers in place of 4,2,1,1: " in shown
+    for option in (
+        "--split 2,2,2,2",
+        '--pipeline-model-parallel-layout "Ett|tt|tt|ttL"',
+        "split points layers.2,layers.4,layers.6",
+    ):
+        assert option in shown
+
+
+def test_layers_that_a_trace_does_not_tell_can_be_written() -> None:
+    answers = Answers(Store([SAMPLES / "1f1b_p4"]))
+    assert "split-unknown" in ids(stages.advice(answers, None))
+    assert ids(stages.advice(answers, "1,1,1,1")) == {"split-best"}
+    assert "split-paste" in ids(stages.advice(answers, "5,1,1,1"))
+    with pytest.raises(PptraceError, match="--layers 1,2: expected 4, one number"):
+        stages.advice(answers, "1,2")
+
+
+def lonely(folder: Path, synthetic: ModuleType) -> Path:
+    """One rank of four."""
+    synthetic.write_run(folder, "1f1b", pp=4, num_microbatches=4)
+    for rank in (1, 2, 3):
+        (folder / f"rank{rank}.json.gz").unlink()
+    return folder
+
+
+def without_pipeline(folder: Path, synthetic: ModuleType) -> Path:
+    """Two ranks whose steps are marked, with collectives in them."""
+    (folder / "ops.csv").write_text(ROWS)
+    return folder
+
+
+def without_steps(folder: Path, synthetic: ModuleType) -> Path:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    content = {"schemaVersion": 1, "traceEvents": [event]}
+    (folder / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    return folder
+
+
+EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
+    lonely: {"whatif": "whatif-refused", "bubbles": "bubbles-waterfall", "communication": "no-links"},
+    without_pipeline: {
+        "bubbles": "no-pipeline",
+        "stages": "no-stages",
+        "communication": "no-links",
+        "whatif": "whatif-refused",
+    },
+    without_steps: {
+        "steps": "no-steps",
+        "bubbles": "no-steps",
+        "communication": "no-steps",
+        "memory": "no-memory",
+        "stages": "no-steps",
+        "compare": "compare-refused",
+    },
+}
+
+
+@pytest.mark.parametrize("make_run", list(EMPTY))
+def test_a_page_that_lacks_what_it_needs_says_why(
+    make_run: Callable[[Path, ModuleType], Path], tmp_path: Path, synthetic: ModuleType
+) -> None:
+    shown = pages_of(make_run(tmp_path, synthetic))
+    for name, page in shown.items():
+        assert page, name
+        assert "a mistake in pptrace" not in text(page), name
+    for name, id in EMPTY[make_run].items():
+        assert id in ids(shown[name]), name
+
+
+def test_a_mistake_of_our_own_is_a_line_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> list[Any]:
+        raise ZeroDivisionError("division by zero")
+
+    assert "ZeroDivisionError: division by zero (a mistake in pptrace" in text(guarded(fail, "Steps", "steps-failed"))
+    assert "Traceback" in caplog.text
+
+
+def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json.gz").write_bytes(b"no trace")
+    store = Store([tmp_path])
+    loaded, answers = store.get(), Answers(store)
+    for path, page in more_pages.PAGES.items():
+        found = ids(more_pages.layout(path, loaded, answers))
+        assert ("problem" in found) == page.needs_report, path
+    assert "no-hang" in ids(more_pages.layout("/hang", loaded, answers))
+
+
+def test_a_hang_is_a_verdict_with_its_graph_and_table(tmp_path: Path) -> None:
+    three_dimensions(tmp_path, 10, [])
+    page = hang.body(Answers(Store([tmp_path])))
+    assert "missing: rank 10 is missing" in text(page)
+    assert figures(page) == {"hang-graph"}
+    assert "16 ranks were seen" in text(page)
+
+
+def test_the_name_of_a_group_is_text(tmp_path: Path) -> None:
+    group = ("0", "<script>alert(1)</script>")
+    for rank in range(2):
+        calls = [entry("nccl:all_reduce", 1, "started", group)] if rank else []
+        write(tmp_path / f"dump_{rank}", calls, {" ".join(group): range(2)})
+    page = hang.body(Answers(Store([tmp_path])))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text(page)
+    assert not any("<script>" in getattr(node, "data-markup", "") for node in nodes(page))
+
+
+def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None:
+    alone = Answers(Store([OTHER]))
+    page = compare.layout(Loaded((OTHER,)), alone)
+    assert "pptrace dashboard A --compare B" in text(page)
+    assert "No difference: a typical step takes 545.70 ms in A and 31.32 ms in B" in text(uneven["compare"])
+
+
+def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
+    shutil.copytree(OTHER, tmp_path / "copy")
+    store = Store([OTHER])
+    page = compare.body(store.get(), Answers(store, Store([tmp_path / "copy"])))
+    pictures = figures_by_id(page)
+    assert pictures["compare-waterfall-a"] == pictures["compare-waterfall-b"]
+    assert "compare-parts" not in pictures, "nothing changed"
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    table = ReportTable(
+        "x", "X", ("a",), tuple((str(row),) for row in range(MOST_ROWS + 3)), ("… 9 more: --all shows them",)
+    )
+    cut = shortened(table)
+    assert (len(cut.rows), cut.notes) == (MOST_ROWS, ("… 3 more: in the files", "… 9 more: in the files"))
+    assert shortened(replace(table, rows=table.rows[:5])).rows == table.rows[:5]

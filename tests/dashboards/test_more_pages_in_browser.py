@@ -1,0 +1,70 @@
+"""The pages for steps, bubbles, communication, memory, stages, comparison and hangs in a real headless Chromium."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.report.units import milliseconds
+from pptrace.workflow.load import load
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+
+
+def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
+    run_p4: Path, serve: Serve, visit: Callable[[str], Any]
+) -> None:
+    """One visit for all of them: most of what a test costs is the first drawing of a page."""
+    report = load([run_p4]).report
+    page = visit(serve([run_p4]) + "steps").page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_selector("#steps-chart .scatterlayer .point")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280, "nothing is beyond the window"
+    links = page.locator("nav a")
+    boxes = [links.nth(index).bounding_box() for index in range(links.count())]
+    assert len(boxes) == 10
+    assert all(box["x"] + box["width"] <= 1280 for box in boxes)
+    assert len({round(box["y"]) for box in boxes}) == 1, "in one row"
+    page.locator("#steps-chart .scatterlayer .trace").nth(1).locator(".point").nth(2).click(force=True)
+    span = f"{milliseconds(report.steps[2].span_ns)} ms"
+    page.wait_for_function("text => document.querySelector('#chosen-step').innerText.includes(text)", arg=span)
+    assert page.inner_text("#step").startswith(str(report.steps[2].step))
+
+    page.click("#to-bubbles")
+    page.wait_for_selector("#bubbles-waterfall .barlayer .bars")
+    assert f"Where step {report.steps[2].step} went" in page.inner_text("#bubbles-body")
+    page.wait_for_selector("#whatif tbody tr")
+    page.fill("#plan-try-microbatches", "16")
+    page.press("#plan-try-microbatches", "Enter")
+    page.wait_for_selector("#try-simulated .barlayer .bars")
+    assert page.inner_text("#try-result").startswith("16 microbatches: ")
+    page.fill("#plan-try-chunks", "3")
+    page.press("#plan-try-chunks", "Enter")
+    page.wait_for_selector("#try-refused")
+    assert "this schedule has 1" in page.inner_text("#try-refused")
+
+    drawn = {
+        "communication": "#matrix-transfer .hm",
+        "memory": "#memory-in-flight .bars",
+        "stages": "#stages-chart .bars",
+    }
+    for name, picture in drawn.items():
+        page.click(f"#to-{name}")
+        page.wait_for_selector(picture)
+    for kind, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        with page.expect_download() as saved:
+            page.click(f"button[data-picture=stages-chart][data-format={kind}]")
+        assert saved.value.suggested_filename == f"pptrace-stages-chart.{kind}"
+        content = Path(saved.value.path()).read_bytes()
+        assert content.startswith(start)
+        if kind == "svg":
+            assert re.search(rb"<rect[^>]*fill: rgb\(255, 255, 255\)", content), "on white, whatever the page is"
+    for name, id in (("compare", "#no-other"), ("hang", "#no-hang")):
+        page.click(f"#to-{name}")
+        page.wait_for_selector(id)

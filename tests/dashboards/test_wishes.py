@@ -1,0 +1,47 @@
+"""Changes from the texts and numbers of a form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboards.wishes import command_of, wishes_of
+from pptrace.api.whatif import Wishes
+from pptrace.errors import UsageError
+
+
+def test_empty_fields_stay_as_they_are_in_the_run() -> None:
+    assert not wishes_of({"schedule": "", "chunks": None, "split": ""})
+    assert wishes_of({}) == Wishes()
+
+
+def test_a_form_and_an_address_ask_for_the_same() -> None:
+    form: dict[str, Any] = {
+        "schedule": "zb-h1",
+        "chunks": 2,
+        "microbatch_size": 0.5,
+        "split": "5, 5 3",
+        "link_speed": "2",
+    }
+    wishes = wishes_of(form)
+    assert wishes == Wishes(("zb-h1",), chunks=2, microbatch_size=0.5, split=(5, 5, 3), link_speed=2.0)
+    assert wishes_of({name: str(value) for name, value in form.items()}) == wishes
+    assert command_of(wishes) == "--schedule zb-h1 --chunks 2 --microbatch-size 0.5 --link-speed 2 --split 5,5,3"
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ({"chunks": "two"}, "chunks is 'two'; expected a number"),
+        ({"chunks": 1.5}, "chunks is 1.5; expected a whole number"),
+        ({"microbatches": "inf"}, "microbatches is inf; expected a whole number"),
+        ({"microbatches": "nan"}, "microbatches is nan; expected a whole number"),
+        ({"split": "a,b"}, "split is 'a,b'; expected numbers of layers such as 5,5,5,3"),
+        ({"layers": "9999999,1"}, "layers has 10,000,000 layers; expected at most 2,000"),
+    ],
+)
+def test_what_is_no_number_is_one_line(form: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        wishes_of(form)
+    assert str(caught.value) == line

@@ -1,0 +1,245 @@
+"""Charts of the dashboard's pages: their marks are the figures of the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
+from pptrace.analysis.op_costs import OpCost
+from pptrace.analysis.result import Report
+from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whole_run import (
+    InFlight,
+    Link,
+    MemoryReport,
+    PredictedMemory,
+    RankMemory,
+    StepChange,
+    StepOutlier,
+    StepSeries,
+)
+from pptrace.report.charts.base import plain
+from pptrace.report.charts.causes import blame_chart, causes_chart
+from pptrace.report.charts.changes import changes_chart
+from pptrace.report.charts.communication import MOST_ROWS, OfLink, comms_chart, is_by_stage, link_matrix, link_rates
+from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
+from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart
+from pptrace.report.charts.stages import stages_chart
+from pptrace.report.charts.steps import steps_chart
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return load([SAMPLES / "1f1b_p4"]).report
+
+
+def trace(figure: Any, name: str) -> Any:
+    return next(part for part in figure.data if part.name == name)
+
+
+def steps_of(report: Report, spans: dict[int, int | None], series: StepSeries | None) -> Report:
+    base = report.steps[0]
+    steps = tuple(replace(base, step=number, span_ns=None if ms is None else ms * MS) for number, ms in spans.items())
+    return replace(report, steps=steps, step_series=series)
+
+
+def test_each_step_is_a_point_and_outliers_levels_and_evaluations_are_marked(report: Report) -> None:
+    outlier = StepOutlier(2, 30 * MS, 1, 10 * MS, None, ())
+    change = StepChange(3, 1, 10 * MS, 4, 20 * MS, None)
+    series = StepSeries(4, 10 * MS, 10 * MS, 20 * MS, 30 * MS, 30 * MS, (outlier,), (change,), evaluations=(5,))
+    figure = steps_chart(steps_of(report, {1: 10, 2: 30, 3: 20, 4: 20, 5: 3, 6: None}, series), chosen=4)
+    points = trace(figure, "step")
+    assert (list(points.x), list(points.y)) == ([1, 2, 3, 4], [10.0, 30.0, 20.0, 20.0])
+    assert list(trace(figure, "evaluation").x) == [5]
+    assert (list(trace(figure, "outlier").x), list(trace(figure, "chosen").x)) == ([2], [4])
+    levels = trace(figure, "typical step of each level")
+    assert list(levels.y) == [10.0, 10.0, None, 20.0, 20.0, None]
+    assert list(levels.x) == [0.5, 2.5, None, 2.5, 5.5, None]
+    assert list(trace(figure, "distribution").y) == [10.0, 30.0, 20.0, 20.0]
+
+
+def test_without_any_known_length_there_is_no_chart_of_steps(report: Report) -> None:
+    assert steps_chart(steps_of(report, {1: None, 2: None}, None)) is None
+    assert steps_chart(steps_of(report, {1: None, 2: 4}, None)) is not None
+
+
+def test_causes_are_bars_of_their_places_and_those_that_gain_are_green(report: Report) -> None:
+    causes = (Cause("jitter", {"rank": 2}, -3 * MS), Cause("imbalance", {"stage": 1}, 5 * MS), Cause("host", {}, 0))
+    figure = causes_chart(replace(report.steps[0], causes=causes))
+    (bars,) = figure.data
+    assert (list(bars.x), list(figure.layout.yaxis.ticktext)) == ([5.0, -3.0], ["imbalance, stage 1", "jitter, rank 2"])
+    assert list(bars.marker.color) == ["#E69F00", "#3A9B5C"]
+    assert causes_chart(replace(report.steps[0], causes=None)) is None
+
+
+def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
+    step = report.steps[0]
+    figure = blame_chart(step)
+    rows: dict[float, float] = {}
+    for bar in figure.data:
+        rows[bar.y[0]] = rows.get(bar.y[0], 0.0) + bar.x[0]
+    assert rows == {0: pytest.approx(1.0, abs=0.01), 1: pytest.approx(1.0, abs=0.01)}
+    assert blame_chart(replace(step, blame=None)) is None
+
+
+def test_communication_is_the_mean_over_ranks_and_unknown_parts_are_told_together(report: Report) -> None:
+    step = report.steps[0]
+    sends = [comm for rank in step.ranks for comm in rank.comms if (comm.axis, comm.kind) == ("pp", "send")]
+    figure = comms_chart(step)
+    row = list(figure.layout.yaxis.ticktext).index("pp  send")
+    for name, field in (("Waiting for the other side", "wait_ns"), ("Exposed transfer", "exposed_ns")):
+        mean = sum(getattr(comm, field) for comm in sends) // len(sends) / 1e6
+        assert trace(figure, name).x[row] == pytest.approx(mean)
+    blind = tuple(
+        replace(rank, comms=tuple(replace(comm, wait_ns=None, hidden_ns=None, exposed_ns=None) for comm in rank.comms))
+        for rank in step.ranks
+    )
+    both = trace(comms_chart(replace(step, ranks=blind)), "Waiting and transfer, not told apart")
+    assert both.x[row] == pytest.approx(sum(comm.total_ns or 0 for comm in sends) // len(sends) / 1e6)
+    assert comms_chart(replace(step, ranks=tuple(replace(rank, comms=()) for rank in step.ranks))) is None
+
+
+def test_a_kind_of_a_trace_is_text_in_a_chart(report: Report) -> None:
+    step = report.steps[0]
+    hostile = replace(step.ranks[0], comms=(replace(step.ranks[0].comms[0], kind="<b>x</b><script>"),))
+    figure = comms_chart(replace(step, ranks=(hostile,)))
+    assert list(figure.layout.yaxis.ticktext) == ["pp  &lt;b&gt;x&lt;/b&gt;&lt;script&gt;"]
+    assert plain("a & b") == "a &amp; b"
+
+
+def link(source: int, target: int, ns: int, num_bytes: int | None = 1_000, peak: float | None = None) -> Link:
+    rate = None if num_bytes is None else num_bytes / ns
+    return Link("pp", source, target, True, 4, num_bytes, ns, 2 * ns, 0, 0, None, rate, None, None, peak)
+
+
+def test_a_matrix_has_a_cell_for_each_link(report: Report) -> None:
+    own = replace(report, links=(link(0, 1, 3 * MS), link(1, 2, 5 * MS), link(2, 1, 7 * MS, None)))
+    (cells,) = link_matrix(own, "pp", OfLink.TRANSFER).data
+    assert list(cells.y) == ["rank 0", "rank 1", "rank 2"]
+    assert [list(row) for row in cells.z] == [[None, 3.0, None], [None, None, 5.0], [None, 7.0, None]]
+    (sizes,) = link_matrix(own, "pp", OfLink.BYTES).data
+    assert [list(row) for row in sizes.text] == [["", "1.0 KB", ""], ["", "", "1.0 KB"], ["", "", ""]]
+    assert link_matrix(own, "tp", OfLink.BYTES) is None
+    assert link_matrix(replace(own, links=(link(0, 1, MS, None),)), "pp", OfLink.BYTES) is None
+
+
+def test_a_matrix_of_many_ranks_is_by_stage_with_the_largest_link_named(report: Report) -> None:
+    base, replicas = report.steps[0], MOST_ROWS
+    ranks = tuple(replace(base.ranks[0], rank=rank, stage=rank % 2) for rank in range(2 * replicas))
+    links = tuple(link(2 * index, 2 * index + 1, (index + 1) * MS) for index in range(replicas))
+    many = replace(report, steps=(replace(base, ranks=ranks),), links=links)
+    assert is_by_stage(many, "pp")
+    (cells,) = link_matrix(many, "pp", OfLink.TRANSFER).data
+    assert list(cells.y) == ["stage 0", "stage 1"]
+    assert cells.z[0][1] == sum(range(1, replicas + 1))
+    assert f"most: {2 * replicas - 2} → {2 * replicas - 1}, {replicas}.00 ms" in cells.customdata[0][1]
+    unknown = replace(many, steps=())
+    assert not is_by_stage(unknown, "pp")
+    rows = link_matrix(unknown, "pp", OfLink.TRANSFER).data[0].y
+    assert len(rows) == MOST_ROWS
+    assert f"rank {2 * replicas - 1}" in rows, "those with most"
+    assert "rank 0" not in rows
+
+
+def test_the_slowest_links_come_first_with_their_peaks(report: Report) -> None:
+    own = replace(report, links=(link(0, 1, 1_000, 9_000), link(1, 2, 1_000, 2_000, peak=25.0)))
+    figure = link_rates(own, "pp")
+    assert list(figure.layout.yaxis.ticktext) == ["1 → 2", "0 → 1"]
+    assert list(trace(figure, "bytes over transfer time").x) == [2e9, 9e9]
+    assert list(trace(figure, "peak of the link").x) == [25e9, None]
+    assert link_rates(replace(report, links=(link(0, 1, 1_000, None),)), "pp") is None
+
+
+def memory(number: int, stage: int, peak: int | None, predicted: PredictedMemory | None = None) -> RankMemory:
+    return RankMemory(number, stage, (stage,), 2, peak, None, None, None, InFlight(4, 3), predicted)
+
+
+def test_predicted_parts_are_stacked_beside_the_measured_peak() -> None:
+    parts = PredictedMemory(1 * MS, 2 * MS, 3 * MS, None, None, ())
+    figure = memory_chart(MemoryReport((memory(0, 0, 9 * MS, parts), memory(1, 1, None)), ()))
+    assert {part.name: list(part.y) for part in figure.data} == {
+        "weights, predicted": [1.0, None],
+        "gradients, predicted": [2.0, None],
+        "optimizer state, predicted": [3.0, None],
+        "measured peak": [9.0, None],
+    }
+    assert memory_chart(MemoryReport((memory(0, 0, None),), ())) is None
+
+
+def test_of_many_ranks_the_fullest_of_each_stage_is_drawn() -> None:
+    ranks = tuple(memory(rank, rank % 2, rank) for rank in range(MOST_RANKS + 2))
+    report = MemoryReport(ranks, ())
+    assert list(memory_chart(report).data[0].x) == [
+        f"rank {MOST_RANKS}<br>stage 0",
+        f"rank {MOST_RANKS + 1}<br>stage 1",
+    ]
+    figure = in_flight_chart(report)
+    assert (list(trace(figure, "measured").y), list(trace(figure, "planned").y)) == ([3, 3], [4, 4])
+    nothing = replace(ranks[0], in_flight=InFlight(None, None))
+    assert in_flight_chart(MemoryReport((nothing,), ())) is None
+
+
+def test_stages_have_a_bar_for_each_kind_with_its_spread() -> None:
+    costs = [
+        OpCost(1, "B", 8, 5, 4 * MS, 5 * MS, 7 * MS, 9 * MS, 1, 1, 5),
+        OpCost(0, "F", 8, 2, MS, 2 * MS, 2 * MS, 2 * MS, 1, 0, 2),
+    ]
+    figure = stages_chart(costs)
+    assert [part.name for part in figure.data] == ["Forward", "Backward"]
+    backward = trace(figure, "Backward")
+    assert (list(backward.x), list(backward.y)) == (["stage 1"], [5.0])
+    assert (list(backward.error_y.array), list(backward.error_y.arrayminus)) == ([2.0], [1.0])
+    assert stages_chart([]) is None
+
+
+def scenario(name: str, gain: int, held: int, size: int | None = None, **more: Any) -> Scenario:
+    spans = (100 - gain, 95 - gain, 110 - gain)
+    fields: dict[str, Any] = {"ideal": (), "note": "", "split": None, "on_pareto_front": False, "num_chunks": 2} | more
+    return Scenario(
+        name=name, schedule=name, num_microbatches=4, span_ns=spans[0] * MS, low_ns=spans[1] * MS, high_ns=spans[2] * MS,
+        gain_ns=gain * MS, bubble_ratio=0.1, peak_inflight=held, peak_memory_bytes=size, verified_span_ns=None, **fields,
+    )  # fmt: skip
+
+
+def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> None:
+    best, worse = scenario("best", 20, 8, on_pareto_front=True), scenario("worse", 5, 8)
+    ideal, today = scenario("ideal jitter", 30, 4, ideal=("jitter",)), scenario("as it was", 0, 4, num_chunks=1)
+    result = WhatIf(100 * MS, 100 * MS, 0.0, (ideal, best, worse), today, 5)
+    figure = changes_chart(result)
+    front = trace(figure, "front: nothing takes less time and no more memory")
+    assert (list(front.x), list(front.y), list(front.text)) == ([4.0], [20.0], ["best"])
+    assert (list(front.error_y.array), list(front.error_y.arrayminus)) == ([5.0], [10.0])
+    assert list(trace(figure, "the run as it was").x) == [4.0]
+    assert sum(len(part.x) for part in figure.data if part.showlegend is not False) == 3
+    in_bytes = replace(
+        result, scenarios=(replace(best, peak_memory_bytes=2 * 10**9),), today=replace(today, peak_memory_bytes=10**9)
+    )
+    assert list(trace(changes_chart(in_bytes), "the run as it was").x) == [1.0]
+    assert changes_chart(replace(result, scenarios=(ideal,))) is None
+
+
+def comparison(*parts: PartChange) -> Comparison:
+    return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), StepCounts(9, 9), parts, (), ())
+
+
+def test_two_runs_have_their_causes_side_by_side_and_only_certain_changes_in_colour() -> None:
+    both = comparison(
+        PartChange("cause", {"cause": "jitter"}, 1 * MS, 4 * MS, 3 * MS, True),
+        PartChange("compute", {"kind": "B", "stage": 2}, 5 * MS, 4 * MS, -MS, True),
+        PartChange("bubble", {"phase": "steady"}, 5 * MS, 7 * MS, 2 * MS, False),
+    )
+    figure = causes_of_both(both)
+    assert (list(trace(figure, "A").x), list(trace(figure, "B").x)) == ([1.0], [4.0])
+    bars = changes_of_parts(both)
+    assert list(bars.layout.yaxis.ticktext) == ["compute B, stage 2", "bubble steady"]
+    assert list(bars.data[0].x) == [-1.0, 2.0]
+    assert list(bars.data[0].marker.color) == ["#3A9B5C", "#7A838F"]
+    assert (causes_of_both(comparison()), changes_of_parts(comparison())) == (None, None)
