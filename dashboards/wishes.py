@@ -9,6 +9,7 @@ from pptrace.errors import UsageError
 
 FIELDS = ("schedule", "chunks", "microbatches", "microbatch_size", "split", "link_speed", "layers")
 
+_MOST_NUMBER = 1e9
 _MOST_LAYERS = 2_000
 """More are not divided while a page waits."""
 
@@ -58,7 +59,7 @@ def _whole(values: Mapping[str, object], name: str) -> int | None:
     number = _number(values, name)
     if number is None:
         return None
-    if not number.is_integer():
+    if not number.is_integer() or abs(number) > _MOST_NUMBER:
         raise UsageError(f"{name} is {number:g}; expected a whole number")
     return int(number)
 

@@ -35,6 +35,7 @@ _NOT_EXPLAINED = (
 )
 _BASIS = "predicted from the measured costs of ops and messages"
 _HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
+_LABELS_PX = 170
 _MOST_DRAWN = 6_000
 """Most actions that are drawn one by one before those too short to be seen become blocks."""
 _NUMBERS: Mapping[str, tuple[str, str]] = {
@@ -184,32 +185,22 @@ def _gain(ns: int) -> str:
 
 
 def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
-    step = predictions.study.typical_step
+    step, data = predictions.study.typical_step, analysis.data
     windows = [window for window in analysis.windows if window.step == step]
     longest = max(windows, key=lambda window: window.span_ns)
     changed = predictions.study.picture(predictions.changes[0][1])
     extent = max(longest.span_ns, changed.makespan_ns)
-    data = analysis.data
-    measured = timeline(
-        data.ops,
-        data.comms,
-        [longest],
-        data.lanes,
-        extent,
-        _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent),
-    )
+    view = _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent)
+    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, view)
+    simulated = timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent))
+    for figure in (measured, simulated):  # time begins at the same place in both
+        figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
+    note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
+    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms"
     return [
-        chart(
-            "Measured", measured, "try-measured", "", note=f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
-        ),
-        chart(
-            "Simulated",
-            timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent)),
-            "try-simulated",
-            "",
-            note=f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms",
-        ),
+        chart("Measured", measured, "try-measured", "", note=note),
+        chart("Simulated", simulated, "try-simulated", "", note=changed_note),
     ]
 
 

@@ -36,6 +36,7 @@ def test_a_form_and_an_address_ask_for_the_same() -> None:
         ({"chunks": "two"}, "chunks is 'two'; expected a number"),
         ({"chunks": 1.5}, "chunks is 1.5; expected a whole number"),
         ({"microbatches": "inf"}, "microbatches is inf; expected a whole number"),
+        ({"microbatches": 1e300}, "microbatches is 1e+300; expected a whole number"),
         ({"microbatches": "nan"}, "microbatches is nan; expected a whole number"),
         ({"split": "a,b"}, "split is 'a,b'; expected numbers of layers such as 5,5,5,3"),
         ({"layers": "9999999,1"}, "layers has 10,000,000 layers; expected at most 2,000"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -50,6 +50,21 @@ def names_axis(names: list[str]) -> dict[str, Any]:
         "showgrid": False,
         "ticklabelstandoff": 6,
     }
+
+
+def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:
+    """Write a text beyond the end of each horizontal bar, as text of the page and not of the bars, which have one colour each."""
+    figure.add_scatter(
+        x=list(ends),
+        y=list(range(len(ends))),
+        mode="text",
+        text=[f"  {text}  " for text in texts],
+        textposition=["middle right" if end >= 0 else "middle left" for end in ends],
+        textfont={"size": 12},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
+    )
 
 
 def plain(name: object) -> str:

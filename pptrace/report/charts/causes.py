@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
-from pptrace.report.charts.base import lay_out, names_axis, plain
+from pptrace.report.charts.base import label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OTHER, PART_COLOURS
 from pptrace.report.units import milliseconds, percent
 
@@ -27,18 +27,18 @@ def causes_chart(step: StepReport) -> go.Figure | None:
         return None
     shown = causes[:_MOST_PLACES]
     colours = [PART_COLOURS.get(cause.cause, OTHER) if cause.ns > 0 else GAIN for cause in shown]
+    texts = [f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.span_ns)}" for cause in shown]
     figure = go.Figure(
         go.Bar(
             orientation="h",
             y=list(range(len(shown))),
             x=[cause.ns / 1e6 for cause in shown],
             marker={"color": colours, "line": {"width": 0}},
-            text=[f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.span_ns)}" for cause in shown],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{text}<extra></extra>",
+            customdata=texts,
+            hovertemplate="%{customdata}<extra></extra>",
         )
     )
+    label_bars(figure, [cause.ns / 1e6 for cause in shown], texts)
     low, high = (bound(0, *(cause.ns / 1e6 for cause in shown)) for bound in (min, max))
     return lay_out(
         figure,

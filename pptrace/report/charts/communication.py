@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from pptrace.analysis.result import CommSummary, Report, StepReport
 from pptrace.analysis.whole_run import Link
 from pptrace.report import units
-from pptrace.report.charts.base import SCALE, lay_out, names_axis, plain
+from pptrace.report.charts.base import SCALE, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
 from pptrace.report.tables.table import mean
 
@@ -198,6 +198,7 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
     if not links:
         return None
     rows = list(range(len(links)))
+    texts = [f"{units.num_bytes(_per_second(link.algbw_gbps))}/s" for link in links]
     figure = go.Figure(
         go.Bar(
             orientation="h",
@@ -205,11 +206,13 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
             x=[_per_second(link.algbw_gbps) for link in links],
             marker={"color": COMMUNICATION, "line": {"width": 0}},
             name="bytes over transfer time",
-            text=[f"{units.num_bytes(_per_second(link.algbw_gbps))}/s" for link in links],
-            textposition="auto",
-            hovertemplate="%{text}<extra></extra>",
+            customdata=texts,
+            hovertemplate="%{customdata}<extra></extra>",
         )
     )
+    rates = [_per_second(link.algbw_gbps) or 0 for link in links]
+    label_bars(figure, rates, texts)
+    most = max(max(rates), *(_per_second(link.peak_gbps) or 0 for link in links))
     has_peak = any(link.peak_gbps is not None for link in links)
     if has_peak:
         figure.add_scatter(
@@ -227,7 +230,7 @@ def link_rates(report: Report, axis: str) -> go.Figure | None:
         showlegend=has_peak,
         margin={"l": 16, "r": 16, "t": 42 if has_peak else 10, "b": 46},
         yaxis=names_axis([f"{link.source} → {link.target}" for link in links]),
-        xaxis={"rangemode": "tozero", "tickformat": "~s"},
+        xaxis={"range": [0, 1.25 * most], "tickformat": "~s"},
     )
 
 

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from pptrace.analysis.compare.compare import part_label
 from pptrace.analysis.compare.figures import CAUSE
 from pptrace.analysis.compare.result import Comparison
-from pptrace.report.charts.base import lay_out, names_axis, plain
+from pptrace.report.charts.base import label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
 
 A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
@@ -53,12 +53,11 @@ def changes_of_parts(comparison: Comparison) -> go.Figure | None:
                 "color": [colour if part.significant else OTHER for part, colour in zip(parts, colours, strict=True)],
                 "line": {"width": 0},
             },
-            text=[f"{part.change_ns / 1e6:+,.2f}{' *' if part.significant else ''}" for part in parts],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{text} ms<extra></extra>",
+            hovertemplate="%{x:+,.2f} ms<extra></extra>",
         )
     )
+    texts = [f"{part.change_ns / 1e6:+,.2f}{' *' if part.significant else ''}" for part in parts]
+    label_bars(figure, [part.change_ns / 1e6 for part in parts], texts)
     most = max(abs(part.change_ns) for part in parts) / 1e6
     low = -1.7 * most if any(part.change_ns < 0 for part in parts) else 0
     high = 1.7 * most if any(part.change_ns > 0 for part in parts) else 0
