@@ -1,4 +1,4 @@
-"""What takes long to answer, kept by its question until the analysis is another one."""
+"""Answers that take long, kept by their questions until the analysis is another one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.components import Node, fact
-from dashboards.exports import whole_run
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
@@ -51,10 +50,10 @@ def create_app(paths: Sequence[Path], other: Path | None = None) -> Dash:
     answers = Answers(store, None if other is None else Store([other]))
     app.layout = _shell()
     _register(app, store, answers)
+    more_pages.register(app, store, answers)
     overview.register(app, store)
     timeline.register(app, store)
     schedules.register(app, store)
-    more_pages.register(app, store, answers)
     return app
 
 
@@ -81,7 +80,7 @@ def _shell() -> Node:
         target_components=loading,
     )
     facts = html.Div(id="facts", className="facts")
-    return html.Div([dcc.Location(id="location"), header, facts, page, whole_run()], id="app")
+    return html.Div([dcc.Location(id="location"), header, facts, page, more_pages.whole_run()], id="app")
 
 
 def _register(app: Dash, store: Store, answers: Answers) -> None:

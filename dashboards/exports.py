@@ -24,7 +24,7 @@ from pptrace.report.rows import csv_of, json_of
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a table is asked for: of which run, step and options."""
+    """A request for a table: the run, the step, and options."""
 
     answers: Answers
     step: int | None

@@ -10,8 +10,11 @@ from dash import Dash
 from dashboards import exports
 from dashboards.answers import Answers
 from dashboards.components import Node
+from dashboards.exports import whole_run
 from dashboards.pages import bubbles, communication, compare, hang, memory, problem, stages, steps
 from dashboards.store import Loaded, Store
+
+__all__ = ["PAGES", "layout", "register", "whole_run"]
 
 
 @dataclass(frozen=True, slots=True)

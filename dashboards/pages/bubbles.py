@@ -105,7 +105,7 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
-    """Where the chosen step went, and to what its bubble is charged."""
+    """The parts and causes of the chosen step, and to what its bubble is charged."""
     assert loaded.analysis is not None
     step = loaded.step(number) if number is not None else None
     if step is None:

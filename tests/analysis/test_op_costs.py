@@ -15,7 +15,7 @@ from pptrace.simulator import Costs, simulate
 
 MS = 1_000_000
 FACTORS = (1, 2, 5)
-"""How many times as long as they should each step's ops take."""
+"""Factors by which the ops of each step are longer."""
 
 
 @pytest.fixture(scope="module")

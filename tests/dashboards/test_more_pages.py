@@ -56,7 +56,7 @@ def figures(part: Any) -> set[str]:
 
 
 def pages_of(path: Path) -> dict[str, list[Any]]:
-    """What every page shows of a run, the parts that are filled later included."""
+    """The parts of every page of a run, with those that are filled later."""
     store = Store([path])
     loaded, answers = store.get(), Answers(store, Store([OTHER]))
     assert loaded.analysis is not None, loaded.error

@@ -23,7 +23,7 @@ _MOST_LINKS = 16
 
 
 class OfLink(StrEnum):
-    """What a matrix shows of the messages from one rank to another."""
+    """Figures of the messages from one rank to another, for a matrix."""
 
     BYTES = "bytes"
     TRANSFER = "transfer"

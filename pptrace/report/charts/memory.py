@@ -12,7 +12,7 @@ from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.tables.memory import fullest_of_stages
 
 MOST_RANKS = 48
-"""Of more ranks that of each stage with the highest peak is shown."""
+"""Most ranks that are shown one by one; of more, that of each stage with the highest peak."""
 _PARTS = (
     ("weights_bytes", "weights", "#0072B2"),
     ("gradients_bytes", "gradients", "#D55E00"),

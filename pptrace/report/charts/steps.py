@@ -14,7 +14,7 @@ from pptrace.report.units import milliseconds
 
 _MOST_MARKERS = 3000
 _OF_DISTRIBUTION = 0.8
-"""Where on the figure the distribution begins."""
+"""The place on the figure at which the distribution begins, as a share of its width."""
 
 
 def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:

@@ -49,7 +49,7 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
 
 
 def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
-    """Of each set of stages the rank with the highest peak."""
+    """The rank with the highest peak of each set of stages."""
     fullest: dict[tuple[int, ...], RankMemory] = {}
     for rank in ranks:
         if rank.stages not in fullest or (rank.peak_bytes or 0) > (fullest[rank.stages].peak_bytes or 0):
