@@ -27,9 +27,10 @@ Answer = TypeVar("Answer")
 
 
 class _Kept:
-    """One answer, made by the first who asks; the others wait for it."""
+    """One answer, made by the first who asks; the others wait for it. ``other`` is the second run that it is about."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: Loaded | None) -> None:
+        self.other = other
         self._lock = threading.Lock()
         self._answer: Any = None
         self._error: PptraceError | None = None
@@ -55,7 +56,7 @@ class Answers:
         self._store, self._other = store, other
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
-        self._about: tuple[Loaded, ...] = ()
+        self._loaded: Loaded | None = None
 
     @property
     def other(self) -> Loaded | None:
@@ -115,7 +116,7 @@ class Answers:
         run, other = self.whole_run(), self.other
         if other is None:
             raise UsageError("there is no second run; start with pptrace dashboard A --compare B")
-        return self._keep("comparison", lambda: pptrace.compare(run, _with_tables(_run_of(other))))
+        return self._keep("comparison", lambda: pptrace.compare(run, _with_tables(_run_of(other))), other)
 
     def hang(self) -> HangReport:
         """Diagnose the dumps, or read what the run directory says.
@@ -130,15 +131,15 @@ class Answers:
             )
         return self._keep("hang", lambda: pptrace.hang(paths))
 
-    def _keep(self, key: Hashable, make: Callable[[], Answer]) -> Answer:
-        about = (self._store.get(), *([] if self.other is None else [self.other]))
+    def _keep(self, key: Hashable, make: Callable[[], Answer], other: Loaded | None = None) -> Answer:
+        loaded = self._store.get()
         with self._lock:
-            if len(about) != len(self._about) or any(
-                now is not then for now, then in zip(about, self._about, strict=True)
-            ):
+            if loaded is not self._loaded:
                 self._kept.clear()
-                self._about = about
-            kept = self._kept.setdefault(key, _Kept())
+                self._loaded = loaded
+            kept = self._kept.get(key)
+            if kept is None or kept.other is not other:
+                kept = self._kept[key] = _Kept(other)
             self._kept.move_to_end(key)
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -66,11 +67,19 @@ def test_a_refusal_is_an_answer_too(small: Path) -> None:
         answers.whatif(Wishes(microbatches=10_000_000))
 
 
-def test_two_runs_are_compared_and_one_alone_is_not(small: Path) -> None:
+def test_two_runs_are_compared_and_one_alone_is_not(small: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tmp_path = tmp_path_factory.mktemp("other")
     with pytest.raises(UsageError, match="--compare B"):
         Answers(Store([small])).comparison()
     both = Answers(Store([small]), Store([SAMPLES / "1f1b_p2"])).comparison()
     assert both.span.b_ns == 31_322_022
+    one, two = Store([small]), Store([tmp_path / "b"])
+    shutil.copytree(SAMPLES / "1f1b_p2", tmp_path / "b")
+    answers = Answers(one, two)
+    first = answers.comparison()
+    assert answers.comparison() is first
+    shutil.copytree(SAMPLES / "1f1b_p4", tmp_path / "b", dirs_exist_ok=True)
+    assert answers.comparison().span.b_ns == 88_695_878, "the other run is another one"
     with pytest.raises(PptraceError, match="not found"):
         Answers(Store([small]), Store([small / "nowhere"])).comparison()
 

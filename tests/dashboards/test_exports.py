@@ -19,7 +19,7 @@ from tests.support.programs import SAMPLES
 
 @pytest.fixture(scope="module")
 def client() -> Any:
-    return create_app([SAMPLES / "uneven_p4"], SAMPLES / "1f1b_p2").server.test_client()
+    return create_app([SAMPLES / "uneven_p4"], other=SAMPLES / "1f1b_p2").server.test_client()
 
 
 @pytest.fixture(scope="module")

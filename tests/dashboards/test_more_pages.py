@@ -105,7 +105,7 @@ def test_every_picture_and_table_has_its_files(uneven: dict[str, list[Any]]) -> 
         saved = {getattr(node, "data-picture", None) for node in nodes(page)}
         assert figures(page) <= saved
     links = {node.href for page in uneven.values() for node in nodes(page) if getattr(node, "href", None)}
-    client = create_app([SAMPLES / "uneven_p4"], OTHER).server.test_client()
+    client = create_app([SAMPLES / "uneven_p4"], other=OTHER).server.test_client()
     assert len(links) > 20
     assert {client.get(link).status_code for link in sorted(links)} == {200}
 

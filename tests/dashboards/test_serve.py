@@ -68,6 +68,12 @@ def test_a_path_where_nothing_is_ends_the_command_as_it_ends_analyze(tmp_path: P
     assert ended.err.startswith(f"pptrace: {missing}: not found; expected")
 
 
+def test_a_second_run_that_is_not_there_ends_the_command_too(tmp_path: Path, run_p4: Path) -> None:
+    ended = pptrace_here("dashboard", run_p4, "--compare", tmp_path / "nowhere", "--port", "0", "--no-open")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"pptrace: {tmp_path / 'nowhere'}: not found; expected")
+
+
 @pytest.mark.parametrize(
     ("host", "port", "error"), [("127.0.0.1", 70_000, UsageError), ("no.such.host.invalid", 0, PptraceError)]
 )
