@@ -14,7 +14,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import Costs, simulate
 
 MS = 1_000_000
-FACTORS = (1, 2, 5)
+FACTORS = tuple(range(1, 12))
 """Factors by which the ops of each step are longer."""
 
 
@@ -48,14 +48,14 @@ def test_percentiles_are_those_of_the_ops_that_were_put_in(run: pptrace.Run) -> 
     assert [(one.stage, one.kind) for one in op_costs(run.analysis.data)] == [(0, "B"), (0, "F"), (1, "B"), (1, "F")]
     forward = cost(run, 0, "F")
     assert forward.count == 4 * len(FACTORS) * 2
-    assert (forward.p10_ns, forward.median_ns, forward.p90_ns, forward.max_ns) == (MS, 2 * MS, 5 * MS, 5 * MS)
-    assert forward.mean_ns == pytest.approx(MS * sum(FACTORS) / 3)
-    assert cost(run, 0, "B").median_ns == 4 * MS
+    assert (forward.p10_ns, forward.median_ns, forward.p90_ns, forward.max_ns) == (2 * MS, 6 * MS, 10 * MS, 11 * MS)
+    assert forward.mean_ns == 6 * MS
+    assert cost(run, 0, "B").median_ns == 12 * MS
 
 
 def test_the_slowest_rank_of_a_stage_is_named(run: pptrace.Run) -> None:
     backward = cost(run, 1, "B")
-    assert (backward.num_ranks, backward.slowest_rank, backward.slowest_ns) == (2, 3, round(2 * 2 * 3 * 1.1 * MS))
+    assert (backward.num_ranks, backward.slowest_rank, backward.slowest_ns) == (2, 3, round(6 * 2 * 3 * 1.1 * MS))
     assert cost(run, 0, "F").slowest_rank == 0, "of equal ones the first"
 
 

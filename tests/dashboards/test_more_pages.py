@@ -67,7 +67,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
         "steps": lambda: steps.body(loaded, step),
         "bubbles": lambda: bubbles.body(loaded, step),
         "whatif": lambda: bubbles.changes(answers, None),
-        "try": lambda: bubbles.tried(answers, {"schedule": "gpipe"}),
+        "try": lambda: bubbles.tried(answers, {"schedule": "zb-h1"}),
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),
         "stages": lambda: stages.body(loaded, answers),
@@ -114,8 +114,10 @@ def test_a_change_is_drawn_on_the_scale_of_the_measured_step(uneven: dict[str, l
     pictures = figures_by_id(uneven["try"])
     measured, simulated = (pictures[name] for name in ("try-measured", "try-simulated"))
     assert measured.layout.xaxis.range == simulated.layout.xaxis.range
-    assert "pptrace whatif PATH --schedule gpipe --verify" in text(uneven["try"])
-    assert "gpipe: " in text(uneven["try"])
+    assert measured.layout.margin.l == simulated.layout.margin.l > 100
+    assert [picture.layout.yaxis.automargin for picture in (measured, simulated)] == [False, False]
+    assert "pptrace whatif PATH --schedule zb-h1 --verify" in text(uneven["try"])
+    assert "zb-h1: " in text(uneven["try"])
 
 
 def test_the_advised_split_is_there_to_paste(uneven: dict[str, list[Any]]) -> None:
@@ -231,6 +233,13 @@ def test_one_run_alone_says_how_to_compare(uneven: dict[str, list[Any]]) -> None
     page = compare.layout(Loaded((OTHER,)), alone)
     assert "pptrace dashboard A --compare B" in text(page)
     assert "No difference: a typical step takes 545.70 ms in A and 31.32 ms in B" in text(uneven["compare"])
+
+
+def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:
+    pictures = figures_by_id(uneven["compare"])
+    ranges = [pictures[f"compare-waterfall-{name}"].layout.xaxis.range for name in "ab"]
+    assert ranges[0] == ranges[1]
+    assert ranges[0][1] > 545
 
 
 def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:
