@@ -12,7 +12,7 @@ from pptrace.analysis.explain.binding import _count, bindings_of
 from pptrace.analysis.explain.blame import charge_bubbles, typical_of
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.explain import _host_of_idle
-from pptrace.analysis.explain.slack import _Edges, _least, _on_path, _RankOrder, meetings_of
+from pptrace.analysis.explain.slack import _Edges, _least, _of_meetings, _on_path, _RankOrder, meetings_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice
@@ -23,6 +23,7 @@ from tests.analysis.explain.op_by_op import (
     hops_back,
     random_times,
     random_waits,
+    typical_by_op,
 )
 from tests.support.extent import ALL
 
@@ -91,6 +92,30 @@ def test_the_parts_of_a_critical_path_are_those_of_its_hops() -> None:
             assert paths[number].span_ns == times.windows[step].end_ns - times.windows[step].start_ns
 
 
+def test_what_is_usual_is_the_median_of_ops_alike_and_the_plans_bubbles_are_those_of_its_replay() -> None:
+    for seed in SEEDS[::2]:
+        rng = random.Random(seed)
+        times = random_times(rng)
+        table, waits, bindings = times.table, random_waits(rng, times), bindings_of(times)
+        typical = typical_of(times, bindings, waits)
+        expected = typical_by_op(times, bindings, waits.sums(times.start.shape))
+        for name, of_ops in expected.items():
+            assert getattr(typical, name).tolist() == of_ops.tolist(), name
+        for step in range(WINDOWS):
+            work, reading = ((expected["work"] + expected["held"])[step], expected["transfer"][step])
+            end: dict[int, int] = {}
+            for row in table.order.tolist():
+                needs = [end[row - 1]] if table.position[row] else [0]
+                needs += [
+                    end[int(table.dep[entry])] + int(reading[row]) * int(table.dep_is_message[entry])
+                    for entry in range(*table.dep_ptr[row : row + 2])
+                ]
+                assert typical.gap[step, row] == max(needs) - needs[0]
+                end[row] = max(needs) + int(work[row])
+            lasts = [end[int(row) - 1] for row in table.rank_ptr[1:]]
+            assert typical.tail[step].tolist() == [max(lasts) - last for last in lasts]
+
+
 def test_bubbles_are_charged_as_one_by_one() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
@@ -139,6 +164,49 @@ def test_ops_before_and_after_a_message_are_those_that_a_search_finds() -> None:
             is_idle = len(over) + len(after) == len(rows)
             assert ended[index] == (step * len(table) + over[-1] if over else NONE)
             assert held[index] == (step * len(table) + after[0] if after and is_idle else NONE), seed
+
+
+def test_ops_held_by_a_message_depend_on_what_came_before_it_on_both_of_its_ranks() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        times = random_times(rng)
+        table, bindings, rows = times.table, bindings_of(times), []
+        for _ in range(12):
+            step = rng.randrange(WINDOWS)
+            window = times.windows[step]
+            side = [
+                (rng.randrange(table.pp), *sorted(rng.randint(window.start_ns, window.end_ns) for _ in range(3)))
+                for _ in range(2)
+            ]
+            met = max(ready for _, ready, *_ in side)
+            rows.append((step, met, *side[0], met + rng.randint(0, 9), *side[1], met + rng.randint(0, 9)))
+        names = [
+            f"{side}_{name}" for side in ("send", "recv") for name in ("rank", "ready", "asked", "done", "moved_ns")
+        ]
+        meetings = Slice(dict(zip(("window", "met_ns", *names), np.array(rows).T, strict=True)))
+        order = _RankOrder.of(times)
+        needed = bindings.ready.ravel().tolist()
+        held = []
+        for row in range(len(meetings)):
+            one = {name: meetings[name][row : row + 1] for name in meetings.columns}
+            for side_ in ("send", "recv"):
+                reader = int(
+                    order.held_up(one["window"], *(one[f"{side_}_{name}"] for name in ("rank", "asked", "done")))[0]
+                )
+                if reader != NONE:
+                    at = int(one[f"{side_}_moved_ns"][0])
+                    needed[reader] = max(needed[reader], at)
+                    held.append((reader, at, one))
+        expected = []
+        for reader, at, one in held:
+            for side_ in ("send", "recv"):
+                ready = one[f"{side_}_ready"]
+                source = int(order.last_ended(one["window"], one[f"{side_}_rank"], ready)[0])
+                if source != NONE:
+                    expected.append((source, reader, int(one["met_ns"][0] - ready[0]) + needed[reader] - at))
+        edges = _of_meetings(times, bindings, meetings)
+        columns = (edges.source, edges.reader, edges.slack)
+        assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(expected)
 
 
 def test_the_least_slack_is_that_of_the_shortest_way_to_an_end() -> None:
