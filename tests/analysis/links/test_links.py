@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
-from pptrace.analysis.links.rank_traffic import traffic_of
+from pptrace.analysis.links.rank_traffic import _in_steps, traffic_of
 from pptrace.analysis.whole_run import Link
 from pptrace.model.tables import COMMS, make_table
 from pptrace.schedule.registry import build
-from pptrace.slices import slice_of
+from pptrace.slices import Slice, slice_of
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import record
 
@@ -189,6 +189,18 @@ def test_a_line_is_fitted_with_as_much_weight_as_there_are_messages() -> None:
     sizes, times, count = np.array([1, 2, 3]), np.array([13, 16, 15]), np.array([1, 2, 5])
     slope, latency = np.polyfit(sizes, times, 1, w=np.sqrt(count))
     assert fit_line(sizes, times, count) == (round(latency), pytest.approx(1 / slope))
+    assert fit_line(np.array([1, 2]), np.array([5, 5]), np.array([1, 1])) == (None, None)
     assert fit_line(np.array([0, 1]), np.array([3, 5]), np.array([1, 1])) == (None, None)
     assert fit_line(np.array([0, 2]), np.array([3, 5]), np.array([1, 1])) == (3, pytest.approx(1))
     assert fit_line(np.array([2, 4]), np.array([2, 4]), np.array([1, 1])) == (0, pytest.approx(1))
+
+
+def test_messages_without_bytes_are_known_to_have_none() -> None:
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 10, bytes=0))))], {})
+    assert (link.bytes, link.algbw_gbps) == (0, 0.0)
+
+
+@pytest.mark.parametrize("steps", [[2], [2, 3], [3, 5], [0, 1, 2, 3, 4, 5], [5, 1]])
+def test_rows_of_some_steps(steps: list[int]) -> None:
+    rows = Slice({"step": np.array([0, 1, 1, 2, 3, 3, 4, 5]), "at": np.arange(8)})
+    assert _in_steps(rows, steps)["at"].tolist() == np.flatnonzero(np.isin(rows["step"], steps)).tolist()
