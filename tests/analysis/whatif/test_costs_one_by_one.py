@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.predict import even_split, typical
-from pptrace.analysis.whatif.replay import Target, _Builder, changes_ops
+from pptrace.analysis.whatif.replay import Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, stage_costs, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
 from pptrace.model.tables import Int64
@@ -253,3 +254,90 @@ def test_even_splits(num_layers: int, num_stages: int, whole: bool, expected: tu
 
 def test_the_typical_step_is_the_lower_median() -> None:
     assert [typical(np.array(spans)) for spans in ([5], [9, 3], [3, 9, 1], [4, 3, 2, 1])] == [5, 3, 3, 2]
+
+
+def two_pipelines(seed: int) -> StageCosts:
+    """Costs of three steps of two pipelines each."""
+    plan = build(*PLANS[seed % 3]).compute_only()
+    first, second = (random_costs(random.Random(2 * seed + index), plan) for index in (0, 1))
+    costs = [stage_costs(plan, part, None) for part in (first, second)]
+    order = np.array([0, 3, 1, 4, 2, 5])
+    names = ("work", "inner", "delay", "transfer")
+    values = {name: np.concatenate([getattr(part, name) for part in costs])[order] for name in names}
+    ranks = np.concatenate((first.ranks, second.ranks + 10))[order]
+    return replace(costs[0], step=np.repeat(np.array([4, 5, 7]), 2), ranks=ranks, **values)
+
+
+def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
+    for seed in range(9):
+        costs = two_pipelines(seed)
+        assert [(ranks[0], windows.tolist()) for ranks, windows in costs.pipelines()] == [
+            (0, [0, 2, 4]),
+            (10, [1, 3, 5]),
+        ]
+        medians = [
+            [median(costs.work[:, stage, :, output].ravel().tolist()) for output in range(3)]
+            for stage in range(costs.num_stages)
+        ]
+        assert costs.typical().tolist() == medians
+        layers = (1,) * costs.num_stages
+        target = Target(costs.plan, stage_map(costs.typical(), layers, layers))
+        builder, table = _Builder(costs, target), costs.plan.table
+        work, late = builder.durations(slice(0, 6))
+        transfers, inner = builder.transfers(slice(0, 6)), builder.inner(slice(0, 6))
+        ends = []
+        for window in range(6):
+            end: dict[int, float] = {}
+            for row in table.order.tolist():
+                needs = [end[row - 1]] if table.position[row] else [0.0]
+                for entry in range(*table.dep_ptr[row : row + 2]):
+                    message = table.dep_message[entry]
+                    needs.append(end[int(table.dep[entry])] + (transfers[window, message] if message >= 0 else 0.0))
+                end[row] = max(needs) + work[window, row] + late[window, row]
+            ends.append([end[row] for row in range(len(table))])
+        found = replay(costs, target)
+        for index, step in enumerate((4, 5, 7)):
+            windows = [2 * index, 2 * index + 1]
+            spans = [round(max(ends[window])) for window in windows]
+            assert found.spans[index] == max(spans)
+            total = float((work - inner)[windows].sum())
+            assert found.bubble_ratios[index] == pytest.approx(max(spans) * 2 * costs.plan.pp / total - 1)
+            longer = windows[0] if max(ends[windows[0]]) >= max(ends[windows[1]]) else windows[1]
+            picture = replay_step(costs, target, step).replayed
+            assert np.abs(picture.end - np.array(ends[longer])).max() <= 0.5
+            assert np.abs(picture.end - picture.start - work[longer]).max() <= 1
+            one = costs_of_step(costs, target, step)
+            assert one.durations.tolist() == np.rint((work + late)[windows[0]]).tolist()
+            assert one.transfers.tolist() == np.rint(transfers[windows[0]]).tolist()
+
+
+def test_halves_of_pairs_take_what_their_stages_ops_do_outside_of_pairs() -> None:
+    plan = build("dualpipe", 2, 8).compute_only()
+    table = plan.table
+    costs = random_costs(random.Random(3), plan)
+    durations = costs.durations.copy()
+    stages = np.arange(plan.num_stages)
+    of_f, of_b = 100 + 10 * stages, 200 + 30 * stages
+    for row in range(len(table)):
+        kind, stage = list(Kind)[table.kind[row]], table.stage[row]
+        durations[:, row] = {Kind.F: of_f[stage], Kind.B: of_b[stage], Kind.I: 50, Kind.W: of_b[stage] - 50}.get(
+            kind, 0
+        )
+    usual = []
+    for kind, ns in ((Kind.F, of_f), (Kind.B, of_b)):
+        known = [stage for stage in stages if ((table.kind == kind.code) & (table.stage == stage)).any()]
+        usual.append([int(ns[stage]) if stage in known else median(ns[known].tolist()) for stage in stages])
+    pairs = np.flatnonzero(table.kind == Kind.OVERLAP_F_B.code).tolist()
+    halves = {row: (usual[0][table.stage[row]], usual[1][table.second_stage[row]]) for row in pairs}
+    assert halves
+    for row, both in halves.items():
+        durations[:, row] = round(0.8 * sum(both))
+    found = stage_costs(plan, replace(costs, durations=durations), None)
+    assert found.pair_factor == pytest.approx(0.8, abs=0.01)
+    for row, (forward, backward) in halves.items():
+        length = plan.chain_length
+        of_forward = found.work[0, table.stage[row] % length, table.microbatch[row], F]
+        assert of_forward == pytest.approx(forward, rel=0.01)
+        second, microbatch = divmod(int(table.second_slot[row]) // 3, plan.num_microbatches)
+        of_backward = found.work[0, second % length, microbatch, [BACKWARD, W]].sum()
+        assert of_backward == pytest.approx(backward, rel=0.01)
