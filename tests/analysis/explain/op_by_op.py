@@ -84,6 +84,7 @@ def random_times(rng: random.Random) -> StepTimes:
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         arrival=arrival,
         transfer=some(20, messages),
+        recorded=some(20, messages),
         sender_is_last=some(2, messages) < 2,
         is_early=some(rng.choice((2, 40)), messages) > rng.choice((0, -1)),
         is_whole=np.ones(WINDOWS, dtype=np.bool_),

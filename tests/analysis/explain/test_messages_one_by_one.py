@@ -154,6 +154,7 @@ def test_messages_of_the_plan_that_a_rank_received() -> None:
                         "message": number,
                         "arrival": moved,
                         "transfer": max(moved - max(begin, row["asked_ns"]), 0),
+                        "recorded": max(row["transfer_end_ns"] - max(begin, row["asked_ns"]), 0),
                         "sender_is_last": is_last,
                         "is_early": is_last and begin <= row["asked_ns"],
                     }

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from pptrace.analysis.explain.measured import _moved_together
 from pptrace.analysis.explain.step_times import (
+    UNKNOWN,
     RankTimes,
     StepTimes,
     _collections,
@@ -164,6 +166,19 @@ def test_the_whole_windows_are_the_rows_of_those_that_have_every_op() -> None:
         assert list(zip(*waits_of(whole), strict=True)) == waits
         assert whole.begin.tolist() == [times.windows[window].start_ns for window in kept]
         assert whole.finish.tolist() == [times.windows[window].end_ns for window in kept]
+
+
+def test_what_messages_cost_by_the_trace_alone_is_kept_where_it_differs() -> None:
+    for seed in range(20):
+        times = random_times(random.Random(seed))
+        found = _moved_together(times)
+        expected = [
+            (window, message, times.recorded[window, message])
+            for window, message in np.ndindex(times.arrival.shape)
+            if times.arrival[window, message] != UNKNOWN
+            if times.recorded[window, message] != times.transfer[window, message]
+        ]
+        assert list(zip(found["window"], found["message"], found["ns"], strict=True)) == expected
 
 
 def waits_of(times: StepTimes) -> list[list[int]]:

@@ -389,6 +389,12 @@ def test_costs_of_some_windows_steps_and_without_collections() -> None:
         for window, row, ns in zip(*(costs.holds[name] for name in names), strict=True):
             held[window, row] += ns
         assert costs.held(costs.holds["ns"] > 0).tolist() == np.minimum(held, costs.durations).tolist()
+        together = Slice({"window": np.array([1, 4]), "message": np.array([0, 1]), "ns": np.array([77, 88])})
+        recorded = replace(costs, moved_together=together).as_recorded()
+        transfers = costs.transfers.copy()
+        transfers[[1, 4], [0, 1]] = 77, 88
+        assert recorded.transfers.tolist() == transfers.tolist()
+        assert recorded.as_recorded() is recorded
         without = costs.without_collections()
         assert without.durations.tolist() == (costs.durations - costs.collected_inside).tolist()
         assert without.delays.tolist() == (costs.delays - costs.collected_before).tolist()

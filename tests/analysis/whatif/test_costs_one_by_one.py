@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.whatif.predict import even_split, typical
+from pptrace.analysis.whatif.change import even_split
+from pptrace.analysis.whatif.predict import typical
 from pptrace.analysis.whatif.replay import Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, stage_costs, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
