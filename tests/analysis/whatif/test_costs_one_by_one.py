@@ -11,45 +11,15 @@ import pytest
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import even_split
-from pptrace.analysis.whatif.predict import typical
+from pptrace.analysis.whatif.predict import _variants, typical
 from pptrace.analysis.whatif.replay import Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, stage_costs, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
-from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from tests.analysis.whatif.random_costs import PLANS, STEPS, random_costs, two_pipelines
 
-PLANS = (("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4), ("zbv", 2, 4), ("dualpipe", 2, 8))
 SEEDS = range(20)
-STEPS = 3
-
-
-def random_costs(rng: random.Random, plan: Plan) -> MeasuredCosts:
-    table = plan.table
-
-    def some(most: int, columns: int = len(table), least: int = 0) -> Int64:
-        return np.array([[rng.randint(least, most) for _ in range(columns)] for _ in range(STEPS)])
-
-    none = np.zeros((STEPS, len(table)), dtype=np.int64)
-    transfers, spans = some(40, table.num_messages, -1), np.full(STEPS, 9_999)
-    ranks = np.broadcast_to(np.arange(plan.pp), (STEPS, plan.pp))
-    is_last = transfers > 0
-    return MeasuredCosts(
-        table,
-        np.arange(STEPS),
-        ranks,
-        some(900, least=100),
-        transfers,
-        some(9),
-        is_last,
-        none,
-        none,
-        some(50),
-        none,
-        none,
-        spans,
-    )
 
 
 def measured(seed: int, *names: str) -> tuple[MeasuredCosts, StageCosts]:
@@ -257,18 +227,6 @@ def test_the_typical_step_is_the_lower_median() -> None:
     assert [typical(np.array(spans)) for spans in ([5], [9, 3], [3, 9, 1], [4, 3, 2, 1])] == [5, 3, 3, 2]
 
 
-def two_pipelines(seed: int) -> StageCosts:
-    """Costs of three steps of two pipelines each."""
-    plan = build(*PLANS[seed % 3]).compute_only()
-    first, second = (random_costs(random.Random(2 * seed + index), plan) for index in (0, 1))
-    costs = [stage_costs(plan, part, None) for part in (first, second)]
-    order = np.array([0, 3, 1, 4, 2, 5])
-    names = ("work", "inner", "delay", "transfer")
-    values = {name: np.concatenate([getattr(part, name) for part in costs])[order] for name in names}
-    ranks = np.concatenate((first.ranks, second.ranks + 10))[order]
-    return replace(costs[0], step=np.repeat(np.array([4, 5, 7]), 2), ranks=ranks, **values)
-
-
 def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
     for seed in range(9):
         costs = two_pipelines(seed)
@@ -342,3 +300,18 @@ def test_halves_of_pairs_take_what_their_stages_ops_do_outside_of_pairs() -> Non
         second, microbatch = divmod(int(table.second_slot[row]) // 3, plan.num_microbatches)
         of_backward = found.work[0, second % length, microbatch, [BACKWARD, W]].sum()
         assert of_backward == pytest.approx(backward, rel=0.01)
+
+
+def test_assumptions_are_varied_within_their_bounds() -> None:
+    _, costs = measured(1, "1f1b")
+    layers = (1,) * costs.num_stages
+    own = stage_map(costs.typical(), layers, layers)
+    same = Target(costs.plan, own)
+    replayed = replay(costs, same)
+    assert [target.fixed for _, target, _ in _variants(costs, same, replayed)] == [0.0]
+    half = Target(costs.plan, own, scale=0.5)
+    (_, first, _), (_, second, longer) = _variants(costs, half, replay(costs, half))
+    assert (first.fixed, second.fixed) == (0.0, 0.06)
+    assert (longer.spans > replay(costs, half).spans).all()
+    split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
+    assert [of.weight_share for of, _, _ in _variants(costs, split, replay(costs, split))][:3] == [0.5, 0.4, 0.6]
