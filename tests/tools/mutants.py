@@ -9,9 +9,9 @@ that have a text. Exits with 1 where less than 85 % are killed.
 Tests run once without a change to learn which lines each executes (``mutation_tests.py``); those that fail even so are named,
 and judge nothing. Each mutant is tried in a fork of a process that has collected the tests: it changes the code of the function
 in place, or imports the project again where the change is outside of functions, and runs the tests that execute the changed
-lines, those in the folder of its package and the fastest first, then others of the same files, up to ``BUDGET_S`` of processor
-time: a mutant that only a slower test would kill counts as surviving. One that takes many times as long as it should is killed.
-Examples of hypothesis are the same each time.
+lines, those in the folder that mirrors its own and the fastest first, then others of the same files, up to ``BUDGET_S`` of
+processor time: a mutant that only a slower test would kill counts as surviving. One that takes many times as long as it should is
+killed. Examples of hypothesis are the same each time.
 
 Why no library: cosmic-ray starts all tests anew for every mutant, three minutes each here. mutmut 3 leaves out properties, other
 decorated functions and whatever a module says outside of functions, chooses tests by function and not by line or time, and on a

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +213,8 @@ def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
         near = {test for test in near if not set(measured[test]["lines"][mutant.path]).isdisjoint(mutant.lines)}
     files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
     rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
-    own = f"tests/{mutant.path.split('/')[1]}/"
     chosen, total = [], 0.0
-    for test in [*sorted((test for test in by_time if test in near), key=lambda test: not test.startswith(own)), *rest]:
+    for test in [*sorted((test for test in by_time if test in near), key=lambda test: _distance(test, mutant)), *rest]:
         total += measured[test]["seconds"]
         if chosen and total > BUDGET_S:
             break
@@ -223,3 +223,10 @@ def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
     return sorted(
         chosen, key=lambda test: files_in_order.index(test.split("::")[0])
     )  # fixtures of a file are made once
+
+
+def _distance(test: str, mutant: Mutant) -> tuple[int, int]:
+    """Sort key of a test: first those in the folder that mirrors the mutant's, then those that have most of its path."""
+    folder, mirrored = Path(test.split("::")[0]).parent.parts, ("tests", *Path(mutant.path).parent.parts[1:])
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folder, mirrored, strict=False)))
+    return -common, len(folder) - common

@@ -65,3 +65,22 @@ def test_a_sample_is_drawn_from_the_mutants_that_have_a_text(mutants: ModuleType
     assert set(drawn) <= set(some["analysis"])
     everything = mutants.draw(every, sum(map(len, every.values())), 0)
     assert {mutant.name for mutant in everything} == {mutant.name for group in every.values() for mutant in group}
+
+
+def test_tests_in_the_folder_that_mirrors_a_mutants_come_first(mutation_tests: ModuleType, mutants: ModuleType) -> None:
+    mutant = mutants.Mutant("pptrace/analysis/explain/walk.py", 0, 7, range(7, 8), "", True)
+    lines = {mutant.path: [6, 7]}
+    seconds = {
+        "tests/report/test_a.py::test_fast": 0.1,
+        "tests/analysis/test_b.py::test_of_package": 0.2,
+        "tests/analysis/links/test_c.py::test_of_another_room": 0.3,
+        "tests/analysis/explain/test_d.py::test_slow": 9.0,
+        "tests/analysis/explain/test_e.py::test_slower": 20.0,
+    }
+    measured = {test: {"seconds": taken, "lines": lines} for test, taken in seconds.items()}
+    elsewhere = {"tests/analysis/explain/test_f.py::test_of_other_lines": {"seconds": 0.0, "lines": {mutant.path: [8]}}}
+    chosen = mutation_tests.choose_tests(mutant, measured | elsewhere)
+    names = [test.split("::")[1] for test in chosen]
+    assert names == ["test_slow", "test_slower", "test_of_package", "test_of_another_room", "test_fast"]
+    measured["tests/analysis/explain/test_e.py::test_slower"]["seconds"] = mutation_tests.BUDGET_S
+    assert [test.split("::")[1] for test in mutation_tests.choose_tests(mutant, measured)] == ["test_slow"]
