@@ -1,4 +1,4 @@
-"""What explains a step, once more: op by op and hop by hop, in plain numbers, on random times that no plan explains."""
+"""Explanations of steps once more: op by op and hop by hop, in plain numbers, on random times that no plan explains."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def random_waits(rng: random.Random, times: StepTimes) -> InnerWaits:
 
 
 class Bound(NamedTuple):
-    """What an op waited for last."""
+    """Last event that an op waited for."""
 
     row: int
     ready: int

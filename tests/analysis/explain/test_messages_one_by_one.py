@@ -1,4 +1,4 @@
-"""What is found of all messages and collectives at once is what is found one by one, on random times of a few nanoseconds."""
+"""Messages and collectives looked at all at once are those found one by one, on random times of a few nanoseconds."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def comms_of(rows: Sequence[Row]) -> tuple[Slice, Any]:
 
 
 def moved_times(rows: Sequence[Row]) -> list[int]:
-    """When each was moved: of those posted together one by the end, the others when they would be by the least of their link."""
+    """Time at which each was moved: of those posted together one by the end, the others when they would be by the least of their link."""
     together = [row for row in rows if is_message(row) and row["posted_ns"] == row["start_ns"]]
 
     def likely(row: Row) -> int:

@@ -136,7 +136,7 @@ def test_rows_of_chosen_windows_are_numbered_as_these_and_in_their_order() -> No
 
 
 def random_work(rng: random.Random, steps: int, ranks: int) -> tuple[Slice, list[list[list[Row]]]]:
-    """What ranks do after their ops: each its own ranges between collectives of all, the same in every step."""
+    """Work of ranks after their ops: each its own ranges between collectives of all, the same in every step."""
     plan = [rng.choice(("all", "own", "some")) for _ in range(rng.randint(1, 4))]
     members = [sorted(rng.sample(range(ranks), rng.randint(1, ranks))) for _ in plan]
     of_steps: list[list[list[Row]]] = []
