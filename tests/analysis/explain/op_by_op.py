@@ -152,7 +152,7 @@ def _link(times: StepTimes, entry: int) -> tuple[int, int]:
 
 
 def _taken(times: StepTimes, step: int, entry: int) -> tuple[int, bool]:
-    """(what a message took, whether that is all of it)."""
+    """(time that a message took, whether that is all of it)."""
     message, sent = times.table.dep_message[entry], int(times.end[step, times.table.dep[entry]])
     arrival = int(times.arrival[step, message])
     if arrival != UNKNOWN and times.sender_is_last[step, message] and not times.is_early[step, message]:

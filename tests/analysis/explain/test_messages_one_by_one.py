@@ -86,7 +86,7 @@ def comms_of(rows: Sequence[Row]) -> tuple[Slice, Any]:
 
 
 def moved_times(rows: Sequence[Row]) -> list[int]:
-    """Time at which each was moved: of those posted together one by the end, the others when they would be by the least of their link."""
+    """Time at which each was moved: of those posted together one by the end, the others by the least of their link."""
     together = [row for row in rows if is_message(row) and row["posted_ns"] == row["start_ns"]]
 
     def likely(row: Row) -> int:
