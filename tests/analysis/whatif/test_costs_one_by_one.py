@@ -11,8 +11,8 @@ import pytest
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import even_split
-from pptrace.analysis.whatif.predict import _variants, typical
-from pptrace.analysis.whatif.replay import Target, _Builder, changes_ops, costs_of_step, replay, replay_step
+from pptrace.analysis.whatif.predict import Baseline, _variants, typical
+from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, stage_costs, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
 from pptrace.schedule.actions import Kind
@@ -315,3 +315,9 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     assert (longer.spans > replay(costs, half).spans).all()
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
     assert [of.weight_share for of, _, _ in _variants(costs, split, replay(costs, split))][:3] == [0.5, 0.4, 0.6]
+
+
+def test_the_error_of_a_replay_is_the_median_of_those_of_its_steps() -> None:
+    _, costs = measured(1, "1f1b")
+    baseline = Baseline(costs, np.array([100, 200, 0, 1000]))
+    assert baseline._error_of(Replayed(np.array([110, 190, 0, 2000]), np.zeros(4))) == pytest.approx((0.05 + 0.1) / 2)
