@@ -66,8 +66,9 @@ class Link:
 
     For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
     been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
-    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth. ``peak_gbps`` is the
-    reference peak of the devices' links, per direction, and ``share_of_peak`` what ``algbw_gbps`` is of it.
+    ``latency_ns`` and ``bandwidth_gbps`` describe fast transfers as latency + bytes / bandwidth; ``fit_reason`` says why they
+    are None. ``peak_gbps`` is the reference peak of the devices' links, per direction, and ``share_of_peak`` what
+    ``algbw_gbps`` is of it.
     """
 
     axis: str
@@ -86,6 +87,7 @@ class Link:
     bandwidth_gbps: float | None
     peak_gbps: float | None = None
     share_of_peak: float | None = None
+    fit_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

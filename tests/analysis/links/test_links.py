@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
+from pptrace.analysis.links.join import late_ranks_of, links_of
 from pptrace.analysis.links.rank_traffic import traffic_of
 from pptrace.analysis.whole_run import Link
 from pptrace.model.tables import COMMS, make_table
@@ -62,6 +62,7 @@ def test_each_side_waits_for_the_other_and_the_link_knows_for_whom() -> None:
         algbw_gbps=2000 / 70,
         latency_ns=None,
         bandwidth_gbps=None,
+        fit_reason="all messages have 1000 bytes",
     )
 
 
@@ -80,20 +81,24 @@ def test_a_size_that_is_not_known_leaves_the_bandwidths_unknown() -> None:
     assert link.transfer_ns == 10
 
 
-@pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0)])
-def test_latency_and_bandwidth_of_exact_times_are_found(latency: int, bandwidth: float) -> None:
-    sizes = np.array([1_000_000, 4_000_000, 64_000_000])
-    times = np.rint(latency + sizes / bandwidth).astype(np.int64)
-    fitted, speed = fit_line(sizes, times, np.array([5, 1, 7]))
-    assert fitted == pytest.approx(latency, abs=2)
-    assert speed == pytest.approx(bandwidth, rel=1e-4)
+def test_a_link_is_fitted_to_fast_transfers_whatever_others_took_and_waited() -> None:
+    rng = np.random.default_rng(3)
+    rows, at = [], 0
+    for size in (1_000, 50_000, 2_000_000):
+        for index in range(40):
+            transfer = 20_000 + size // 4 + (0 if index % 4 == 0 else int(rng.integers(10_000, 5_000_000)))
+            wait = int(rng.integers(0, 10_000_000))
+            rows.append(message("recv", 0, at, at + wait, at + wait + transfer, bytes=size))
+            at += wait + transfer + 1_000
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(*rows)))], {})
+    assert link.latency_ns == pytest.approx(20_000, abs=2)
+    assert link.bandwidth_gbps == pytest.approx(4)
+    assert link.fit_reason is None
 
 
-@pytest.mark.parametrize(
-    ("sizes", "times"), [([1000], [10]), ([1000, 1999], [10, 20]), ([1000, 4000], [20, 10]), ([1000, 4000], [1, 100])]
-)
-def test_where_no_line_describes_the_transfers_none_is_fitted(sizes: list[int], times: list[int]) -> None:
-    assert fit_line(np.array(sizes), np.array(times), np.ones(len(sizes), dtype=np.int64)) == (None, None)
+def test_messages_of_one_size_tell_no_latency_and_the_reason() -> None:
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(*[message("recv", 0, 0, 0, 10)] * 5)))], {})
+    assert (link.latency_ns, link.bandwidth_gbps, link.fit_reason) == (None, None, "all messages have 1000 bytes")
 
 
 def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
