@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+import torch
+
 from instrument.recorder import Range
 from pptrace.schedule.actions import Action
 from pptrace.schedule.probe import Probe, probe_of
@@ -28,15 +30,23 @@ class Delays:
         self._slept: Counter[int] = Counter()
         self._step = -1
         self._owed_ns = 0.0
+        self._on_device = False
 
     def facts(self) -> dict[str, object]:
         """The probes, and how long this rank was delayed in each step, for its trace."""
-        return {"probes": list(map(str, self.probes)), "delays_ns": {str(step): ns for step, ns in self._slept.items()}}
+        return {
+            "probes": list(map(str, self.probes)),
+            "delays_ns": {str(step): ns for step, ns in self._slept.items()},
+            "on_device": self._on_device,
+        }
 
     def around(self, opened: Range, action: Action, step: int) -> Range:
         """The range of an op; the op is delayed at its end if a probe delays it in this step."""
         probe = probe_of(self.probes, step)
         if probe is None or not probe.delays(action) or not self._is_on():
+            return opened
+        if torch.cuda.is_initialized():  # the host only launches: what it sleeps may delay the device by nothing
+            self._on_device = True
             return opened
         return _DelayedRange(opened, self, probe.epsilon, step)
 

@@ -15,10 +15,11 @@ Windows = tuple[StepWindow, ...]
 
 @dataclass(frozen=True, slots=True)
 class RecordedProbes:
-    """``delays_ns`` is how long each rank was delayed in each step, by rank and step."""
+    """``delays_ns`` is how long each rank was delayed in each step, by rank and step; ``on_device``: ops ran where none is."""
 
     probes: tuple[Probe, ...]
     delays_ns: Mapping[int, Mapping[int, int]]
+    on_device: bool
 
     def divided(self, windows: Windows) -> tuple[Windows, Windows]:
         """The windows of steps without a probe, and those of steps with one."""
@@ -32,7 +33,8 @@ def read_probes(facts: Mapping[int, Mapping[str, Any]]) -> RecordedProbes | None
     every = {probes for probes, _ in recorded.values()}
     if len(every) != 1:
         return None
-    return RecordedProbes(every.pop(), {rank: delays for rank, (_, delays) in recorded.items()})
+    on_device = any(facts[rank][PROBES].get("on_device") for rank in recorded)
+    return RecordedProbes(every.pop(), {rank: delays for rank, (_, delays) in recorded.items()}, on_device)
 
 
 def _read(fact: object) -> tuple[tuple[Probe, ...], dict[int, int]] | None:

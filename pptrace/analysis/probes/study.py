@@ -116,6 +116,8 @@ class _Study:
         """Why nothing can be said about a target; None where it can."""
         if not steps:
             return "no step with this probe lies beside one without"
+        if self.recorded.on_device:
+            return "ops of a GPU are not delayed: a host that sleeps delays no more than their launches"
         if not self.paths:
             return "the critical path of the steps without a probe is not known"
         if self.plan is not None and any(probe.divides(action) for row in self.plan.ranks for action in row):
