@@ -39,8 +39,8 @@ FEWEST = 6
 """Probed steps that an interval needs: with fewer, all of them lie on one side too often by chance."""
 _NOT_DELAYED = 0.2
 """Delays that differ by more than this part from what the ops come to are not those of the probe."""
-_LEAST_NS = 100_000
-"""Delays of a step may be off by so much, however short its ops are."""
+_MISSED_NS, _OVERSLEPT_NS = 100_000, 5_000_000
+"""Delays of a step may be so much shorter or longer than that, however short its ops are: a host does not wake up at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class _Study:
         lengths = (ops["end_ns"] - ops["start_ns"])[np.isin(ops["step"], steps) & ~_of_target(probe, ops)].sum()
         expected = probe.epsilon / (1 + probe.epsilon) * float(lengths)
         slept = sum(self.recorded.delays_ns.get(rank, {}).get(step, 0) for step in steps)
-        return abs(slept - expected) <= _NOT_DELAYED * expected + _LEAST_NS * len(steps)
+        missed, overslept = (_NOT_DELAYED * expected + ns * len(steps) for ns in (_MISSED_NS, _OVERSLEPT_NS))
+        return expected - missed <= slept <= expected + overslept
 
 
 def _few(count: int) -> str:

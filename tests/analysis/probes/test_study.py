@@ -178,7 +178,7 @@ def test_where_nothing_can_be_said_the_reason_is(plan: Plan, steps: int, reason:
 
 @pytest.mark.parametrize("really", [0.0, 0.5, 1.5])
 def test_delays_that_are_not_those_of_the_probe_leave_the_slope_unknown(really: float) -> None:
-    (one,) = probed(PLAN, "F:0.25", cost=lambda action: 3_000_000, really=really).probes
+    (one,) = probed(PLAN, "F:0.25", cost=lambda action: 30_000_000, really=really).probes
     assert one.slope is None
     assert one.reason == "the ops of rank 0, 1, 2 were not delayed as the probe says"
 
@@ -192,7 +192,7 @@ def test_ranks_on_a_gpu_are_not_delayed_and_say_so() -> None:
 
 
 def test_a_rank_that_nobody_delayed_leaves_the_slope_unknown() -> None:
-    (one,) = probed(PLAN, "F:0.25", cost=lambda action: 3_000_000, only=0).probes
+    (one,) = probed(PLAN, "F:0.25", cost=lambda action: 30_000_000, only=0).probes
     assert one.slope is None
     assert one.reason == "the ops of rank 1, 2 were not delayed as the probe says"
 
