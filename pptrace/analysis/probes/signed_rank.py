@@ -37,7 +37,7 @@ def middle_of(values: Sequence[float], confidence: float) -> Middle:
 
 
 def _cut(n: int, chance: float) -> int:
-    """How many of the sorted means lie outside the interval on each side, at a ``chance`` on each; −1: even none is too many."""
+    """Number of sorted means outside the interval on each side, at a ``chance`` on each; −1: even none is too many."""
     below = np.cumsum(_signed_ranks(n))
     return int(np.count_nonzero(below <= chance)) - 1
 

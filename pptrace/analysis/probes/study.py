@@ -1,4 +1,4 @@
-"""What a faster target would gain, from steps in which everything else was delayed (:mod:`pptrace.schedule.probe`).
+"""Gains of a faster target, measured in steps in which everything else was delayed (:mod:`pptrace.schedule.probe`).
 
 A probed step is compared with the steps without a probe beside it. Ops are delayed; messages and pauses are not, so they seem
 to be faster with the target. Their part of the critical path is taken off:
@@ -63,7 +63,7 @@ class ProbedSteps:
     def studied(
         self, steps: Sequence[StepReport], costs: Sequence[MeasuredCosts], plan: Plan | None, data: AlignedRun
     ) -> tuple[ProbedTarget, ...]:
-        """What the probe of each target showed, in the order in which they were asked for.
+        """Results of the probe of each target, in the order in which they were asked for.
 
         ``steps`` and ``costs`` are those of the steps without a probe.
         """
@@ -113,7 +113,7 @@ class _Study:
         return ratios
 
     def _reason(self, probe: Probe, steps: Sequence[int]) -> str | None:
-        """Why nothing can be said about a target; None where it can."""
+        """Reason why nothing can be said about a target; None where it can."""
         if not steps:
             return "no step with this probe lies beside one without"
         if self.recorded.on_device:
@@ -156,7 +156,7 @@ def _share(path: CriticalPath, probe: Probe | None = None) -> float:
 
 
 def _of_target(probe: Probe, ops: Slice) -> npt.NDArray[np.bool_]:
-    """Which ops of a rank are of the target; no pair, of which neither half is where a slope is known."""
+    """The ops of a rank that are of the target, as a mask; no pair, of which neither half is where a slope is known."""
     is_target = ops["stage"] == probe.target if isinstance(probe.target, int) else ops["kind"] == str(probe.target)
     of_target: npt.NDArray[np.bool_] = is_target & (ops["kind"] != str(Kind.OVERLAP_F_B))
     return of_target

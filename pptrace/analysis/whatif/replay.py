@@ -215,7 +215,7 @@ class _Builder:
         return latency + (times - latency) * self.target.scale / self.target.link_speed
 
     def _of_messages(self, measured: Floats) -> Floats:
-        """What was measured of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan."""
+        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan."""
         table = self.target.plan.table
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
         output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
