@@ -45,7 +45,7 @@ class Delays:
         probe = probe_of(self.probes, step)
         if probe is None or not probe.delays(action) or not self._is_on():
             return opened
-        if torch.cuda.is_initialized():  # the host only launches: what it sleeps may delay the device by nothing
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # the host only launches: what it sleeps may delay the device by nothing
             self._on_device = True
             return opened
         return _DelayedRange(opened, self, probe.epsilon, step)

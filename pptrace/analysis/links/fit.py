@@ -6,11 +6,14 @@ the others down (a busy core, other messages on the link) is not the link's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.whole_run import Link
+from pptrace.axes import Axis
 from pptrace.intervals import Int64
 from pptrace.model.wording import counted
 
@@ -58,6 +61,13 @@ def fit_link(sizes: Int64, times: Int64, count: Int64) -> LinkFit:
     if off[worst] > _MOST_OFF:
         return LinkFit(reason=f"no line: it misses messages of {int(sizes[worst])} bytes by {off[worst]:.0%}")
     return LinkFit(max(round(latency), 0), 1 / slope)
+
+
+def latencies_of(links: Iterable[Link]) -> dict[tuple[int, int], int]:
+    """The latency from one rank to another, ns, where fitted: to the pipeline's messages, else to those of another axis."""
+    known = [link for link in links if link.latency_ns is not None]
+    ordered = sorted(known, key=lambda link: (link.axis == Axis.PP, link.count))
+    return {(link.source, link.target): link.latency_ns for link in ordered if link.latency_ns is not None}
 
 
 def _line(sizes: npt.NDArray[np.float64], times: npt.NDArray[np.float64], count: Int64) -> tuple[float, float]:

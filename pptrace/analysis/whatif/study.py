@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
+from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -20,8 +22,7 @@ from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, tar
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.split import best_split, paste_lines
-from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
-from pptrace.axes import Axis
+from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.wording import counted
@@ -137,8 +138,11 @@ def study_run(
     schedule: ScheduleInfo,
     layers: tuple[int, ...] | None,
     memory_limit: int | None = None,
+    latencies: Latencies = MappingProxyType({}),
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
+
+    ``latencies`` are those of links that are known from elsewhere.
 
     Raises:
         PptraceError: there is no whole step with a plan.
@@ -168,12 +172,8 @@ def study_run(
             f"{counted(len(numbers), 'whole step')}: how steps vary is hardly known, and intervals come from the order of "
             f"microbatches; record at least {FEWEST_STEPS}"
         )
-    latencies = {
-        (link.source, link.target): link.latency_ns
-        for link in report.links
-        if link.axis == Axis.PP and link.latency_ns is not None
-    }
-    baseline = Baseline(stage_costs(plan, costs, layers, latencies), measured)
+    known = {**latencies_of(report.links), **latencies}
+    baseline = Baseline(stage_costs(plan, costs, layers, known), measured)
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.study import Study, study_run
+from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.errors import PptraceError
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import record, run_on_paper
@@ -79,3 +81,17 @@ def test_a_link_without_a_fit_leaves_the_latencies_unknown(measured: Analysis) -
     study = study_run(replace(report, links=links), measured.costs, measured.schedule, None)
     assert not study.costs.knows_latency
     assert "none could be fitted" in study.scenario(Change(link_speed=2.0), "links").note
+
+
+def test_latencies_of_another_run_count_where_this_one_has_none(measured: Analysis) -> None:
+    of_pipeline = [replace(link, latency_ns=LATENCY) for link in measured.report.links]
+    elsewhere = tuple(replace(link, axis="unknown", latency_ns=10**9, count=10**6) for link in of_pipeline)
+    asked = Wishes(link_speed=2.0, links=(*of_pipeline, *elsewhere))
+    scenario = predict_changes(measured, asked).result.scenarios[0]
+    assert scenario.span_ns == pytest.approx(on_paper(LATENCY + OF_BYTES // 2), abs=5)
+    assert not Wishes(links=elsewhere)
+
+
+def test_a_run_whose_links_have_no_latency_is_refused_with_the_reason(measured: Analysis) -> None:
+    with pytest.raises(PptraceError, match=r"--links: no latency could be fitted .*: all messages have 4096 bytes"):
+        predict_changes(measured, Wishes(link_speed=2.0, links=measured.report.links))
