@@ -9,6 +9,7 @@ from typing import Any
 
 from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
 from pptrace.analysis.whole_run import (
+    CoreWait,
     Interconnect,
     LateRank,
     Link,
@@ -324,6 +325,7 @@ class Report:
     interconnect: Interconnect | None = None
     missing_evidence: tuple[MissingEvidence, ...] = ()
     probes: tuple[ProbedTarget, ...] = ()
+    core_waits: tuple[CoreWait, ...] = ()
 
     @property
     def typical_step(self) -> StepReport | None:
