@@ -137,7 +137,9 @@ class _Study:
 
 
 def _few(count: int) -> str:
-    return f"{count} probed steps are too few for an interval: record {FEWEST} of each probe at least"
+    return (
+        f"no interval: that takes {FEWEST} probed steps of a target, and there {'is' if count == 1 else 'are'} {count}"
+    )
 
 
 def _spans(windows: Windows, data: AlignedRun) -> dict[int, int]:
