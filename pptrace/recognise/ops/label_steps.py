@@ -66,9 +66,9 @@ def spans_of_steps(ranges: Ranges) -> SteppedRanges:
     return _inside(spans.where(np.array(kept, dtype=np.bool_)), chosen)
 
 
-def num_outside_steps(ranges: Ranges) -> int:
-    """Number of ops that :func:`with_steps` drops, because no range of a step covers them."""
-    return int(ranges.is_op.sum() - with_steps(ranges.in_time_order()).ranges.is_op.sum())
+def num_outside_steps(ranges: Ranges, stepped: SteppedRanges) -> int:
+    """Number of ops that :func:`with_steps` dropped, because no range of a step covers them."""
+    return int(ranges.is_op.sum() - stepped.ranges.is_op.sum())
 
 
 def _single(spans: Ranges) -> Ranges:
