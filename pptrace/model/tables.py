@@ -294,6 +294,10 @@ def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     joined: dict[Any, Any] = {}
     for name in tables[0]:
         parts = [table[name] for table in tables]
+        whole = _concatenated([part.array for part in parts])
+        if whole is not None:
+            joined[name] = whole
+            continue
         is_category = [isinstance(part.dtype, pd.CategoricalDtype) for part in parts]
         if not any(is_category) or all(part.dtype == parts[0].dtype for part in parts):
             joined[name] = pd.concat(parts, ignore_index=True)
@@ -302,6 +306,20 @@ def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             joined[name] = pd.concat([part.astype(object) for part in parts], ignore_index=True)
     return pd.DataFrame(joined, copy=False)
+
+
+def _concatenated(parts: Sequence[Any]) -> npt.NDArray[np.int64] | pd.Categorical[Any] | None:
+    """Integers, or texts with the same categories, one behind the other; None of other columns."""
+    first = parts[0].dtype
+    if isinstance(first, pd.CategoricalDtype):
+        categories = first.categories
+        if not all(isinstance(part, pd.Categorical) and categories.equals(part.categories) for part in parts):
+            return None
+        codes = np.concatenate([part.codes for part in parts])
+        return pd.Categorical.from_codes(codes, dtype=first, validate=False)
+    if any(part.dtype != np.int64 for part in parts):
+        return None
+    return np.concatenate([part.to_numpy() for part in parts])
 
 
 def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -365,14 +383,14 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
     if schema is COMMS and "chunk" not in columns:
         columns = {**columns, "chunk": np.full(len(columns["stage"]), UNKNOWN)}
-    frame = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
+    frame = {name: _column(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
 
 
-def _series(values: Any, dtype: str) -> pd.Series[Any]:
+def _column(values: Any, dtype: str) -> Any:
     """A column; texts that are categories stay so."""
-    if isinstance(values, pd.Categorical):
-        return pd.Series(values, copy=False)
+    if isinstance(values, pd.Categorical) or (isinstance(values, np.ndarray) and values.dtype == dtype == "int64"):
+        return values
     return pd.Series(values, dtype="object" if dtype == "str" else dtype, copy=False)
 
 
