@@ -286,13 +286,13 @@ def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
     """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
     present = [table for table in tables if table is not None]
     filled = [table for table in present if len(table)] or present[:1]
-    return filled[0].reset_index(drop=True) if len(filled) == 1 else _joined(filled)
+    return filled[0].reset_index(drop=True) if len(filled) == 1 else _joined(filled, [str(name) for name in filled[0]])
 
 
-def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of tables one behind the other; what are categories in all of them stay so."""
+def _joined(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
+    """Some columns of tables one behind the other; what are categories in all of them stay so."""
     joined: dict[Any, Any] = {}
-    for name in tables[0]:
+    for name in names:
         parts = [table[name] for table in tables]
         whole = _concatenated([part.array for part in parts])
         if whole is not None:
@@ -322,12 +322,15 @@ def _concatenated(parts: Sequence[Any]) -> npt.NDArray[np.int64] | pd.Categorica
     return np.concatenate([part.to_numpy() for part in parts])
 
 
-def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate tables of one schema; where they are parts of one table, one behind the other, without a copy."""
+def join_adjacent(tables: Sequence[pd.DataFrame], without: Sequence[str] = ()) -> pd.DataFrame:
+    """Concatenate tables of one schema without some columns; where they are parts of one table, one behind the other, nothing
+    is copied.
+    """
+    names = [str(name) for name in tables[0] if name not in without]
     if len(tables) == 1:
-        return tables[0].reset_index(drop=True)
+        return tables[0][names].reset_index(drop=True)
     columns: dict[Any, Any] = {}
-    for name in tables[0]:
+    for name in names:
         parts = [table[name].array for table in tables]
         categories = parts[0].dtype
         if isinstance(categories, pd.CategoricalDtype) and all(part.dtype is categories for part in parts):
@@ -338,7 +341,7 @@ def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             columns[name] = _joined_view([part.to_numpy() for part in parts])
         if columns[name] is None:
-            return _joined(tables)
+            return _joined(tables, names)
     return pd.DataFrame(columns, copy=False)
 
 

@@ -211,7 +211,7 @@ def _flushed(actions: Slice, backwards: Slice, flushes: Int64) -> dict[int, Int6
     """Backwards of each flush's chunk whose weight gradients are outstanding."""
     weights = actions.where(actions["kind"] == _W)
     names = ("step", "stage", "chunk", "microbatch")
-    codes = group_codes([pd.Series(np.concatenate((backwards[name], weights[name]))) for name in names])
+    codes = group_codes([np.concatenate((backwards[name], weights[name])) for name in names])
     codes = pd.factorize(codes)[0]
     is_named = np.zeros(len(backwards) + len(weights), dtype=np.bool_)
     is_named[codes[len(backwards) :]] = True

@@ -220,7 +220,7 @@ def _ops_table(
     phase = np.full(len(start), NONE) if phases is None else phases.of(start, end)
     kinds = (*(kind.value for kind in KINDS), *pd.unique(ranges.table.span))
     texts = {"kind": kinds, "source": _SOURCES, "pair": pairs, "clock": ("host", "device")}
-    categories = {name: category_of_codes(columns[name], of_name) for name, of_name in texts.items()}
+    categories: dict[str, Any] = {name: category_of_codes(columns[name], of_name) for name, of_name in texts.items()}
     categories["phase"] = category_of_codes(phase + 1, ("", *Phase))
     return make_table(OPS, {**columns, **categories, "rank": np.full(len(start), -1)})
 

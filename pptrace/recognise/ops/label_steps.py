@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.ops.label_columns import Bool, Ranges
@@ -128,7 +127,7 @@ def _repetitions(ranges: Ranges) -> tuple[Int64, Int64]:
     if not len(actions):
         return actions["range"], actions["range"]
     num_ops = np.cumsum(ranges.is_op)[actions["range"]]
-    codes = group_codes([pd.Series(actions[name]) for name in ("kind", "stage", "chunk", "microbatch")])
+    codes = group_codes([actions[name] for name in ("kind", "stage", "chunk", "microbatch")])
     order = np.argsort(codes, kind="stable")
     first, second = order[:-1], order[1:]
     again = (codes[first] == codes[second]) & (num_ops[second] > num_ops[first]) & (actions["microbatch"][second] >= 0)
