@@ -103,7 +103,7 @@ def measure(folder: Path, *arguments: str) -> tuple[float, float, int]:
     """
     command = [sys.executable, "-m", "pptrace", "analyze", str(folder), "--json", os.devnull, "--no-cache", *arguments]
     begin, peak = time.perf_counter(), 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
             peak = max(peak, _all_bytes(process.pid))
             time.sleep(min(LOOK_S, (time.perf_counter() - begin) / 20))
