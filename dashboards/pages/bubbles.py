@@ -22,6 +22,7 @@ from pptrace.report.charts.changes import changes_chart
 from pptrace.report.figures import View, timeline, waterfall
 from pptrace.report.tables import Amount
 from pptrace.report.tables.blame import blame_table
+from pptrace.report.tables.ranks import bounds_table
 from pptrace.report.tables.waterfall import causes_table
 from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
@@ -30,7 +31,7 @@ from pptrace.simulator import Simulation
 from pptrace.workflow.analyse import Analysis
 
 _NOT_EXPLAINED = (
-    "Not known for this step: the trace lacks ops of the plan or ranks of the pipeline, there is no plan to compare with, or the "
+    "The trace lacks ops of the plan or ranks of the pipeline, there is no plan to compare with, or the "
     "ranks' times do not compare. The warnings of the overview say which."
 )
 _BASIS = "predicted from the measured costs of ops and messages"
@@ -113,6 +114,8 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     if not step.has_pipeline:
         reason = "These steps are not of a pipeline: each rank's window is its own step, and the overview has what it did in it."
         return [empty("No pipeline, so no bubbles of one", reason, "no-pipeline")]
+    if step.span_parts is None and step.causes is None and step.blame is None:
+        return [empty(f"Where step {step.step} went is not known", _NOT_EXPLAINED, "not-explained"), *_bounds(step)]
     of_step = {"step": step.step}
     pictures = [
         chart(f"Where step {step.step} went", _waterfall(step), "bubbles-waterfall", _NOT_EXPLAINED),
@@ -126,6 +129,13 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         chart("Who causes the bubble", blame_chart(step), "bubbles-blame", _NOT_EXPLAINED, note=note),
         html.Div(tables, className="columns ragged") if tables else html.Div(),
     ]
+
+
+def _bounds(step: StepReport) -> list[Node]:
+    """Bounds of the bubble, where the other sides of messages have no trace."""
+    if all(rank.bubble_low_ns is None or rank.bubble_ns is not None for rank in step.ranks):
+        return []
+    return [data_table(bounds_table(step, Amount.WHOLE), "ranks")]
 
 
 def _waterfall(step: StepReport) -> Any:

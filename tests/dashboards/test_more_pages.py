@@ -162,7 +162,7 @@ def without_steps(folder: Path, synthetic: ModuleType) -> Path:
 
 
 EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
-    lonely: {"whatif": "whatif-refused", "bubbles": "bubbles-waterfall", "communication": "no-links"},
+    lonely: {"whatif": "whatif-refused", "bubbles": "not-explained", "communication": "no-links"},
     without_pipeline: {
         "bubbles": "no-pipeline",
         "stages": "no-stages",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -13,6 +14,7 @@ from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.units import milliseconds
 
 _MOST_MARKERS = 3000
+_FEW_STEPS = 12
 _OF_DISTRIBUTION = 0.8
 """The place on the figure at which the distribution begins, as a share of its width."""
 
@@ -43,7 +45,7 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
         340,
         "step",
         "ms",
-        xaxis={"domain": [0, _OF_DISTRIBUTION - 0.02], "tickformat": "d"},
+        xaxis={"domain": [0, _OF_DISTRIBUTION - 0.02], **_whole_ticks([step.step for step in steps])},
         xaxis2={
             "gridcolor": GRID,
             "zeroline": False,
@@ -51,12 +53,16 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
             "domain": [_OF_DISTRIBUTION, 1],
             "anchor": "y",
             "title": {"text": "number of steps"},
-            "tickformat": "d",
-            "nticks": 4,
+            "dtick": -(-len(steps) // 8),
         },
         yaxis={"rangemode": "normal"},
         bargap=0.06,
     )
+
+
+def _whole_ticks(numbers: Sequence[int]) -> dict[str, Any]:
+    """Ticks at whole numbers: of few steps at each of them."""
+    return {"tickvals": list(numbers)} if len(numbers) <= _FEW_STEPS else {"tickformat": "d"}
 
 
 def _points(
