@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from dashboards.components import Node, fact
+from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.store import Loaded, Store
 from dashboards.tiles.routes import add_routes
@@ -29,8 +30,11 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path]) -> Dash:
-    """The dashboard of some traces or of a run directory. Nothing is read before the first request."""
+def create_app(paths: Sequence[Path], hosts: Sequence[str] = ()) -> Dash:
+    """The dashboard of some traces or of a run directory. Nothing is read before the first request.
+
+    ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name.
+    """
     app = Dash(
         __name__,
         title="pptrace",
@@ -46,6 +50,7 @@ def create_app(paths: Sequence[Path]) -> Dash:
     timeline.register(app)
     schedules.register(app, store)
     add_routes(app.server, store)
+    guard(app, hosts)
     return app
 
 

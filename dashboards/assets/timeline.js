@@ -186,9 +186,10 @@
       const { ops, comms } = this.about.tables;
       lanes[0].depths = ops.depths.compute || 1;
       if (source !== "measured" || !this.showLanes) return lanes;
+      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2);
       comms.lanes.forEach((name, lane) => {
         const depths = comms.depths[name];
-        if (depths) lanes.push({ name, table: "comms", lane, depths, height: Math.max(LANE * Math.min(depths, MOST_DEPTHS), 3) * Math.min(this.rowScale, 1.6) });
+        if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
       });
       ["ranges", "steps"].forEach((name, index) => {
         const depths = ops.depths[name];
@@ -201,7 +202,7 @@
       if (!this.about) return;
       const groups = this.about.orders[this.order];
       const numRanks = this.about.ranks.length;
-      const isGrouped = numRanks > 16;
+      const isGrouped = (this.isGrouped = numRanks > 16);
       const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
       const room = Math.max(window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
@@ -209,7 +210,7 @@
       const sources = this.sources;
       const extra = this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
       const perRank = room / Math.max(shown, 1) - (sources.includes("measured") ? extra : 0) - 8;
-      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, numRanks > 16 ? 9 : 14), 56) * this.rowScale;
+      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, numRanks > 16 ? 12 : 14), 56) * this.rowScale;
       this.rows = [];
       let y = 0;
       groups.forEach(([label, ranks], index) => {

@@ -471,7 +471,8 @@
       const taken = ctx.measureText(name).width;
       ctx.font = `${fit}px ${FONT}`;
       ctx.fillStyle = c.soft;
-      if (stages.length) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
+      const isSaid = view.isGrouped && view.order === "stage"; // by the group above
+      if (stages.length && !isSaid) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
       for (const part of row.sources) {
         const at = y + part.top + part.compute / 2;
         if (row.sources.length > 1 && part.compute >= 8) {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from dashboards.tiles.tracks import Array
 from pptrace.analysis.aligned import RankRows
@@ -17,7 +19,7 @@ CAUSES: Mapping[str, str] = {
     "host": "the host had not launched the next work",
     "fill": "before the rank's first op of the step: the pipeline fills",
     "drain": "after the rank's last op of the step: the pipeline drains",
-    "late message": "a message was under way or its other end was late",
+    "late message": "the message that came next had not been sent, or was under way",
     "late collective": "a collective or exchange waited for a member",
     "other": "neither an op nor anything that it waits for was recorded",
 }
@@ -28,7 +30,31 @@ GAPS: Mapping[str, str] = {
 }
 
 
-def bubbles_by_cause(rows: RankRows, lane: Lane | None, starts: Array, ends: Array, steps: Array) -> dict[str, Int64]:
+@dataclass(frozen=True)
+class SendTimes:
+    """When each matched message was ready to be sent; ``match`` is sorted."""
+
+    match: Int64
+    start_ns: Int64
+
+    @classmethod
+    def of(cls, comms: pd.DataFrame) -> SendTimes:
+        is_send = ((comms["kind"] == "send") & (comms["match"] >= 0)).to_numpy()
+        match, start = comms["match"].to_numpy()[is_send], comms["start_ns"].to_numpy()[is_send]
+        order = np.argsort(match, kind="stable")
+        return cls(match[order], start[order])
+
+    def of_matches(self, match: Int64) -> Int64:
+        """The times of some messages; 0 of one that nobody sent."""
+        if not len(self.match):
+            return np.zeros(len(match), dtype=np.int64)
+        at = np.minimum(np.searchsorted(self.match, match), len(self.match) - 1)
+        return np.where(self.match[at] == match, self.start_ns[at], 0)
+
+
+def bubbles_by_cause(
+    rows: RankRows, lane: Lane | None, starts: Array, ends: Array, steps: Array, sent: SendTimes
+) -> dict[str, Int64]:
     """The time of a rank without op and exposed communication in the windows of its steps, parted exactly by cause."""
     ops = rows.ops
     left = subtract(union(starts, ends), union(ops["start_ns"], ops["end_ns"]))
@@ -39,7 +65,7 @@ def bubbles_by_cause(rows: RankRows, lane: Lane | None, starts: Array, ends: Arr
         "host": EMPTY if lane is None or lane.idle is None else lane.idle.launch_starved,
         "fill": union(starts, first),
         "drain": union(last, ends),
-        "late message": _waits(rows.comms, of_messages=True),
+        "late message": merge(_waits(rows.comms, of_messages=True), _before_sent(rows, sent)),
         "late collective": _waits(rows.comms, of_messages=False),
     }
     parts = {}
@@ -74,3 +100,15 @@ def _waits(comms: Slice, *, of_messages: bool) -> Int64:
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
     chosen = comms.where(is_message if of_messages else ~is_message)
     return union(chosen["start_ns"], chosen["end_ns"])
+
+
+def _before_sent(rows: RankRows, sent: SendTimes) -> Int64:
+    """The time from the end of the op before each receive until its message was ready to be sent."""
+    comms, ops = rows.comms, rows.ops
+    receives = comms.where((comms["axis"] == "pp") & (comms["kind"] == "recv") & (comms["match"] >= 0))
+    if not len(receives) or not len(ops):
+        return EMPTY
+    ends = np.sort(ops["end_ns"])
+    before = np.searchsorted(ends, receives["start_ns"], side="right") - 1
+    known = before >= 0
+    return union(ends[before[known]], sent.of_matches(receives["match"][known]))

@@ -7,7 +7,7 @@ from typing import Any
 from dashboards.tiles.bubbles import CAUSES, GAPS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, OPS, Table
-from dashboards.tiles.timeline import MEASURED, Timeline
+from dashboards.tiles.timeline import MEASURED, PLANNED, Timeline
 from pptrace.report.colours import KIND_NAMES
 from pptrace.report.units import milliseconds, num_bytes
 
@@ -55,7 +55,7 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
     phase = table.texts["phase"][columns["phase"][row]]
     lines += [("phase", phase)] if phase else []
     kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
-    if microbatch >= 0:
+    if microbatch >= 0 and source != PLANNED:
         rank = timeline.layout.rows[at].rank
         own = [hop for hop in journey(timeline, source, known["step"], rank, microbatch) if hop["row"] == row and hop["table"] == OPS]
         if own and own[0]["late_ns"] is not None:

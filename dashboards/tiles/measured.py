@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.bubbles import CAUSES, GAPS, bubbles_by_cause, gaps_in_ops
+from dashboards.tiles.bubbles import CAUSES, GAPS, SendTimes, bubbles_by_cause, gaps_in_ops
 from dashboards.tiles.pyramid import Level, make_pyramid
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.errors import ScheduleError
@@ -126,6 +126,7 @@ def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int
 def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int) -> Table:
     """Phases, bubbles by cause and gaps in ops of all ranks; a bar's class is its cause."""
     parts: list[tuple[int, int, int, Array, Array]] = []
+    sent = SendTimes.of(analysis.data.comms)
     for rank, windows in _windows_of_ranks(analysis.windows).items():
         if rank not in position:
             continue
@@ -133,7 +134,7 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
         rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
         for code, edges in _phases_of(rows.ops, steps, starts, ends).items():
             parts.append((at, _PHASES, code, edges[:, 0], edges[:, 1]))
-        bubbles = bubbles_by_cause(rows, lane, starts, ends, steps)
+        bubbles = bubbles_by_cause(rows, lane, starts, ends, steps, sent)
         for code, cause in enumerate(CAUSES):
             parts.append((at, BUBBLES, code, *bubbles[cause].T))
         for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
