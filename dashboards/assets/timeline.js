@@ -8,6 +8,7 @@
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
   const STAND_IN_LEVELS = 12;
+  const NO_STEPS = "No pipeline steps in these traces.";
   const KEYS = [
     ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
     ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
@@ -46,7 +47,14 @@
 
     async start() {
       this.about = await T.json("about").catch(() => null);
-      if (!this.about) return this.say("Nothing to draw: reload the page when there are traces.");
+      if (!this.about || !this.about.ranks.length) {
+        this.root.dataset.complete = true;
+        const tools = this.root.querySelectorAll("button, input, canvas");
+        tools.forEach((tool) => (tool.tagName === "CANVAS" ? tool.remove() : (tool.disabled = true)));
+        this.say(this.about ? `${NO_STEPS} Nor do they have any other op.` : "Nothing to draw: reload the page when there are traces.");
+        this.about = null;
+        return;
+      }
       this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."));
       this.blockOf = {};
       for (const [order, groups] of Object.entries(this.about.orders)) {
@@ -56,7 +64,7 @@
       const asked = new URLSearchParams(location.search);
       this.read(asked);
       if (!this.about.steps.length) {
-        this.say("No pipeline steps in these traces. What they have besides is drawn; the overview has tables of it.");
+        this.say(`${NO_STEPS} What they have besides is drawn; the overview has tables of it.`);
         if (!this.t1) this.show(0, this.about.span);
       } else if (this.step === undefined) {
         const first = typeof T.dropdown === "number" ? T.dropdown : this.about.steps[0][0];
@@ -136,7 +144,8 @@
       const width = Math.min(Math.max(t1 - t0, LEAST_SPAN), all * 1.1);
       let begin = (t0 + t1) / 2 - width / 2;
       begin = Math.min(Math.max(begin, -0.05 * all - width * 0.5), all * 1.05 - width * 0.5);
-      [this.t0, this.t1] = [begin, begin + width];
+      this.t0 = Math.round(begin); // as the address has it, so that a link restores every pixel
+      this.t1 = this.t0 + Math.round(width);
       this.redraw();
       this.write();
     }
@@ -385,7 +394,7 @@
       if (this.mini.width !== size.width - LABELS) this.mini.width = size.width - LABELS;
       const tile = this.tiles.get(this.miniPath());
       if (tile && tile.sections) tile.bucket = 2 ** Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
-      T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette, this.step);
+      T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
       this.frames.push(performance.now() - began);
       if (this.frames.length > 400) this.frames.shift();
       const isComplete = this.isReady && !this.tiles.isWaiting && this.numMissing === 0;
@@ -394,7 +403,7 @@
     }
 
     marks() {
-      const found = this.found && this.found.bars.map(([at, start, length, table], index) => [at, start, length, table, index === this.found.index]);
+      const found = this.found && this.found.bars.map((bar, index) => [...bar, index === this.found.index]);
       return {
         colours: this.palette, critical: this.isCritical ? this.critical : null, journey: this.journey, found,
         measure: this.measured, rows: this.marked,

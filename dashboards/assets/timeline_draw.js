@@ -5,7 +5,7 @@
   const PHASES = { warmup: "rgba(70, 130, 200, 0.13)", steady: "rgba(128, 134, 145, 0.05)", cooldown: "rgba(225, 130, 50, 0.13)" };
   const CAUSES = { host: "#56708F", fill: "#8D97A5", drain: "#8D97A5", "late message": "#A9467F", "late collective": "#7A4FA3", other: "#B08A3C" };
   const WAIT = "rgba(128, 134, 145, 0.55)";
-  const LEVELS = 8;
+  const MOST_STRIPS = 150;
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
   T.AXIS = 44;
@@ -45,31 +45,43 @@
     return pattern;
   };
 
-  /* The cells of a section as a picture: a column for each bucket, for each track rows that its classes' shares fill from below. */
-  const strip = (section, colourOf, numTracks) => {
-    if (section.strip !== undefined) return section.strip;
-    if (!section.cellTrack.length) return (section.strip = null);
+  /* The cells of a section as a picture: a column for each bucket, for each track that has any some rows, which its classes' shares
+     fill from below. Pictures of tiles that were not drawn lately are given up. */
+  const made = new Set();
+  const strip = (section, colours, levels) => {
+    if (!section.cellTrack.length) return null;
+    made.delete(section);
+    made.add(section);
+    if (section.strip) return section.strip;
+    if (made.size > MOST_STRIPS) {
+      const oldest = made.values().next().value;
+      made.delete(oldest);
+      oldest.strip = null;
+    }
+    const rowOf = new Int32Array(section.rank.length).fill(-1);
+    let numRows = 0;
+    for (const track of section.cellTrack) if (rowOf[track] < 0) rowOf[track] = numRows++;
     const canvas = document.createElement("canvas");
     canvas.width = 1024;
-    canvas.height = numTracks * LEVELS;
+    canvas.height = numRows * levels;
     const pen = canvas.getContext("2d");
     const image = pen.createImageData(canvas.width, canvas.height);
     const pixels = new Uint32Array(image.data.buffer);
     for (let cell = 0; cell < section.cellTrack.length; cell += 1) {
-      const track = section.cellTrack[cell];
-      const colours = colourOf(track);
+      const bottom = (rowOf[section.cellTrack[cell]] + 1) * levels - 1;
+      const bucket = section.cellBucket[cell];
       let filled = 0;
       let level = 0;
       for (let group = 0; group < 6; group += 1) {
         const share = section.cellShares[cell * 6 + group];
         if (!share) continue;
         filled += share;
-        const top = Math.min(Math.max(Math.round((filled / 255) * LEVELS), level + (level < LEVELS - 1 ? 1 : 0)), LEVELS);
-        for (; level < top; level += 1) pixels[((track + 1) * LEVELS - 1 - level) * 1024 + section.cellBucket[cell]] = colours[group];
+        const top = Math.min(Math.max(Math.round((filled / 255) * levels), level + (level < levels - 1 ? 1 : 0)), levels);
+        for (; level < top; level += 1) pixels[(bottom - level) * 1024 + bucket] = colours[group];
       }
     }
     pen.putImageData(image, 0, 0);
-    return (section.strip = canvas);
+    return (section.strip = { canvas, rowOf });
   };
 
   const packed = new Map();
@@ -145,8 +157,8 @@
   const places = (section, table, part) =>
     section.rank.map((at, index) => part.placeOf(table, at, section.lane[index], section.depth[index]));
 
-  const blit = (ctx, view, section, part, spots, colourOf) => {
-    const image = strip(section, colourOf, section.rank.length);
+  const blit = (ctx, view, section, part, spots, colours, levels) => {
+    const image = strip(section, colours, levels);
     if (!image) return;
     const { begin, end } = part.time;
     const x0 = view.x(begin);
@@ -156,7 +168,8 @@
     if (sw <= 0) return;
     ctx.imageSmoothingEnabled = false;
     spots.forEach((spot, track) => {
-      if (spot) ctx.drawImage(image, sx, track * LEVELS, sw, LEVELS, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+      const row = image.rowOf[track];
+      if (spot && row >= 0) ctx.drawImage(image.canvas, sx, row * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
     });
   };
 
@@ -183,7 +196,7 @@
     const bubbles = spots.map((spot, index) => (section.lane[index] === 1 ? spot : null));
     const colours = texts.bubbles.map((cause) => pack(CAUSES[cause]));
     ctx.globalAlpha = 0.35;
-    blit(ctx, view, section, part, bubbles, () => colours);
+    blit(ctx, view, section, part, bubbles, colours, 4);
     ctx.globalAlpha = 1;
     const patterns = texts.bubbles.map((cause) => hatch(ctx, cause, c.panel));
     eachBar(view, section, bubbles, (bar, x, width, spot) => {
@@ -215,7 +228,7 @@
     const about = view.about;
     const spots = places(section, "ops", part);
     const classes = about.opClasses.map((kind) => pack(T.kindColour(about, kind, 0)[0] || about.colours.other));
-    blit(ctx, view, section, part, spots, () => classes);
+    blit(ctx, view, section, part, spots, classes, 8);
     const kinds = part.texts.kind;
     let last = "";
     const labelled = [];
@@ -242,7 +255,7 @@
     const spots = places(section, "comms", part);
     if (!spots.some(Boolean)) return;
     const classes = [pack(WAIT), pack(view.about.colours.transfer), 0, 0, 0, 0];
-    blit(ctx, view, section, part, spots, () => classes);
+    blit(ctx, view, section, part, spots, classes, 3);
     eachBar(view, section, spots, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
       ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
@@ -318,13 +331,18 @@
     for (const hop of journey.hops) {
       const isComm = hop.table === "comms";
       const lane = isComm ? (hop.what === "send" ? 1 : 0) : COMPUTE;
-      const spot = view.placeOf(journey.source, hop.table, hop.at, lane, 0);
+      const spot = view.placeOf(journey.source, hop.table, hop.at, lane, hop.depth);
       if (!spot) continue;
       const x = view.x(hop.start_ns);
       const width = Math.max(view.x(hop.end_ns) - x, 1.5);
-      ctx.fillStyle = isComm ? view.about.colours.transfer : T.kindColour(view.about, hop.what, 0)[0];
+      ctx.fillStyle = isComm ? WAIT : T.kindColour(view.about, hop.what, 0)[0];
       if (x + width >= view.left && x <= view.right) {
         ctx.fillRect(x, spot[0], width, spot[1]);
+        if (isComm) {
+          ctx.fillStyle = view.about.colours.transfer;
+          const from = view.x(hop.start_ns + hop.before_ns);
+          ctx.fillRect(from, spot[0], Math.max(view.x(hop.start_ns + hop.before_ns + hop.transfer_ns) - from, 1.5), spot[1]);
+        }
         if (!isComm && width > 16) {
           ctx.textAlign = "center";
           ctx.textBaseline = "middle";
@@ -359,8 +377,8 @@
   const drawFound = (ctx, view, found, c) => {
     ctx.strokeStyle = c.text;
     ctx.lineWidth = 2;
-    for (const [at, start, length, table, isCurrent] of found) {
-      const spot = view.placeOf("measured", "ops", at, COMPUTE, 0);
+    for (const [at, start, length, table, lane, depth, isCurrent] of found) {
+      const spot = view.placeOf("measured", table, at, lane, depth);
       if (!spot || start > view.t1 || start + length < view.t0) continue;
       ctx.globalAlpha = isCurrent ? 1 : 0.45;
       const x = view.x(start);
@@ -391,7 +409,7 @@
   const drawGroups = (ctx, view, part) => {
     const { counts, shares } = part.sections.groups;
     const numGroups = part.sections.groups.num;
-    const levels = 32;
+    const levels = numGroups > 32 ? 12 : 32;
     if (!part.tile.strips) {
       const canvas = document.createElement("canvas");
       canvas.width = 1024;
@@ -550,26 +568,34 @@
     ctx.fillRect(0, T.AXIS - 1, size.width, 1);
   };
 
-  T.drawMinimap = (ctx, view, tile, width, height, colours, chosen) => {
-    ctx.clearRect(0, 0, width, height);
-    if (tile && tile.sections) {
-      const { shares, num } = tile.sections.groups;
-      const buckets = Math.min(1024, Math.ceil(view.about.span / tile.bucket));
-      const fills = view.about.opClasses.map((kind) => T.kindColour(view.about, kind, 0)[0]);
-      for (let x = 0; x < width; x += 1) {
-        const bucket = Math.min(Math.floor((x / width) * buckets), buckets - 1);
-        let y = height;
-        for (let kind = 0; kind < 6; kind += 1) {
-          let sum = 0;
-          for (let group = 0; group < num; group += 1) sum += shares[(group * 1024 + bucket) * 6 + kind];
-          const part = (sum / num / 255) * height;
-          if (part <= 0) continue;
-          ctx.fillStyle = fills[kind];
-          ctx.fillRect(x, y - part, 1, part);
-          y -= part;
-        }
+  /* The whole run's shares of each class of ops over all ranks, drawn once for a width. */
+  const profile = (view, tile, width, height) => {
+    if (tile.profile && tile.profile.width === width) return tile.profile;
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width, height });
+    const ctx = canvas.getContext("2d");
+    const { shares, num } = tile.sections.groups;
+    const buckets = Math.min(1024, Math.ceil(view.about.span / tile.bucket));
+    const fills = view.about.opClasses.map((kind) => T.kindColour(view.about, kind, 0)[0]);
+    const sums = new Float64Array(1024 * 6);
+    for (let group = 0; group < num; group += 1) for (let at = 0; at < sums.length; at += 1) sums[at] += shares[group * sums.length + at];
+    for (let x = 0; x < width; x += 1) {
+      const bucket = Math.min(Math.floor((x / width) * buckets), buckets - 1);
+      let y = height;
+      for (let kind = 0; kind < 6; kind += 1) {
+        const part = (sums[bucket * 6 + kind] / num / 255) * height;
+        if (part <= 0) continue;
+        ctx.fillStyle = fills[kind];
+        ctx.fillRect(x, y - part, 1, part);
+        y -= part;
       }
     }
+    return (tile.profile = canvas);
+  };
+
+  T.drawMinimap = (ctx, view, tile, width, height, colours) => {
+    ctx.clearRect(0, 0, width, height);
+    if (tile && tile.sections) ctx.drawImage(profile(view, tile, width, height), 0, 0);
     const [x0, x1] = [(view.t0 / view.about.span) * width, (view.t1 / view.about.span) * width];
     ctx.fillStyle = colours.panel;
     ctx.globalAlpha = 0.6;

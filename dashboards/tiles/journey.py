@@ -90,6 +90,7 @@ def _ops(
             yield {
                 "what": kind,
                 "at": at,
+                "depth": int(tracks.depth[tracks.track_of(row)]),
                 "stage": stage,
                 "start_ns": start,
                 "end_ns": start + length,
@@ -117,12 +118,14 @@ def _messages(
         yield {
             "what": what,
             "at": int(tracks.rank[track]),
+            "depth": int(tracks.depth[track]),
             "stage": stage,
             "direction": direction,
             "peer": int(columns["peer"][row]),
             "start_ns": start,
             "end_ns": end,
             "wait_ns": before + after,
+            "before_ns": before,
             "transfer_ns": end - start - before - after,
             "table": COMMS,
             "row": row,

@@ -20,14 +20,14 @@ _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)
 
 
 def search(timeline: Timeline, text: str) -> dict[str, Any]:
-    """The bars that fit a text: how many, and the first ones in time as (rank's index, start, length, table, row), ns.
+    """The bars that fit a text: how many, and the first ones in time as (rank's index, start, length, table, lane, depth).
 
     Words are joined: ``rank``, ``step``, ``stage``, ``chunk`` and ``mb`` take the number after them; a kind of op or of
     communication, or an axis, stands for itself; a number after a kind is its microbatch; ``2B7`` is stage 2's backward of
     microbatch 7; ``longest`` sorts by length. ``unknown`` are words that mean nothing here.
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
-    found: list[tuple[int, int, int, str, int]] = []
+    found: list[tuple[int, int, int, str, int, int]] = []
     total = 0
     for name in (OPS, COMMS):
         table = timeline.measured.tables[name]
@@ -36,9 +36,13 @@ def search(timeline: Timeline, text: str) -> dict[str, Any]:
         key = -table.tracks.length[rows].astype(np.int64) if by_length else table.tracks.start[rows]
         first = rows[np.argsort(key, kind="stable")[:_MOST_FOUND]]
         track = np.searchsorted(table.tracks.ptr, first, side="right") - 1
-        at = table.tracks.rank[track].tolist()
-        start, length = table.tracks.start[first].tolist(), table.tracks.length[first].tolist()
-        found += [(*bar, name, row) for bar, row in zip(zip(at, start, length, strict=True), first.tolist(), strict=True)]
+        tracks = table.tracks
+        times = (tracks.rank[track].tolist(), tracks.start[first].tolist(), tracks.length[first].tolist())
+        lanes = (tracks.lane[track].tolist(), tracks.depth[track].tolist())
+        found += [
+            (at, start, length, name, lane, depth)
+            for at, start, length, lane, depth in zip(*times, *lanes, strict=True)
+        ]
     known_kinds = {text.lower() for name in (OPS, COMMS) for text in _names(timeline.measured.tables[name])}
     unknown += sorted(kind for kind in kinds if kind not in known_kinds)
     found.sort(key=lambda bar: (-bar[2], bar[1]) if by_length else (bar[1], bar[0]))

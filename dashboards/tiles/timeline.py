@@ -23,7 +23,6 @@ from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis, planned_steps
 
 MEASURED = "measured"
-SOURCES = (PLANNED, SIMULATED, MEASURED)
 MOST_KEPT_OPS = 2_000_000
 """Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
 _KEPT_STEPS = 6
@@ -58,9 +57,9 @@ class Timeline:
         return tuple(window for window in self.windows if window.step == step)
 
     def picture(self, source: str, step: int) -> Picture | None:
-        """The bars of a source; planned and simulated ones are those of a step, None where it has no plan."""
-        if source == MEASURED:
-            return self.measured
+        """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source."""
+        if source not in (PLANNED, SIMULATED):
+            return self.measured if source == MEASURED else None
         with self._lock:
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
 
@@ -132,7 +131,7 @@ class Timeline:
         return encode({"groups": {"num": len(counts)}}, {"groups": arrays})
 
     def _picture_or_error(self, source: str, step: int) -> Picture:
-        picture = self.picture(source, step) if source in SOURCES else None
+        picture = self.picture(source, step)
         if picture is None:
             raise LookupError(source)
         return picture
