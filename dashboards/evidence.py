@@ -12,8 +12,8 @@ from pptrace.analysis.step_parts import BlamedOp
 def evidence_of(finding: Finding, report: Report) -> str | None:
     """The timeline's address at the step where the finding shows most, with its ranks marked; None without a pipeline.
 
-    Where an op of those ranks is blamed for bubbles of that step, its microbatch is selected. The critical path is shown with findings
-    about what ops cost.
+    Where an op of those ranks is blamed for bubbles of that step, its microbatch is selected. The critical path is shown with
+    findings about what ops cost.
     """
     where = finding.evidence.get("where") or {}
     step = _step_of(finding, where, report)

@@ -25,14 +25,14 @@ _HEADERS = {
 def guard(app: Dash, hosts: Iterable[str] = ()) -> None:
     """Refuse what no page of this dashboard asks.
 
-    A name that another's DNS gives to this machine is no name of it (DNS rebinding): the Host has to be an address, ``localhost``,
-    the machine's own name, or one of ``hosts``. A request that another page makes has an Origin that is not this Host.
+    A name that another's DNS gives to this machine is no name of it (DNS rebinding): the Host has to be an address,
+    ``localhost``, the machine's own name, or one of ``hosts``. A request that another page makes has an Origin that is not
+    this Host.
     """
     server = app.server
     known = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
     server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
 
-    @server.before_request
     def check() -> None:
         if not is_known(request.host, known):
             abort(403, "this dashboard is not served under that name; use its address, or start it with --host NAME")
@@ -42,11 +42,13 @@ def guard(app: Dash, hosts: Iterable[str] = ()) -> None:
         if request.path == _CALLBACK and request.method == "POST":
             _require_callback(request.get_data(cache=True), app.callback_map)
 
-    @server.after_request
     def add_headers(response: Response) -> Response:
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         return response
+
+    server.before_request(check)
+    server.after_request(add_headers)
 
 
 def is_known(host: str, known: Iterable[str]) -> bool:

@@ -456,7 +456,8 @@
     localLines(hit) {
       const { part, section, bar, at, table } = hit;
       if (hit.cell !== undefined) {
-        return [["", `${hit.count.toLocaleString("en")} ${hit.count === 1 ? "bar" : "bars"} begin here`], ["rank", String(this.about.ranks[at].rank)], ["", "the longest:"]];
+        const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
+        return [["", words]];
       }
       const lines = [];
       if (table === "ops") {

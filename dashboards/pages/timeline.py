@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 
 from dashboards.components import Node
@@ -12,6 +14,6 @@ def layout() -> Node:
 
 
 def register(app: Dash) -> None:
-    app.clientside_callback(
-        ClientsideFunction("pptraceTimeline", "chooseStep"), Output("timeline-step", "data"), Input("step", "value")
-    )
+    choose: Any = ClientsideFunction("pptraceTimeline", "chooseStep")
+    clientside: Any = app.clientside_callback
+    clientside(choose, Output("timeline-step", "data"), Input("step", "value"))

@@ -41,9 +41,9 @@ class Range:
 class Tile:
     """``rows`` and ``track`` (index among those asked for) of single bars; the first ``num_earlier`` began before the tile.
 
-    Cells are buckets with bars too short to be seen: ``cell_track``, ``cell_bucket``, how many bars begin there, the row of the
-    longest, and the shares of the bucket by class in 1/255, shape (cells, classes). The bars that do not begin earlier and the counts
-    add up to the rows that begin in the tile.
+    Cells are buckets with bars too short to be seen: ``cell_track``, ``cell_bucket``, how many bars begin there, the row of
+    the longest (where none begins, of one that runs), and the shares of the bucket by class in 1/255, shape (cells, classes). The
+    bars that do not begin earlier and the counts add up to the rows that begin in the tile.
     """
 
     rows: Array
@@ -70,10 +70,10 @@ def cut(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> 
         return _from_level(tracks, level, wanted, time, earlier)
     rows, track = _expand(low, high)
     if num_rows <= _ALWAYS_BARS:
-        return _tile(tracks, earlier, rows, track, _no_cells())
+        return _tile(earlier, rows, track, _no_cells())
     is_seen = tracks.length[rows] >= _SEEN_BUCKETS << time.shift
     cells = _cells(tracks, rows[~is_seen], track[~is_seen], time)
-    return _tile(tracks, earlier, rows[is_seen], track[is_seen], cells)
+    return _tile(earlier, rows[is_seen], track[is_seen], cells)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _no_cells() -> _Cells:
     return _Cells(none, none, none, none, np.empty((0, NUM_CLASSES), dtype=np.uint8))
 
 
-def _tile(tracks: Tracks, earlier: tuple[Array, Array], rows: Array, track: Array, cells: _Cells) -> Tile:
+def _tile(earlier: tuple[Array, Array], rows: Array, track: Array, cells: _Cells) -> Tile:
     return Tile(
         np.concatenate((earlier[0], rows)),
         np.concatenate((earlier[1], track)),
@@ -131,19 +131,38 @@ def _expand(low: Int64, high: Int64) -> tuple[Array, Array]:
 
 
 def _cells(tracks: Tracks, rows: Array, track: Array, time: Range) -> _Cells:
+    """The cells of bars too short to be seen: a bar's time is in all buckets that it runs in, its count where it begins."""
     if not len(rows):
         return _no_cells()
-    bucket = (tracks.start[rows] - time.begin) >> time.shift
-    key = track * NUM_BUCKETS + bucket
+    offset = tracks.start[rows] - time.begin
+    key = track * NUM_BUCKETS + (offset >> time.shift)
+    num_keys = (int(track.max()) + 1) * NUM_BUCKETS
+    busy, runs = _busy_of_buckets(tracks, rows, key, offset, num_keys, time)
+    count = np.bincount(key, minlength=num_keys)
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    cell = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(key))))
-    return _Cells(
-        track[first],
-        bucket[first],
-        np.diff(np.append(first, len(key))),
-        longest_of(tracks, rows, cell, first),
-        shares_of(busy_by_class(tracks, rows, cell, len(first)), 1 << time.shift),
-    )
+    of_key = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(key))))
+    runs[key[first]] = longest_of(tracks, rows, of_key, first)
+    cells = np.flatnonzero(runs >= 0)
+    shares = shares_of(busy[cells], 1 << time.shift)
+    return _Cells(cells // NUM_BUCKETS, cells % NUM_BUCKETS, count[cells], runs[cells], shares)
+
+
+def _busy_of_buckets(
+    tracks: Tracks, rows: Array, key: Int64, offset: Int64, num_keys: int, time: Range
+) -> tuple[Array, Int64]:
+    """(time by bucket and class, a bar that runs in each bucket or −1) of bars shorter than two buckets."""
+    width, length = 1 << time.shift, tracks.length[rows].astype(np.int64)
+    busy, runs = np.zeros((num_keys, NUM_CLASSES), dtype=np.float64), np.full(num_keys, -1, dtype=np.int64)
+    done = np.zeros(len(rows), dtype=np.int64)
+    left_in_bucket = width - (offset & (width - 1))
+    for hop in range(_SEEN_BUCKETS + 1):
+        part = np.minimum(length - done, left_in_bucket if hop == 0 else width)
+        goes_on = ((part > 0) | (hop == 0)) & (key % NUM_BUCKETS + hop < NUM_BUCKETS)
+        chosen, at = rows[goes_on], key[goes_on] + hop
+        busy += busy_by_class(tracks, chosen, at, num_keys, part[goes_on] / np.maximum(length[goes_on], 1))
+        runs[at] = chosen
+        done += part
+    return busy, runs
 
 
 def shares_of(busy: Array, bucket_ns: float) -> Array:
@@ -171,7 +190,7 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
     at, of_left, longest, count, busy = at[is_left], track[is_left], longest[is_left], count[is_left], busy[is_left]
     bars = seen, track[is_seen]
     if not len(at):
-        return _tile(tracks, earlier, *bars, _no_cells())
+        return _tile(earlier, *bars, _no_cells())
     bucket = (level.start[at] - time.begin) >> time.shift
     key = of_left * NUM_BUCKETS + bucket
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
@@ -183,7 +202,7 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
         longest_of(tracks, longest, cell, first),
         shares_of(np.add.reduceat(busy, first, axis=0), 1 << time.shift),
     )
-    return _tile(tracks, earlier, *bars, cells)
+    return _tile(earlier, *bars, cells)
 
 
 def cut_together(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> tuple[Array, Array]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dashboards.tiles.bubbles import CAUSES, GAPS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, OPS, Table
-from dashboards.tiles.timeline import MEASURED, PLANNED, Timeline
+from dashboards.tiles.replayed import PLANNED
+from dashboards.tiles.timeline import MEASURED, Timeline
 from pptrace.report.colours import KIND_NAMES
 from pptrace.report.units import milliseconds, num_bytes
 
@@ -28,7 +30,7 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
     tracks = of_table.tracks
     track = tracks.track_of(row)
     at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
-    title = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}[table](of_table, row)
+    title = _TITLES[table](of_table, row)
     lines: Lines = [("", title), ("rank", str(timeline.layout.rows[at].rank)), ("length", f"{milliseconds(length)} ms")]
     if table == OPS:
         lines += _of_op(timeline, source, of_table, row, at, start)
@@ -41,10 +43,10 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
 
 def _op_title(table: Table, row: int) -> str:
     columns = table.tracks.columns
-    pair = table.texts["pair"][columns["pair"][row]]
+    pair = str(table.texts["pair"][int(columns["pair"][row])])
     if pair:
         return pair
-    kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
+    kind, microbatch = table.texts["kind"][int(columns["kind"][row])], int(columns["microbatch"][row])
     return f"{KIND_NAMES.get(kind, kind)}{f' of microbatch {microbatch}' if microbatch >= 0 else ''}"
 
 
@@ -57,10 +59,20 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
     kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
     if microbatch >= 0 and source != PLANNED:
         rank = timeline.layout.rows[at].rank
-        own = [hop for hop in journey(timeline, source, known["step"], rank, microbatch) if hop["row"] == row and hop["table"] == OPS]
+        own = [
+            hop
+            for hop in journey(timeline, source, known["step"], rank, microbatch)
+            if hop["row"] == row and hop["table"] == OPS
+        ]
         if own and own[0]["late_ns"] is not None:
-            lines.append(("than in the plan", f"{_signed(own[0]['late_ns'])} later, {_signed(own[0]['longer_ns'])} longer"))
-    return lines + (_of_slack(timeline, known["step"], at, start) + _of_blame(timeline, known, kind, microbatch, at) if source == MEASURED else [])
+            lines.append(
+                ("than in the plan", f"{_signed(own[0]['late_ns'])} later, {_signed(own[0]['longer_ns'])} longer")
+            )
+    return lines + (
+        _of_slack(timeline, known["step"], at, start) + _of_blame(timeline, known, kind, microbatch, at)
+        if source == MEASURED
+        else []
+    )
 
 
 def _signed(ns: int) -> str:
@@ -101,7 +113,7 @@ _MESSAGES = {"send": "Send to rank {peer}", "recv": "Receive from rank {peer}"}
 
 def _comm_title(table: Table, row: int) -> str:
     columns = table.tracks.columns
-    kind, peer = table.texts["kind"][columns["kind"][row]], int(columns["peer"][row])
+    kind, peer = str(table.texts["kind"][int(columns["kind"][row])]), int(columns["peer"][row])
     return _MESSAGES.get(kind, kind).format(peer=peer if peer >= 0 else "?") if kind in _MESSAGES else kind
 
 
@@ -127,6 +139,9 @@ def _back_title(table: Table, row: int) -> str:
     lane = table.lanes[int(tracks.lane[tracks.track_of(row)])]
     name = table.texts[lane][int(tracks.group[row])]
     return {"phases": name, "bubbles": f"Bubble: {name}", "gaps": f"Gap in an op: {name}"}[lane]
+
+
+_TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}
 
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:

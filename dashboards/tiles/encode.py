@@ -30,7 +30,7 @@ _BAR_COLUMNS: Mapping[str, tuple[str, ...]] = {
 def tile_arrays(name: str, table: Table, tile: Tile) -> dict[str, Array]:
     """The arrays of a tile of one table; times are ns as floats, which are exact up to 104 days."""
     tracks, rows = table.tracks, tile.rows
-    arrays = {
+    arrays: dict[str, Array] = {
         "row": rows.astype(np.int32),
         "track": tile.track.astype(np.uint16),
         "start": tracks.start[rows].astype(np.float64),
@@ -42,7 +42,9 @@ def tile_arrays(name: str, table: Table, tile: Tile) -> dict[str, Array]:
         "cellLongest": tile.cell_longest.astype(np.int32),
         "cellShares": tile.cell_shares.reshape(-1),
     }
-    return arrays | {column: _plain(tracks.columns[column][rows]) for column in _BAR_COLUMNS.get(name, ())}
+    for column in _BAR_COLUMNS.get(name, ()):
+        arrays[column] = _plain(tracks.columns[column][rows])
+    return arrays
 
 
 def _plain(values: Array) -> Array:

@@ -36,7 +36,9 @@ def journey(timeline: Timeline, source: str, step: int, rank: int, microbatch: i
         hops += _messages(picture.tables[COMMS], ranks, step, microbatch, times, plan)
     for hop in hops:
         hop["rank"] = timeline.layout.rows[hop["at"]].rank
-    return sorted(hops, key=lambda hop: (hop["end_ns"] if hop["what"] == "recv" else hop["start_ns"], _ORDER.get(hop["what"], 2)))
+    return sorted(
+        hops, key=lambda hop: (hop["end_ns"] if hop["what"] == "recv" else hop["start_ns"], _ORDER.get(hop["what"], 2))
+    )
 
 
 def _pipeline(timeline: Timeline, rank: int) -> list[int]:
@@ -63,7 +65,8 @@ def _candidates(table: Table, ranks: list[int], step: int, microbatch: int) -> A
     columns = table.tracks.columns
     rows = rows_of_step(table.tracks, ranks, step, (0,))
     has_pair = columns["pair"][rows] != (table.texts["pair"].index("") if "" in table.texts["pair"] else -1)
-    return rows[has_pair | (columns["microbatch"][rows] == microbatch)]
+    chosen: Array = rows[has_pair | (columns["microbatch"][rows] == microbatch)]
+    return chosen
 
 
 def _times(planned: Picture, ranks: list[int], step: int, microbatch: int) -> dict[Key, tuple[int, int]]:

@@ -140,9 +140,9 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
         for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
             parts.append((at, _GAPS, code, edges[:, 0], edges[:, 1]))
     counts = [len(part[3]) for part in parts]
-    at, lane_code, group = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
+    positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
     start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
-    tracks = make_tracks(at, lane_code, start - origin_ns, end - start, group)
+    tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
     texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(CAUSES), "gaps": tuple(GAPS)}
     return Table(tracks, ("phases", "bubbles", "gaps"), texts)
 
@@ -191,5 +191,3 @@ def halves_of(pair: str) -> tuple[tuple[str, int, int | None], ...]:
     except ScheduleError:
         return ()
     return tuple((str(part.kind), part.stage, part.microbatch) for part in parts)
-
-

@@ -30,12 +30,12 @@ class Level:
     busy: Array
 
 
-def busy_by_class(tracks: Tracks, rows: Array | slice, cell: Int64, num_cells: int) -> Array:
-    """The time of some bars by their cells and classes, ns, shape (cells, classes)."""
-    length, group = tracks.length[rows].astype(np.float64), tracks.group[rows]
+def busy_by_class(tracks: Tracks, rows: Array | slice, cell: Int64, num_cells: int, part: Array | float = 1.0) -> Array:
+    """The time of some bars, or of a ``part`` of each, by their cells and classes, ns, shape (cells, classes)."""
+    length, group = tracks.length[rows] * np.float64(1) * part, tracks.group[rows]
     busy = np.zeros((num_cells, NUM_CLASSES), dtype=np.float32)
     if tracks.second is not None:
-        second = tracks.second[rows].astype(np.float64)
+        second = tracks.second[rows] * np.float64(1) * part
         busy[:, 0] += np.bincount(cell, second, num_cells)
         length -= second
     for number in np.unique(group).tolist():

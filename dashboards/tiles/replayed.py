@@ -1,4 +1,4 @@
-"""The plan of a measured step in time: at mean costs with free messages (planned), or at each stage's with messages (simulated)."""
+"""The plan of a measured step in time: planned (mean costs, free messages) or simulated (each stage's costs, and messages)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dashboards.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_ta
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS as COMMS_SCHEMA
-from pptrace.model.tables import COMPUTE_KINDS, OPS as OPS_SCHEMA
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import OPS as OPS_SCHEMA
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay_table import replay_table
@@ -23,14 +24,19 @@ _COMPUTE_LANE = 0
 
 
 def replayed_picture(
-    source: str, plan: Plan, windows: Sequence[StepWindow], measured: Picture, position: Mapping[int, int], mesh: MeshInfo,
+    source: str,
+    plan: Plan,
+    windows: Sequence[StepWindow],
+    measured: Picture,
+    position: Mapping[int, int],
+    mesh: MeshInfo,
     origin_ns: int,
 ) -> Picture:
     """The plan of a step in time, each pipeline from the start of its measured window on.
 
     Args:
-        source: PLANNED: every op at the mean cost of its kind in the window, free messages. SIMULATED: at the mean cost of its kind and
-            stage, and every message takes the median of what messages took.
+        source: PLANNED: every op at the mean cost of its kind in the window, free messages. SIMULATED: at the mean cost of its
+            kind and stage, and every message takes the median of what messages took.
         windows: of all pipelines in the step.
         measured: what was measured, for the costs.
         position: index of each rank.
@@ -142,6 +148,6 @@ def _ops_of(plan: Plan, ranks: Sequence[int], window: StepWindow, start: Array, 
     return pd.DataFrame({name: columns[name] for name in OPS_SCHEMA})[runs]
 
 
-def _texts(names: Sequence[str], codes: Array) -> pd.Categorical:
+def _texts(names: Sequence[str], codes: Array) -> Array:
     """Texts of codes; "" of a negative one."""
-    return pd.Categorical.from_codes(np.where(codes >= 0, codes, len(names)), categories=[*names, ""])
+    return np.array([*names, ""], dtype=object)[codes]

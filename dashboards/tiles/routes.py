@@ -14,8 +14,9 @@ from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
 from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, OP_CLASSES, OPS, TABLES
+from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
-from dashboards.tiles.timeline import MEASURED, PLANNED, SIMULATED, Timeline
+from dashboards.tiles.timeline import MEASURED, Timeline
 from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, OTHER, PART_COLOURS, ink, shade
 
 _MOST_SHIFT = 50
@@ -100,7 +101,8 @@ def _about(timeline: Timeline) -> dict[str, Any]:
         "span": timeline.span_ns,
         "numBars": {name: len(tables[name].tracks) for name in TABLES},
         "ranks": [
-            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages} for row in layout.rows
+            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages}
+            for row in layout.rows
         ],
         "orders": {name: [[label, at] for label, at in groups] for name, groups in layout.orders.items()},
         "block": BLOCK,

@@ -13,7 +13,14 @@ from dashboards.tiles.tracks import Array
 
 _MOST_FOUND = 500
 _MOST_CHARACTERS = 200
-_FIELDS = {"rank": "rank", "step": "step", "stage": "stage", "chunk": "chunk", "mb": "microbatch", "microbatch": "microbatch"}
+_FIELDS = {
+    "rank": "rank",
+    "step": "step",
+    "stage": "stage",
+    "chunk": "chunk",
+    "mb": "microbatch",
+    "microbatch": "microbatch",
+}
 _WORDS = {"forward": "F", "backward": "B", "receive": "recv"}
 _ACTION = re.compile(r"(\d{1,9})(F|B|I|W)(\d{1,9})", re.ASCII | re.IGNORECASE)
 _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)

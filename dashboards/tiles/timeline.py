@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,8 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis, planned_steps
 
+K = TypeVar("K")
+V = TypeVar("V")
 MEASURED = "measured"
 MOST_KEPT_OPS = 2_000_000
 """Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
@@ -51,7 +53,9 @@ class Timeline:
     def span_ns(self) -> int:
         """Time from the first bar's start to the last one's end."""
         tracks = [table.tracks for table in self.measured.tables.values() if len(table.tracks)]
-        return max((int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1)
+        return max(
+            (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
+        )
 
     def windows_of(self, step: int) -> tuple[StepWindow, ...]:
         return tuple(window for window in self.windows if window.step == step)
@@ -146,7 +150,7 @@ def without_tables(analysis: Analysis) -> Analysis:
     return replace(analysis, data=rest, costs=())
 
 
-def _kept(cache: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
     if key not in cache:
         cache[key] = make()
         while len(cache) > _KEPT_STEPS:

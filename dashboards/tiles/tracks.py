@@ -28,9 +28,9 @@ NUM_CLASSES = 6
 class Tracks:
     """The bars of some lanes; those of track t are the rows ``ptr[t]:ptr[t + 1]``, by start.
 
-    ``rank``, ``lane`` and ``depth`` tell the tracks apart: index of the rank, code of the lane, track within it. Times are ns from
-    the run's origin. ``group`` is the class of each bar, below :data:`NUM_CLASSES`; ``second`` the part of its length that belongs
-    to class 0 instead (what a message waits), None where there is none. ``columns`` are further columns, one entry per bar.
+    ``rank``, ``lane`` and ``depth`` tell the tracks apart: index of the rank, code of the lane, track within it. Times are ns
+    from the run's origin. ``group`` is the class of each bar, below :data:`NUM_CLASSES`; ``second`` the part of its length that
+    belongs to class 0 instead (what a message waits), None where there is none. ``columns`` are further ones, an entry per bar.
     """
 
     ptr: Int64
@@ -81,7 +81,9 @@ def make_tracks(
     """Sort bars into tracks; each argument has one entry per bar. Columns keep the smallest type that holds their values."""
     if not len(start):
         none = np.empty(0, dtype=np.int64)
-        return Tracks(np.zeros(1, np.int64), none, none, none, none, none, none, None, dict.fromkeys(columns or {}, none))
+        return Tracks(
+            np.zeros(1, np.int64), none, none, none, none, none, none, None, dict.fromkeys(columns or {}, none)
+        )
     num_lanes = int(lane.max()) + 1
     of_lane = rank.astype(np.int64) * num_lanes + lane
     depth = _depths(of_lane, start, length)
@@ -164,6 +166,9 @@ def _first_from(lane: Int64, start: Int64, end: Int64) -> Int64:
     else:
         cuts = np.append(np.flatnonzero(np.r_[True, np.diff(numbers) > 0]), len(lane))
         found = np.concatenate(
-            [a + np.searchsorted(start[a:b], end[a:b]) for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)]
+            [
+                a + np.searchsorted(start[a:b], end[a:b])
+                for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+            ]
         )
     return np.maximum(found, np.arange(1, len(lane) + 1))

@@ -2,10 +2,10 @@
 
     python tests/bench/bench_dashboard.py [--ops N]… [--dp N] [--keep DIR]
 
-The tables are those of bench_tables.py: 1F1B of 8 stages and 64 microbatches on 8 × DP ranks. The server is `pptrace dashboard` in a
-process of its own. *First picture*: from opening the address to the last bar, on a server that has loaded the run. *Moves*: 60 zooms and
-pans over steps and the whole run, groups closed and one of them open; *drawn* is until the next frame shows the new view, with
-what is there already, *complete* until all its tiles have come.
+The tables are those of bench_tables.py: 1F1B of 8 stages and 64 microbatches on 8 × DP ranks. The server is `pptrace dashboard`
+in a process of its own. *First picture*: from opening the address to the last bar, on a server that has loaded the run. *Moves*:
+60 zooms and pans from a step on, and 60 from the whole run with an open group; *drawn* is until the next frame shows the new
+view, with what is there already, *complete* until all its tiles have come.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.bench_tables import OPS_PER_STEP, write_tables
 from tests.bench.bench_tables import DP as DP_OF_TABLES
+from tests.bench.bench_tables import OPS_PER_STEP, write_tables
 
+ROOT = Path(__file__).resolve().parents[2]
 FIRST_S, DRAWN_MS, SERVER_BYTES = 2.0, 50.0, 1.5e9
 LOAD_S = 3_600
 NUM_MOVES = 60
@@ -37,10 +37,21 @@ MOVE = """async ([kind, amount]) => {
     const timeline = document.querySelector('#timeline').timeline;
     const began = performance.now();
     if (kind === 'zoom') timeline.zoom(amount); else timeline.move(amount);
-    await new Promise(done => requestAnimationFrame(() => { const channel = new MessageChannel(); channel.port1.onmessage = done; channel.port2.postMessage(0); }));
+    await new Promise(done => requestAnimationFrame(() => {
+        const channel = new MessageChannel();
+        channel.port1.onmessage = done;
+        channel.port2.postMessage(0);
+    }));
     const drawn = performance.now() - began;
     while (document.querySelector('#timeline').dataset.complete !== 'true') await new Promise(done => setTimeout(done, 4));
     return [drawn, performance.now() - began];
+}"""
+
+
+WHOLE_RUN = """() => {
+    const timeline = document.querySelector('#timeline').timeline;
+    if (!timeline.isOpen(0)) timeline.toggleGroup(0);
+    timeline.show(0, timeline.about.span);
 }"""
 
 
@@ -60,7 +71,9 @@ def memory_of(pid: int) -> int:
 def moves(rng: np.random.Generator) -> list[tuple[str, float]]:
     """Zooms in and out by a half to two, and pans by up to 30 % of the view."""
     return [
-        ("zoom", float(np.exp(rng.uniform(-0.7, 0.7)))) if rng.random() < 0.5 else ("pan", float(rng.uniform(-0.3, 0.3)))
+        ("zoom", float(np.exp(rng.uniform(-0.7, 0.7))))
+        if rng.random() < 0.5
+        else ("pan", float(rng.uniform(-0.3, 0.3)))
         for _ in range(NUM_MOVES)
     ]
 
@@ -85,7 +98,7 @@ def measure(page: Any, url: str) -> dict[str, float]:
     at_first = sum(weight)
     rng = np.random.default_rng(1)
     times = [page.evaluate(MOVE, list(move)) for move in moves(rng)]
-    page.evaluate("(() => { const t = document.querySelector('#timeline').timeline; if (!t.isOpen(0)) t.toggleGroup(0); t.show(0, t.about.span); })()")
+    page.evaluate(WHOLE_RUN)
     page.wait_for_timeout(100)
     page.wait_for_selector(DRAWN)
     times += [page.evaluate(MOVE, list(move)) for move in moves(rng)]
@@ -126,10 +139,13 @@ def run(folder: Path, num_ops: int, dp: int) -> bool:
     finally:
         process.kill()
         process.wait()
-    is_good = figures["first_s"] < FIRST_S and figures["drawn_ms"] < DRAWN_MS and memory < SERVER_BYTES and not complaints
+    is_good = (
+        figures["first_s"] < FIRST_S and figures["drawn_ms"] < DRAWN_MS and memory < SERVER_BYTES and not complaints
+    )
     print(
-        f"{num_ops:>12,} ops on {8 * dp:,} ranks: loaded in {figures['load_s']:.1f} s; first picture {figures['first_s']:.2f} s, "
-        f"{figures['weight'] / 1e6:.1f} MB; p95 of a move {figures['drawn_ms']:.0f} ms drawn, {figures['complete_ms']:.0f} ms complete; "
+        f"{num_ops:>12,} ops on {8 * dp:,} ranks: loaded in {figures['load_s']:.1f} s; "
+        f"first picture {figures['first_s']:.2f} s, {figures['weight'] / 1e6:.1f} MB; "
+        f"p95 of a move {figures['drawn_ms']:.0f} ms drawn, {figures['complete_ms']:.0f} ms complete; "
         f"server {memory / 1e6:,.0f} MB; {len(complaints)} console errors{'' if is_good else '   BEYOND LIMITS'}",
         flush=True,
     )

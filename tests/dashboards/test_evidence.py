@@ -32,7 +32,9 @@ def test_an_uneven_stage_leads_to_its_rank_in_the_step_that_lost_most(report: Re
     stage = finding.evidence["where"]["stage"]
     assert said["rows"] == str(stage), "ranks and stages are alike here"
     losses = {
-        step.step: sum(cause.ns for cause in step.causes or () if cause.cause == "imbalance" and cause.where == {"stage": stage})
+        step.step: sum(
+            cause.ns for cause in step.causes or () if cause.cause == "imbalance" and cause.where == {"stage": stage}
+        )
         for step in report.steps
     }
     assert int(said["step"]) == max(losses, key=lambda step: losses[step])

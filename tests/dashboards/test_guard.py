@@ -31,13 +31,17 @@ def test_the_machines_own_names_are_answered(host: str, client: Any) -> None:
     assert client.get("/_dash-layout", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.com", "evil.com:8050", "127.0.0.1.evil.com", "localhost.evil.com", "[::1", "x@localhost.c"])
+@pytest.mark.parametrize(
+    "host", ["evil.com", "evil.com:8050", "127.0.0.1.evil.com", "localhost.evil.com", "[::1", "x@localhost.c"]
+)
 @pytest.mark.parametrize("path", ["/", "/_dash-layout", "/timeline-data/about", "/assets/style.css"])
 def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, path: str, client: Any) -> None:
     assert client.get(path, headers={"Host": host}).status_code in (400, 403)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.com", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8050.evil.com"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.com", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8050.evil.com"]
+)
 def test_a_page_of_another_origin_is_refused(origin: str, client: Any) -> None:
     headers = {**HERE, "Origin": origin}
     assert client.post(CALLBACK, json=GOOD, headers=headers).status_code == 403

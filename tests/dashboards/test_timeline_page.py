@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -70,8 +70,8 @@ def address(page: Any) -> str:
 
 
 @pytest.fixture
-def timeline(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> Iterator[Any]:
-    yield drawn(visit(serve([run_p4]) + "timeline").page)
+def timeline(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> Any:
+    return drawn(visit(serve([run_p4]) + "timeline").page)
 
 
 def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -> None:
@@ -134,7 +134,9 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     timeline.mouse.up()
     timeline.keyboard.up("Shift")
     first, last = timeline.evaluate(f"{STATE}.measured")
-    assert last - first == pytest.approx(80 * (view(timeline)[1] - view(timeline)[0]) / timeline.evaluate(f"{STATE}.right - 168"))
+    assert last - first == pytest.approx(
+        80 * (view(timeline)[1] - view(timeline)[0]) / timeline.evaluate(f"{STATE}.right - 168")
+    )
 
 
 def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
@@ -148,7 +150,9 @@ def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
     assert view(timeline)[0] > first[1]
     timeline.fill("#timeline-search", "nonsense")
     timeline.keyboard.press("Enter")
-    timeline.wait_for_function("document.querySelector('#timeline-found').textContent.includes('not known here: nonsense')")
+    timeline.wait_for_function(
+        "document.querySelector('#timeline-found').textContent.includes('not known here: nonsense')"
+    )
 
 
 def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Callable[[str], Any]) -> None:
@@ -170,7 +174,9 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     drawn(page)
     assert page.evaluate(f"{STATE}.rows.map(row => row.type).slice(0, 3)") == ["group", "rank", "rank"]
     sections = f"{STATE}.drawn.filter(part => part.type === 'tile').map(part => part.sections.ops)"
-    counts = f"{sections}.map(ops => [ops.count, ops.start.length - ops.earlier, ops.cellCount.reduce((a, b) => a + b, 0)])"
+    counts = (
+        f"{sections}.map(ops => [ops.count, ops.start.length - ops.earlier, ops.cellCount.reduce((a, b) => a + b, 0)])"
+    )
     tiles = page.evaluate(counts)
     assert all(count == bars + cells for count, bars, cells in tiles)
     assert sum(count for count, _, _ in tiles) == 32 * len(ops) // 4, "a block of ranks"

@@ -55,7 +55,10 @@ def test_each_part_of_a_bubble_has_its_cause() -> None:
 def test_gaps_in_ops_are_those_without_kernels() -> None:
     rows, _ = rows_of_rank()
     gaps = gaps_in_ops(rows, lane([[10, 14], [16, 20], [40, 50], [60, 70]], [[14, 15]]))
-    assert {name: part.tolist() for name, part in gaps.items()} == {"not launched": [[14, 15]], "no compute": [[15, 16]]}
+    assert {name: part.tolist() for name, part in gaps.items()} == {
+        "not launched": [[14, 15]],
+        "no compute": [[15, 16]],
+    }
     assert all(part.tolist() == [] for part in gaps_in_ops(rows, None).values())
 
 

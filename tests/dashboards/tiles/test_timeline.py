@@ -103,7 +103,9 @@ def test_the_journey_of_each_microbatch_has_every_op_and_message_in_order(timeli
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "dualpipe-v"])
-def test_the_journey_has_the_ops_of_every_schedule(schedule: str, tmp_path: Path, to_tables: Callable[..., Path]) -> None:
+def test_the_journey_has_the_ops_of_every_schedule(
+    schedule: str, tmp_path: Path, to_tables: Callable[..., Path]
+) -> None:
     plan = build(schedule, pp=4, num_microbatches=8)
     simulation = simulate(plan, uniform(1_000_000, 2_000_000))
     timeline = Timeline(load([to_tables(tmp_path, simulation.ops())]))
@@ -127,7 +129,14 @@ def to_tables() -> Callable[..., Path]:
 
 @pytest.mark.parametrize(
     ("text", "total"),
-    [("rank 1 F", 24), ("step 2", 104), ("2B7", 3), ("F 3 step 4", 4), ("mb 7 backward rank 0", 3), ("send rank 3", 24)],
+    [
+        ("rank 1 F", 24),
+        ("step 2", 104),
+        ("2B7", 3),
+        ("F 3 step 4", 4),
+        ("mb 7 backward rank 0", 3),
+        ("send rank 3", 24),
+    ],
 )
 def test_a_search_finds_what_the_words_say(text: str, total: int, timeline: Timeline) -> None:
     if text == "step 2":

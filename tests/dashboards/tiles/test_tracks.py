@@ -12,7 +12,7 @@ BARS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 6
 
 
 def one_after_the_other(bars: list[tuple[int, int, int, int]]) -> set[tuple[int, int, int, int, int]]:
-    """(rank, lane, depth, start, length): each bar in order of start, the longer first, goes into the first track that is free."""
+    """(rank, lane, depth, start, length): bars in order of start, the longer first, each in the first track that is free."""
     free: dict[tuple[int, int], list[int]] = {}
     placed = []
     for rank, lane, start, length in sorted(bars, key=lambda bar: (bar[0], bar[1], bar[2], -bar[3])):
@@ -29,7 +29,9 @@ def one_after_the_other(bars: list[tuple[int, int, int, int]]) -> set[tuple[int,
 def test_overlapping_bars_go_below_one_another_and_none_is_lost(bars: list[tuple[int, int, int, int]]) -> None:
     bars = [bar for bar in bars if bar[3] > 0]
     rank, lane, start, length = (np.array([bar[index] for bar in bars], dtype=np.int64) for index in range(4))
-    tracks = make_tracks(rank, lane, start, length, np.zeros(len(bars), np.int64), columns={"bar": np.arange(len(bars))})
+    tracks = make_tracks(
+        rank, lane, start, length, np.zeros(len(bars), np.int64), columns={"bar": np.arange(len(bars))}
+    )
     of_bar = np.repeat(np.arange(len(tracks.rank)), np.diff(tracks.ptr))
     placed = zip(
         tracks.rank[of_bar].tolist(),
