@@ -24,6 +24,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
     arrival = end[:, table.dep[entries]] + latency_ns
     asked = idle_since[:, table.dep_reader[entries]]
     nothing = np.zeros_like(start)
+    transfer = np.maximum(arrival - np.maximum(asked, end[:, table.dep[entries]]), 0)
     return StepTimes(
         table=table,
         windows=tuple(StepWindow(step, tuple(range(table.pp)), 0, int(finish[step])) for step in range(num_steps)),
@@ -42,7 +43,8 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
         is_early=np.zeros(arrival.shape, dtype=np.bool_),
         arrival=arrival,
-        transfer=np.maximum(arrival - np.maximum(asked, end[:, table.dep[entries]]), 0),
+        transfer=transfer,
+        recorded=transfer,
         is_whole=np.ones(num_steps, dtype=np.bool_),
         knows_host=np.zeros(num_steps, dtype=np.bool_),
         waits=PeerWaits(*(np.empty(0, dtype=np.int64) for _ in range(5))),

@@ -39,13 +39,28 @@ def costs_of_steps(
     before, inside = _compact(np.minimum(collected_before, delays)), _compact(np.minimum(times.collected, durations))
     costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
     every = MeasuredCosts(
-        times.table, number, ranks, *costs, before, inside, times.finish - times.begin, outside, holds
+        times.table,
+        number,
+        ranks,
+        *costs,
+        before,
+        inside,
+        times.finish - times.begin,
+        outside,
+        holds,
+        _moved_together(times),
     )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
         for windows, size in zip(of_steps, sizes, strict=True)
     ]
+
+
+def _moved_together(times: StepTimes) -> Slice:
+    """What each message cost its reader as recorded, where that is not what it is taken to cost, ns."""
+    window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
+    return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
 
 
 def _compact(times: Int64) -> Int64:

@@ -17,7 +17,16 @@ Bool = npt.NDArray[np.bool_]
 
 MOVED = "moved_ns"
 """Column of messages: when each was moved, as :func:`with_moved_times` finds it."""
-_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", MOVED)
+_OF_RECEIVED = (
+    "direction",
+    "stage",
+    "microbatch",
+    "start_ns",
+    "asked_ns",
+    "transfer_start_ns",
+    "transfer_end_ns",
+    MOVED,
+)
 
 
 def with_moved_times(comms: Slice, window: Int64) -> Slice:
@@ -64,7 +73,8 @@ def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
         "window": window,
         "message": message,
         "arrival": received[MOVED],
-        "transfer": _transfer_ns(received),
+        "transfer": _transfer_ns(received, MOVED),
+        "recorded": _transfer_ns(received, "transfer_end_ns"),
         "sender_is_last": begins > posted,
         "is_early": (begins > posted) & (begins <= received["asked_ns"]),
     }
@@ -131,8 +141,8 @@ def _planned_messages(table: PlanTable, received: Slice) -> Int64:
     return np.where(slots >= 0, table.slot_to_message[slots], NONE)
 
 
-def _transfer_ns(received: Slice) -> Int64:
-    """Cost of each transfer for its reader, ns; one posted ahead is seen complete when its reader asks for it."""
+def _transfer_ns(received: Slice, end: str) -> Int64:
+    """Cost of each transfer for its reader until a column of ends, ns; one posted ahead is seen complete when it is asked for."""
     begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations: Int64 = np.maximum(received[MOVED] - begins, 0)
+    durations: Int64 = np.maximum(received[end] - begins, 0)
     return durations

@@ -58,7 +58,8 @@ class StepTimes:
     ``stalled`` the rest of what its kernels did not fill: where a device was recorded, an op computes while its kernels run.
     ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
     exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
-    after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it;
+    after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it,
+    ``recorded`` what it would have cost if each of the messages posted together had been moved until it was seen complete;
     ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
     which had posted its receive ahead, asked for it, so that it may have arrived before.
     ``moved_with`` are the peers of the messages that each op's rank waited longest to be moved (:func:`peer_bit`).
@@ -83,6 +84,7 @@ class StepTimes:
     tail_bubble: Int64
     arrival: Int64
     transfer: Int64
+    recorded: Int64
     sender_is_last: Bool
     is_early: Bool
     is_whole: Bool
@@ -255,6 +257,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
         arrival=np.full(messages, UNKNOWN, dtype=np.int64),
         transfer=np.zeros(messages, dtype=np.int64),
+        recorded=np.zeros(messages, dtype=np.int64),
         sender_is_last=np.zeros(messages, dtype=np.bool_),
         is_early=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
@@ -268,7 +271,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     is_measured.reshape(-1)[cell] = True
     for name in (*_OF_OPS, "before"):
         getattr(times, name).reshape(-1)[cell] = _column(ops, name)
-    for name in ("arrival", "transfer", "sender_is_last", "is_early"):
+    for name in ("arrival", "transfer", "recorded", "sender_is_last", "is_early"):
         getattr(times, name).reshape(-1)[of_message] = _column(received, name)
     window = _column(tails, "window")
     times.tail_bubble[window, table.rank[_column(tails, "row")]] = _column(tails, "bubble")

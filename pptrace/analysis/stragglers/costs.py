@@ -26,6 +26,11 @@ RECEIVES = (Kind.RECV_F.code, Kind.RECV_B.code)
 _CELLS = 1 << 19
 
 
+def none_moved_together() -> Slice:
+    """A table of messages posted together without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "message", "ns")})
+
+
 def nothing_held() -> Slice:
     """A table of holds without rows."""
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "rank", "ns", "is_late")})
@@ -43,6 +48,8 @@ class MeasuredCosts:
     that begin late and sends that block do. The longest of them were with ``moved_with``
     (:func:`pptrace.analysis.stragglers.links.peer_bit`).
     ``holds`` are ops that waited in collectives (:func:`pptrace.analysis.explain.inner_waits.holds_of`).
+    ``moved_together`` (``window``, ``message``, ``ns``) is what messages cost their readers by the trace alone, where several
+    that were posted together are taken to be moved one by one.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order, ``spans`` (windows,)
     its length. A transfer of a message whose ends were not matched is −1. ``graph`` is that of the way in which the run sends and
@@ -64,6 +71,7 @@ class MeasuredCosts:
     spans: Int64
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
+    moved_together: Slice = field(default_factory=none_moved_together)
     plan: Plan | None = None
     graph: Graph | None = None
 
@@ -102,6 +110,14 @@ class MeasuredCosts:
         total = np.zeros(self.durations.shape, dtype=np.int64)
         np.add.at(total, (self.holds["window"][where], self.holds["row"][where]), self.holds["ns"][where])
         return np.minimum(total, self.durations)
+
+    def as_recorded(self) -> MeasuredCosts:
+        """The same costs with transfers as the trace has them: each of several posted together until it was seen complete."""
+        if not len(self.moved_together):
+            return self
+        transfers = self.transfers.astype(np.int64)
+        transfers[self.moved_together["window"], self.moved_together["message"]] = self.moved_together["ns"]
+        return replace(self, transfers=transfers, moved_together=none_moved_together())
 
     @property
     def has_collections(self) -> bool:
@@ -151,7 +167,7 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
     )
 
 
-_SPARSE = ("outside", "holds")
+_SPARSE = ("outside", "holds", "moved_together")
 _MATRICES = (
     "step",
     "ranks",

@@ -48,7 +48,8 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
     if not plans:
         return Study()
-    stragglers = slowdowns(plans)  # as the published study replays: with the waits that were measured
+    # As the published study replays: with the waits and transfers that were recorded.
+    stragglers = slowdowns([costs.as_recorded() for costs in plans])
     plans = [with_messaging(costs) for costs in plans]
     measured = measured_lengths(plans)
     collections = garbage_collections(plans, measured)
