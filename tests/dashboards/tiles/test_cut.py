@@ -35,6 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "pyramid":
         monkeypatch.setattr(cutting, "_MOST_ROWS", 0)
         monkeypatch.setattr(pyramid, "_FEWEST_BUCKETS", 4)
+        monkeypatch.setattr(pyramid, "_BARS_PER_CELL", 1 / 512)  # so that its finest level is finer than the tiles
     return str(request.param)
 
 
