@@ -14,7 +14,7 @@ from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.store import Loaded, Store
-from dashboards.tiles.routes import add_routes
+from dashboards.routes import add_routes
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
 

@@ -1,4 +1,4 @@
-"""Where in the timeline the evidence of a finding is, as an address."""
+"""Addresses of the timeline at the evidence of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the dashboard: requests for this machine by its own names, from its own pages, of a bounded size."""
+"""Requests that the dashboard answers: for this machine by its own names, from its own pages, of a bounded size."""
 
 from __future__ import annotations
 

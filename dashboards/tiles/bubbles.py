@@ -32,7 +32,7 @@ GAPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class SendTimes:
-    """When each matched message was ready to be sent; ``match`` is sorted."""
+    """Times at which matched messages were ready to be sent; ``match`` is sorted."""
 
     match: Int64
     start_ns: Int64

@@ -1,4 +1,4 @@
-"""What is said of one bar when the pointer is on it, as texts."""
+"""Texts about one bar, shown when the pointer is on it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _messages(
 def _planned_send(
     times: Mapping[Key, tuple[int, int]], plan: Plan | None, what: str, direction: str, stage: int
 ) -> int | None:
-    """When the plan has the output that a message carries, ns; None where that is not known."""
+    """Time at which the plan has the output that a message carries, ns; None where that is not known."""
     if plan is None or stage < 0:
         return None
     is_forward = direction == "F"

@@ -1,4 +1,4 @@
-"""What was measured as tracks: ops, communication, and what lies behind them (phases, bubbles by cause, gaps in ops)."""
+"""Tracks of what was measured: ops, communication, and what lies behind them (phases, bubbles by cause, gaps in ops)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def timeline(run_p4: Path) -> Timeline:
 
 
 def sections_of(content: bytes) -> dict[str, Any]:
-    """What a browser reads of a tile."""
+    """Sections of a tile, as a browser reads them."""
     length = int.from_bytes(content[:4], "little")
     sections: dict[str, Any] = json.loads(content[4 : 4 + length])["sections"]
     for section in sections.values():

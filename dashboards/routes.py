@@ -1,4 +1,4 @@
-"""What the browser asks for the timeline, as routes of the dashboard's server. All of it only reads, and only what was opened."""
+"""Routes of the server for the timeline: tiles, bars, journeys, search. They only read, and only what was opened."""
 
 from __future__ import annotations
 
