@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -9,11 +10,11 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
-from pptrace.analysis.links.rank_traffic import traffic_of
+from pptrace.analysis.links.rank_traffic import _in_steps, traffic_of
 from pptrace.analysis.whole_run import Link
 from pptrace.model.tables import COMMS, make_table
 from pptrace.schedule.registry import build
-from pptrace.slices import slice_of
+from pptrace.slices import Slice, slice_of
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import record
 
@@ -132,3 +133,74 @@ def test_a_run_without_communication_has_no_links() -> None:
     empty = traffic_of(0, slice_of(make_table(COMMS, {name: [] for name in COMMS})))
     assert links_of([empty], {}) == ()
     assert late_ranks_of([empty]) == ()
+
+
+def test_what_a_rank_communicated_is_summed_by_axis_kind_peer_and_size() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        rows: list[dict[str, object]] = []
+        messages: dict[tuple[object, ...], Counter[str]] = {}
+        collectives: dict[tuple[object, ...], Counter[str]] = {}
+        for _ in range(rng.randint(0, 30)):
+            start, asked = rng.randint(0, 30), rng.randint(0, 60)
+            begin = start + rng.choice((0, rng.randint(0, 20)))
+            moved = begin + rng.randint(1, 20)
+            end, size, count = moved + rng.randint(0, 5), rng.choice((1, 2, 4)), rng.choice((10, 20))
+            axis, kind = rng.choice(("pp", "cp")), rng.choice(("send", "recv", "all_reduce"))
+            row = message(kind, rng.randint(0, 1), start, begin, end, transfer_end_ns=moved, asked_ns=asked, axis=axis)
+            rows.append(row | {"bytes": count, "group_size": size, "match": rng.choice((0, 0, -1))})
+            if rows[-1]["match"] == -1:
+                continue
+            wait = end - start - (moved - begin)
+            if kind != "all_reduce":
+                sums = messages.setdefault((axis, kind, row["peer"], count), Counter(least=10**9))
+                slack = max(asked - begin, 0) if kind == "recv" else 0
+                sums.update(count=1, transfer=moved - begin, wait=wait, slack=slack)
+                sums["least"] = min(sums["least"], moved - begin)
+            elif size > 1:
+                sums = collectives.setdefault((axis, kind), Counter())
+                sums.update(count=1, wait=wait, num_last=int(begin <= start))
+        traffic = traffic_of(3, slice_of(comms_of(*rows)))
+        keys, sums_of = ("axis", "kind", "peer", "bytes"), ("count", "transfer", "wait", "slack", "least")
+        found = zip(*(traffic.messages[name].tolist() for name in (*keys, *sums_of)), strict=True)
+        assert sorted(found) == sorted((*key, *(sums[name] for name in sums_of)) for key, sums in messages.items())
+        names = ("count", "num_last", "wait")
+        found = zip(*(traffic.collectives[name].tolist() for name in ("axis", "kind", *names)), strict=True)
+        assert sorted(found) == sorted((*key, *(sums[name] for name in names)) for key, sums in collectives.items())
+
+
+def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_receives() -> None:
+    sent = [message("send", 1, 0, 30, 50), message("send", 2, 100, 100, 150, bytes=3000)]
+    received = [message("recv", 0, -5, 30, 50)]
+    third = [message("recv", 0, 20, 100, 150, bytes=3000, asked_ns=110), message("recv", 0, 200, 200, 205)]
+    ranks = [traffic_of(rank, slice_of(comms_of(*rows))) for rank, rows in enumerate((sent, received, third))]
+    first, second = links_of(ranks, {0: {"host": "a"}, 2: {"host": "a"}})
+    assert (first.source, first.target, first.late_sender_ns, first.late_receiver_ns) == (0, 2, 80, 0)
+    assert (second.source, second.target, second.late_sender_ns, second.late_receiver_ns) == (0, 1, 35, 30)
+    assert (first.count, first.bytes, first.transfer_ns, first.slack_ns) == (2, 4000, 55, 10)
+    assert (first.algbw_gbps, first.required_gbps) == (4000 / 55, 400)
+    assert (first.is_same_host, second.is_same_host) == (True, None)
+    slope = (50 - 5) / 2000
+    assert first.latency_ns is None  # 5 ns of 1,000 bytes and 50 of 3,000: the line does not begin at 0 or later
+    assert 5 - 1000 * slope < 0
+
+
+def test_a_line_is_fitted_with_as_much_weight_as_there_are_messages() -> None:
+    sizes, times, count = np.array([1, 2, 3]), np.array([13, 16, 15]), np.array([1, 2, 5])
+    slope, latency = np.polyfit(sizes, times, 1, w=np.sqrt(count))
+    assert fit_line(sizes, times, count) == (round(latency), pytest.approx(1 / slope))
+    assert fit_line(np.array([1, 2]), np.array([5, 5]), np.array([1, 1])) == (None, None)
+    assert fit_line(np.array([0, 1]), np.array([3, 5]), np.array([1, 1])) == (None, None)
+    assert fit_line(np.array([0, 2]), np.array([3, 5]), np.array([1, 1])) == (3, pytest.approx(1))
+    assert fit_line(np.array([2, 4]), np.array([2, 4]), np.array([1, 1])) == (0, pytest.approx(1))
+
+
+def test_messages_without_bytes_are_known_to_have_none() -> None:
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 10, bytes=0))))], {})
+    assert (link.bytes, link.algbw_gbps) == (0, 0.0)
+
+
+@pytest.mark.parametrize("steps", [[2], [2, 3], [3, 5], [0, 1, 2, 3, 4, 5], [5, 1]])
+def test_rows_of_some_steps(steps: list[int]) -> None:
+    rows = Slice({"step": np.array([0, 1, 1, 2, 3, 3, 4, 5]), "at": np.arange(8)})
+    assert _in_steps(rows, steps)["at"].tolist() == np.flatnonzero(np.isin(rows["step"], steps)).tolist()
