@@ -13,8 +13,8 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.store import Loaded, Store
 from dashboards.routes import add_routes
+from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
 

@@ -206,7 +206,7 @@ def _from_level(tracks: Tracks, level: Level, wanted: Array, time: Range, earlie
 
 
 def cut_together(tracks: Tracks, levels: Sequence[Level], wanted: Array, time: Range) -> tuple[Array, Array]:
-    """(number of bars that begin in each bucket, time of all ``wanted`` tracks by bucket and class, ns) of ranks drawn as one row."""
+    """(number of bars that begin in each bucket, time of all ``wanted`` tracks by bucket and class, ns), for one row of them."""
     low, high = _bounds(tracks.start, tracks.ptr, wanted, time)
     earlier, _ = _reaching_in(tracks, wanted, low, time)
     level = _level(levels, time.shift) if int((high - low).sum()) > _MOST_ROWS else None
