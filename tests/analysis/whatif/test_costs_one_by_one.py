@@ -310,8 +310,9 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     replayed = replay(costs, same)
     assert [target.fixed for _, target, _ in _variants(costs, same, replayed)] == [0.0]
     half = Target(costs.plan, own, scale=0.5)
-    (_, first, _), (_, second, longer) = _variants(costs, half, replay(costs, half))
-    assert (first.fixed, second.fixed) == (0.0, 0.06)
+    (_, first, _), (_, second, longer), (_, third, _) = _variants(costs, half, replay(costs, half))
+    assert (first.fixed, second.fixed, third.fixed) == (0.0, 0.06, 0.0)
+    assert (first.latency_share, second.latency_share, third.latency_share) == (0.0, 0.0, 1.0)
     assert (longer.spans > replay(costs, half).spans).all()
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
     assert [of.weight_share for of, _, _ in _variants(costs, split, replay(costs, split))][:3] == [0.5, 0.4, 0.6]
