@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.components import Node, fact
+from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
+from dashboards.routes import add_routes
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
@@ -33,10 +37,11 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path], other: Path | None = None) -> Dash:
-    """The dashboard of some traces or of a run directory, and of an ``other`` one to compare with.
+def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | None = None) -> Dash:
+    """The dashboard of some traces or of a run directory. Nothing is read before the first request.
 
-    Nothing is read before the first request.
+    ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
+    to compare with.
     """
     app = Dash(
         __name__,
@@ -52,8 +57,10 @@ def create_app(paths: Sequence[Path], other: Path | None = None) -> Dash:
     _register(app, store, answers)
     more_pages.register(app, store, answers)
     overview.register(app, store)
-    timeline.register(app, store)
+    timeline.register(app)
     schedules.register(app, store)
+    add_routes(app.server, store)
+    guard(app, hosts)
     return app
 
 
@@ -70,7 +77,7 @@ def _shell() -> Node:
             steps,
         ]
     )
-    loading: Any = {"page": "children", "overview-body": "children", "timeline": "figure"}
+    loading: Any = {"page": "children", "overview-body": "children"}
     page = dcc.Loading(
         html.Main(id="page"),
         delay_show=400,
@@ -91,15 +98,20 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         Output("step", "value"),
         Output("step-box", "className"),
         Input("location", "pathname"),
+        State("location", "search"),
         State("step", "value"),
     )
-    def describe(_path: str, step: int | None) -> Any:
+    def describe(_path: str, search: str | None, step: int | None) -> Any:
         loaded = store.get()
         options = [
             {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
             for entry in loaded.steps
         ]
-        chosen = no_update if loaded.step(step if step is not None else -1) else _first_step(loaded)
+        asked = _step_of(search)
+        if asked is not None and loaded.step(asked):
+            chosen: Any = no_update if asked == step else asked
+        else:
+            chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
         return loaded.title, _facts(loaded), options, chosen, "step-box" if options else "step-box hidden"
 
     @app.callback(
@@ -117,7 +129,13 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             return more_pages.layout(current, loaded, answers), *marks
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
-        return timeline.layout(loaded) if current == "/timeline" else overview.layout(), *marks
+        return timeline.layout() if current == "/timeline" else overview.layout(), *marks
+
+
+def _step_of(search: str | None) -> int | None:
+    """The step that an address asks for."""
+    values = parse_qs((search or "").removeprefix("?")).get("step", [])
+    return int(values[0]) if values and re.fullmatch(r"-?\d{1,15}", values[0], re.ASCII) else None
 
 
 def _first_step(loaded: Loaded) -> int | None:

@@ -29,7 +29,7 @@ def command(paths: tuple[Path, ...], other: Path | None, host: str, port: int, n
     for path in (*paths, *([] if other is None else [other])):
         require_path(path)
     listener = bind(host, port)
-    app = create_app(paths, other=other)
+    app = create_app(paths, [host], other)
     url = url_of(listener)
     with suppress(KeyboardInterrupt):
         click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
