@@ -157,11 +157,11 @@ def fit_shape(
 class Mesh:
     """This rank's coordinates and the process groups it belongs to.
 
-    ``groups`` has one of each axis, of dp × cp where both are larger than 1, and of ep and edp of a model with experts. ``embedding`` joins the first and the last
-    rank of each pipeline, which both hold a tied embedding; None on the ranks between, and where the pipeline has one rank.
-    ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for each direction, messages of both directions
-    overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r where they hold copies of the same stages
-    (DualPipe).
+    ``groups`` has one of each axis, of dp × cp where both are larger than 1, and of ep and edp of a model with experts.
+    ``embedding`` joins the first and the last rank of each pipeline, which both hold a tied embedding; None on the ranks
+    between, and where the pipeline has one rank. ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for
+    each direction, messages of both directions overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r
+    where they hold copies of the same stages (DualPipe).
     """
 
     shape: MeshShape

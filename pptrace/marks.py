@@ -22,8 +22,8 @@ A ``p2p`` range begins when its transfers are posted and lasts until all are com
 range, whose end says when that transfer was seen complete. Where transfers are posted ahead of the compute that reads them,
 the ``p2p`` range ends with the posting and the ``wait`` ranges follow later, one for each transfer all the same.
 
-An all-to-all of uneven parts hands in ``bytes`` and gets ``got``; ``rows`` are how many it sends to each member and gets from each,
-in the order of the group: what one sends to another is what that one gets from it.
+An all-to-all of uneven parts hands in ``bytes`` and gets ``got``; ``rows`` are how many it sends to each member and gets from
+each, in the order of the group: what one sends to another is what that one gets from it.
 
 An ``exchange`` is point-to-point too, but its messages carry no microbatch: the steps of a ring, or control messages. A
 collective or an exchange whose range ends with the posting has a ``handle``, a number that its rank uses once; an ``await``

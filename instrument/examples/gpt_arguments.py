@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from instrument.expert.options import Scoring
 from instrument.models.gpt import Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
@@ -28,6 +29,7 @@ def _add_mesh(add: Add) -> None:
     add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
     add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are sharded")
     add("--cp", type=int, default=1, help="context-parallel ranks: sequences are sharded")
+    add("--ep", type=int, default=1, metavar="N", help="expert-parallel ranks, of dp × cp × tp: they share --experts")
     add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
@@ -96,6 +98,29 @@ def _add_model(add: Add) -> None:
     add("--seed", type=int, default=0, help="of parameters and data")
 
 
+def _add_experts(add: Add) -> None:
+    add("--experts", type=int, metavar="E", help="experts in place of the MLP; left out: none")
+    add("--top-k", type=int, default=2, metavar="K", help="experts of each token")
+    add("--expert-every", type=int, default=1, metavar="N", help="every N-th layer has experts, the first included")
+    add("--expert-width", type=int, metavar="N", help="of each expert's inner layer; left out: 4 times the hidden size")
+    add("--shared-expert-width", type=int, default=0, metavar="N", help="of an MLP beside the experts; 0: none")
+    add(
+        "--router",
+        choices=[scoring.value for scoring in Scoring],
+        default=Scoring.SOFTMAX_AFTER.value,
+        help="scores by which experts are chosen and weighted",
+    )
+    add("--router-scale", type=float, default=1.0, help="factor of the experts' weights")
+    add(
+        "--aux-loss",
+        type=float,
+        default=0.0,
+        metavar="ALPHA",
+        help="coefficient of each sequence's load-balancing loss",
+    )
+    add("--z-loss", type=float, default=0.0, metavar="BETA", help="coefficient of the router's z loss")
+
+
 def _add_partition(add: Add) -> None:
     add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
     add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
@@ -135,6 +160,7 @@ _GROUPS: Mapping[str, Callable[[Add], None]] = {
     "the mesh": _add_mesh,
     "the pipeline": _add_schedule,
     "the model": _add_model,
+    "experts": _add_experts,
     "the partition of layers": _add_partition,
     "training and output": _add_training,
 }

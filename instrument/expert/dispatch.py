@@ -1,7 +1,7 @@
 """Routes of tokens to experts on other ranks, and back.
 
-A route is one (token, choice). Routes are sorted by expert, of one expert in the order of the tokens, so that those to one rank lie
-together. Ranks tell each other how many routes go to each of their experts; then the rows travel in an all-to-all with
+A route is one (token, choice). Routes are sorted by expert, of one expert in the order of the tokens, so that those to one rank
+lie together. Ranks tell each other how many routes go to each of their experts; then the rows travel in an all-to-all with
 uneven parts, are sorted by expert, and travel back after the experts in one with the parts swapped. Backward is the same two
 mirrored. Nothing is dropped and nothing padded. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``.
 
@@ -54,7 +54,7 @@ class Dispatch:
         if self.by_expert is not None:
             rows = _permute(rows, _inverse(self.by_expert))
         rows = _travel(rows, self.group, self.received, self.sent)
-        return _permute(rows, _inverse(self.order)).unflatten(0, (-1, self.top_k))
+        return _by_token(_permute(rows, _inverse(self.order)), self.top_k)
 
 
 def make_dispatch(chosen: Tensor, num_experts: int, group: AxisGroup) -> Dispatch:
@@ -97,6 +97,11 @@ def _inverse(permutation: Tensor) -> Tensor:
     return inverse
 
 
+def _by_token(rows: Tensor, top_k: int) -> Tensor:
+    """(n · k, h) → (n, k, h)."""
+    return rows.view(len(rows) // top_k, top_k, rows.shape[1])
+
+
 def _permute(rows: Tensor, order: Tensor) -> Tensor:
     """Rows in another order, which has each of them once."""
     permuted: Tensor = _Permute.apply(rows, order)  # type: ignore[no-untyped-call]
@@ -123,7 +128,7 @@ class _Spread(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
-        return gradients[0].index_select(0, _inverse(order)).unflatten(0, (-1, ctx.top_k)).sum(1), None, None
+        return _by_token(gradients[0].index_select(0, _inverse(order)), ctx.top_k).sum(1), None, None
 
 
 class _Permute(Function):

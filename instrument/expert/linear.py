@@ -88,7 +88,7 @@ class _Linear(Function):
         # Not saved as tensors: hooks on those (activation checkpointing) would return copies instead of parameters.
         ctx.weight, ctx.bias, ctx.rows_of_expert, ctx.queue = weight, bias, rows_of_expert, queue
         output = rows.new_empty(len(rows), weight.shape[1])
-        parts = zip(rows.split(rows_of_expert), output.split(rows_of_expert), strict=True)
+        parts = zip(_parts(rows, rows_of_expert), _parts(output, rows_of_expert), strict=True)
         for expert, (part, into) in enumerate(parts):
             if bias is None:
                 torch.mm(part, weight[expert].t(), out=into)
@@ -103,7 +103,7 @@ class _Linear(Function):
         to_rows = None
         if ctx.needs_input_grad[0]:
             to_rows = gradient.new_empty(len(gradient), weight.shape[2])
-            parts = zip(gradient.split(splits), to_rows.split(splits), strict=True)
+            parts = zip(_parts(gradient, splits), _parts(to_rows, splits), strict=True)
             for expert, (part, into) in enumerate(parts):
                 torch.mm(part, weight[expert], out=into)
         if ctx.queue is not None and ctx.queue.collects:
@@ -116,7 +116,7 @@ class _Linear(Function):
 def _weight_gradient(rows: Tensor, gradient: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
     """(experts, out, in): zeros for an expert without rows."""
     total = rows.new_empty(len(rows_of_expert), gradient.shape[1], rows.shape[1])
-    parts = zip(gradient.split(rows_of_expert), rows.split(rows_of_expert), strict=True)
+    parts = zip(_parts(gradient, rows_of_expert), _parts(rows, rows_of_expert), strict=True)
     for expert, (out, into) in enumerate(parts):
         torch.mm(out.t(), into, out=total[expert])
     return total
@@ -124,7 +124,12 @@ def _weight_gradient(rows: Tensor, gradient: Tensor, rows_of_expert: Sequence[in
 
 def _bias_gradient(gradient: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
     """(experts, out): zeros for an expert without rows."""
-    return torch.stack([part.sum(0) for part in gradient.split(rows_of_expert)])
+    return torch.stack([part.sum(0) for part in _parts(gradient, rows_of_expert)])
+
+
+def _parts(rows: Tensor, rows_of_expert: Sequence[int]) -> Sequence[Tensor]:
+    """The rows of each expert."""
+    return torch.split(rows, list(rows_of_expert))
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

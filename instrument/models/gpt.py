@@ -123,7 +123,7 @@ class Block(nn.Module):
         self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
         self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
         self.mlp_norm = LayerNorm(hidden, region.shards_sequence, dtype)
-        self.experts: ExpertLayer | None = None
+        self.experts = None
         if config.experts is not None and config.has_experts(layer):
             self.experts = ExpertLayer(hidden, config.experts, region, parallel.experts, dtype=dtype)
         else:

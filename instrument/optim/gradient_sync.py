@@ -116,10 +116,10 @@ class GradientSync:
         self.sharded = zero is not Zero.NONE or self._has_experts
         self._averages: list[Averages] = []
         for replicas, of_experts in ((self._replicas, False), (edp, True)):
-            chosen = [[p for p in part if (id(p) in experts) is of_experts] for part in (early, last)]
-            if fully_sharded is None and any(chosen):
+            first, second = ([p for p in part if (id(p) in experts) is of_experts] for part in (early, last))
+            if fully_sharded is None and first + second:
                 sizes = (self._replicas.size, averaging.bucket_bytes, zero is Zero.OPTIMIZER)
-                self._averages.append(Averages(*chosen, replicas, *sizes))
+                self._averages.append(Averages(first, second, replicas, *sizes))
         self._counted_experts = [
             p for p in parameters if id(p) in experts and (edp.rank == 0 or zero is Zero.OPTIMIZER)
         ]
