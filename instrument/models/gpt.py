@@ -108,6 +108,9 @@ class Embedding(nn.Module):
         self.positions.weight.data.copy_(whole.positions.weight)
 
 
+_TensorParallel = ColumnParallelLinear | RowParallelLinear
+
+
 class Block(nn.Module):
     """One transformer layer; (microbatch, sequence / cp, hidden) in and out, with SP this rank's shard of that."""
 
@@ -141,7 +144,10 @@ class Block(nn.Module):
         """Copy this rank's part of the whole layer's values."""
         for name in ("attention_norm", "mlp_norm"):
             getattr(self, name).load_state_dict(getattr(whole, name).state_dict())
-        pairs = [(self.qkv, whole.qkv), (self.attention_out, whole.attention_out)]
+        pairs: list[tuple[_TensorParallel, _TensorParallel]] = [
+            (self.qkv, whole.qkv),
+            (self.attention_out, whole.attention_out),
+        ]
         if self.experts is not None and whole.experts is not None:
             self.experts.take(whole.experts)
         else:
@@ -157,7 +163,9 @@ class Block(nn.Module):
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
         """The MLP, or the experts in its place."""
-        output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x))) if self.experts is None else self.experts(x, routes)
+        if isinstance(self.experts, ExpertLayer):
+            return self.experts.forward(x, routes)
+        output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
         return output
 
     def _attend(self, qkv: Tensor) -> Tensor:
