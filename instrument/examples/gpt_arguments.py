@@ -20,6 +20,12 @@ DEFAULT_MICROBATCHES = 8
 DEFAULT_PREFETCH = 2
 DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
+OPTIONS_OF_EXPERTS = (
+    *("--ep", "--top-k", "--expert-every", "--expert-width", "--shared-expert-width", "--router", "--router-scale"),
+    *("--aux-loss", "--z-loss"),
+)
+"""Options that say nothing without ``--experts``."""
+
 Add = Callable[..., argparse.Action]
 """``add_argument`` of a group of arguments."""
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import torch
 
 from instrument.data.text import TextData
-from instrument.examples.gpt_arguments import DEFAULT_BUCKET_MB, DEFAULT_MICROBATCHES, DEFAULT_PREFETCH, DTYPES
+from instrument.examples.gpt_arguments import (
+    DEFAULT_BUCKET_MB,
+    DEFAULT_MICROBATCHES,
+    DEFAULT_PREFETCH,
+    DTYPES,
+    OPTIONS_OF_EXPERTS,
+    make_parser,
+)
 from instrument.expert.options import ExpertOptions, Scoring
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.activations import RankForm
@@ -164,6 +171,7 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
 
 def _read_experts(options: argparse.Namespace) -> ExpertOptions | None:
     if options.experts is None:
+        _refuse_without_experts(options)
         return None
     return ExpertOptions(
         options.experts,
@@ -176,6 +184,15 @@ def _read_experts(options: argparse.Namespace) -> ExpertOptions | None:
         options.aux_loss,
         options.z_loss,
     )
+
+
+def _refuse_without_experts(options: argparse.Namespace) -> None:
+    """Refuse options of experts where there are none: they would change nothing."""
+    defaults = make_parser().parse_args([])
+    for name in OPTIONS_OF_EXPERTS:
+        attribute = name.removeprefix("--").replace("-", "_")
+        if getattr(options, attribute) != getattr(defaults, attribute):
+            raise UsageError(f"{name} is for a model with experts; give it some with --experts, or leave {name} out")
 
 
 def _check_axes(options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """Training with experts on meshes equals training in one process: loss and parameters after three AdamW steps, float64, 1e-9.
 
-Every run clips, so that a sum of gradients that is scaled wrongly changes the parameters, which AdamW alone would hide; and every call to
-a process group lies in one mark of its axis and size.
+Every run clips, so that a sum of gradients that is scaled wrongly changes the parameters, which AdamW alone would hide; and every
+call to a process group lies in one mark of its axis and size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> N
 
 @pytest.mark.parametrize("ep", [1, 2, 4])
 def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, ep: int) -> None:
-    check(pool, [replace(MIX, cp=2, dp=2, ep=ep), replace(MIX, cp=2, dp=2, ep=ep, zero=1)][: 2 if ALL or ep == 2 else 1])
+    check(
+        pool, [replace(MIX, cp=2, dp=2, ep=ep), replace(MIX, cp=2, dp=2, ep=ep, zero=1)][: 2 if ALL or ep == 2 else 1]
+    )
 
 
 def test_all_axes_together(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""megatron-core's own MoELayer beside ours, on the ranks of a pool of its own: what it is made to do on CPUs stays in its processes.
+"""megatron-core's own MoELayer beside ours, on the ranks of a pool of its own: what makes it run on CPUs stays in its processes.
 
 megatron-core computes scores in 32 bits and moves counts to a GPU; the patches below leave float64 as it is and stay on the CPU.
 """
