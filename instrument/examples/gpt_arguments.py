@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from instrument.expert.options import Scoring
+from instrument.expert.capacity import DropOrder
+from instrument.expert.options import Dispatcher, Forced, Scoring
 from instrument.models.gpt import Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
@@ -22,7 +23,7 @@ DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
 OPTIONS_OF_EXPERTS = (
     *("--ep", "--top-k", "--expert-every", "--expert-width", "--shared-expert-width", "--router", "--router-scale"),
-    *("--aux-loss", "--z-loss"),
+    *("--aux-loss", "--z-loss", "--capacity-factor", "--drop-order", "--dispatcher", "--force-routes"),
 )
 """Options that say nothing without ``--experts``."""
 
@@ -123,6 +124,30 @@ def _add_experts(add: Add) -> None:
         default=0.0,
         metavar="ALPHA",
         help="coefficient of each sequence's load-balancing loss",
+    )
+    add(
+        "--capacity-factor",
+        type=float,
+        metavar="F",
+        help="an expert takes F times its even share of a sequence's routes, others are dropped; left out: all",
+    )
+    add(
+        "--drop-order",
+        choices=[order.value for order in DropOrder],
+        default=DropOrder.CHOICES.value,
+        help="routes that experts with a capacity take first: first choices in the order of tokens, or large weights",
+    )
+    add(
+        "--dispatcher",
+        choices=[dispatcher.value for dispatcher in Dispatcher],
+        default=Dispatcher.ALL_TO_ALL.value,
+        help="how tokens come to experts on other ranks",
+    )
+    add(
+        "--force-routes",
+        choices=[forced.value for forced in Forced],
+        default=Forced.NONE.value,
+        help="for measurements: experts in turn, or expert 0 for every token",
     )
     add("--z-loss", type=float, default=0.0, metavar="BETA", help="coefficient of the router's z loss")
 

@@ -19,7 +19,8 @@ from instrument.examples.gpt_arguments import (
     OPTIONS_OF_EXPERTS,
     make_parser,
 )
-from instrument.expert.options import ExpertOptions, Scoring
+from instrument.expert.capacity import DropOrder
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
@@ -183,6 +184,10 @@ def _read_experts(options: argparse.Namespace) -> ExpertOptions | None:
         options.router_scale,
         options.aux_loss,
         options.z_loss,
+        options.capacity_factor,
+        DropOrder(options.drop_order),
+        Dispatcher(options.dispatcher),
+        Forced(options.force_routes),
     )
 
 

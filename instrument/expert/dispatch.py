@@ -3,22 +3,38 @@
 A route is one (token, choice). Routes are sorted by expert, of one expert in the order of the tokens, so that those to one rank
 lie together. Ranks tell each other how many routes go to each of their experts; then the rows travel in an all-to-all with
 uneven parts, are sorted by expert, and travel back after the experts in one with the parts swapped. Backward is the same two
-mirrored. Nothing is dropped and nothing padded. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``.
+mirrored. Nothing is padded, and routes that were dropped do not travel. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``.
 
 The parts are needed on the host: on a GPU a layer waits for them once in each forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
+
+Compute = Callable[[Tensor, Sequence[int]], Tensor]
+"""(rows, h) of this rank's experts, one expert after another, and how many of each → (rows, h)."""
+
+
+class TokenDispatch(Protocol):
+    """A way to bring tokens to experts and back, with the routes of one forward."""
+
+    @property
+    def rows_of_expert(self) -> Sequence[int]:
+        """Rows that each expert of this rank computes; on the host."""
+        ...
+
+    def run(self, tokens: Tensor, weights: Tensor, compute: Compute) -> Tensor:
+        """(n, h) tokens, (n, k) weights → (n, h): the weighted sum of what the experts make of each token."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +43,7 @@ class Dispatch:
 
     Args:
         group: the ranks that share the experts.
-        order: (n · k,) routes sorted by expert; route t · k + j is the j-th of token t.
+        order: (n · k,) routes sorted by expert, dropped ones last; route t · k + j is the j-th of token t.
         top_k: k.
         sent: rows to each rank.
         received: rows from each rank.
@@ -43,34 +59,39 @@ class Dispatch:
     by_expert: Tensor | None
     rows_of_expert: Sequence[int]
 
-    def to_experts(self, tokens: Tensor) -> Tensor:
+    def run(self, tokens: Tensor, weights: Tensor, compute: Compute) -> Tensor:
+        """(n, h) tokens, (n, k) weights → (n, h): the weighted sum of what the experts make of each token."""
+        returned = self._from_experts(compute(self._to_experts(tokens), self.rows_of_expert))
+        return weights.to(returned.dtype).unsqueeze(1).bmm(returned).squeeze(1)
+
+    def _to_experts(self, tokens: Tensor) -> Tensor:
         """(n, h) tokens → (rows, h) of this rank's experts, one expert after another."""
-        rows: Tensor = _Spread.apply(tokens, self.order, self.top_k)  # type: ignore[no-untyped-call]
+        rows: Tensor = _Spread.apply(tokens, self.order, self.top_k, sum(self.sent))  # type: ignore[no-untyped-call]
         rows = _travel(rows, self.group, self.sent, self.received)
         return rows if self.by_expert is None else _permute(rows, self.by_expert)
 
-    def from_experts(self, rows: Tensor) -> Tensor:
-        """(rows, h) of this rank's experts → (n, k, h): what each route's expert makes of its token."""
+    def _from_experts(self, rows: Tensor) -> Tensor:
+        """(rows, h) of this rank's experts → (n, k, h): what each route's expert makes of its token, 0 where it is dropped."""
         if self.by_expert is not None:
             rows = _permute(rows, _inverse(self.by_expert))
         rows = _travel(rows, self.group, self.received, self.sent)
-        return _by_token(_permute(rows, _inverse(self.order)), self.top_k)
+        return _by_token(_permute(_with_dropped(rows, len(self.order)), _inverse(self.order)), self.top_k)
 
 
 def make_dispatch(chosen: Tensor, num_experts: int, group: AxisGroup) -> Dispatch:
     """Sort the routes of tokens and tell the other ranks how many come; all ranks of ``group`` call it.
 
     Args:
-        chosen: (n, k) expert ids.
+        chosen: (n, k) expert ids; ``num_experts`` where the route is dropped.
         num_experts: of all ranks together, which their number divides; rank i has the i-th part of them.
         group: the ranks that share the experts.
     """
     routes = chosen.flatten()
     order = torch.argsort(routes, stable=True)
-    counts = torch.bincount(routes, minlength=num_experts)
+    counts = torch.bincount(routes, minlength=num_experts + 1)[:num_experts]
     if group.size == 1:
         rows_of_expert = counts.tolist()
-        num_rows = [len(routes)]
+        num_rows = [sum(rows_of_expert)]
         return Dispatch(group, order, chosen.shape[1], num_rows, num_rows, None, rows_of_expert)
     arriving = group.all_to_all(counts).view(group.size, -1)  # rank, expert of this rank
     sent, received, rows_of_expert = _on_host(counts.view(group.size, -1).sum(1), arriving.sum(1), arriving.sum(0))
@@ -97,6 +118,13 @@ def _inverse(permutation: Tensor) -> Tensor:
     return inverse
 
 
+def _with_dropped(rows: Tensor, num_routes: int) -> Tensor:
+    """Rows with zeros behind them, one for each dropped route."""
+    if len(rows) == num_routes:
+        return rows
+    return torch.cat((rows, rows.new_zeros(num_routes - len(rows), rows.shape[1])))
+
+
 def _by_token(rows: Tensor, top_k: int) -> Tensor:
     """(n · k, h) → (n, k, h)."""
     return rows.view(len(rows) // top_k, top_k, rows.shape[1])
@@ -117,18 +145,19 @@ def _travel(rows: Tensor, group: AxisGroup, sent: Sequence[int], received: Seque
 
 
 class _Spread(Function):
-    """(n, h) tokens → (n · k, h): the token of each route; backward adds up the k gradients of a token."""
+    """(n, h) tokens → (kept routes, h): the token of each; backward adds up the gradients of a token's routes."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, top_k: int) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, top_k: int, num_kept: int) -> Tensor:
         ctx.save_for_backward(order)
         ctx.top_k = top_k
-        return tokens.index_select(0, order // top_k)
+        return tokens.index_select(0, order[:num_kept] // top_k)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (order,) = ctx.saved_tensors
-        return _by_token(gradients[0].index_select(0, _inverse(order)), ctx.top_k).sum(1), None, None
+        of_routes = _with_dropped(gradients[0], len(order)).index_select(0, _inverse(order))
+        return _by_token(of_routes, ctx.top_k).sum(1), None, None, None
 
 
 class _Permute(Function):

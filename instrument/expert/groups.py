@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from instrument.collectives import AxisGroup, axis_group
+from instrument.context.shard import ContextShape
 from instrument.mesh import Mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
@@ -18,20 +19,25 @@ class ExpertGroups:
     Args:
         ep: the ranks that share the experts of a layer, each with consecutive ones.
         cp: the ranks that share a sequence, besides those of tp.
+        context: how they share it.
         loss_weight: weight in a step's loss of what one microbatch on one rank adds to it: context ranks, over whose
             gradients the mean is taken, by microbatches.
     """
 
     ep: AxisGroup
     cp: AxisGroup
+    context: ContextShape = ContextShape()  # noqa: RUF009 — frozen
     loss_weight: float = 1.0
 
 
-def expert_groups(mesh: Mesh, recorder: Recorder, route: Route = Route.DIRECT) -> ExpertGroups | None:
+def expert_groups(
+    mesh: Mesh, context: ContextShape, recorder: Recorder, route: Route = Route.DIRECT
+) -> ExpertGroups | None:
     """The groups of a rank; None where the mesh has none of experts."""
     if Axis.EP not in mesh.groups:
         return None
-    return ExpertGroups(axis_group(mesh, Axis.EP, recorder, route), axis_group(mesh, Axis.CP, recorder, route))
+    ep, cp = (axis_group(mesh, axis, recorder, route) for axis in (Axis.EP, Axis.CP))
+    return ExpertGroups(ep, cp, context)
 
 
 def alone() -> ExpertGroups:

@@ -7,6 +7,7 @@ those of dp, cp and tp together (parallel folding, arXiv 2504.14960).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
-from instrument.expert.dispatch import Dispatch, make_dispatch
+from instrument.expert.all_gather import make_gathered
+from instrument.expert.capacity import DropOrder, capacity_of, keep_within
+from instrument.expert.dispatch import TokenDispatch, make_dispatch
 from instrument.expert.groups import ExpertGroups, alone
 from instrument.expert.linear import ExpertLinear
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
-from instrument.expert.options import ExpertOptions
-from instrument.expert.router import Router, choose, probabilities_of, weights_of
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced
+from instrument.expert.router import Router, choose, forced_routes, probabilities_of, weights_of
+from instrument.expert.unit import SequenceParts
 from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.sequence.shards import local_part
@@ -36,7 +40,7 @@ class Routes:
     """
 
     chosen: Tensor  # (sequences, tokens, k)
-    dispatch: Dispatch
+    dispatch: TokenDispatch
     counts: Tensor | None  # (sequences, experts)
 
 
@@ -118,27 +122,45 @@ class ExpertLayer(nn.Module):
 
     def _routed(self, x: Tensor, kept: RoutesOfForward) -> Tensor:
         logits = self.router(x)
-        routes = kept.routes = kept.routes or self._route(logits)
+        routes = kept.routes = kept.routes or self._route(logits.detach())
         weights = self._with_losses(weights_of(logits, routes.chosen, self.options), logits, routes)
-        rows_of_expert = routes.dispatch.rows_of_expert
-        rows = routes.dispatch.to_experts(x.flatten(0, 1))
-        rows = self.outer(F.gelu(self.inner(rows, rows_of_expert)), rows_of_expert)
-        returned = routes.dispatch.from_experts(rows)
-        combined = weights.flatten(0, 1).to(returned.dtype).unsqueeze(1).bmm(returned)
-        return combined.view(x.shape)
+        output = routes.dispatch.run(x.flatten(0, 1), weights.flatten(0, 1), self._compute)
+        return output.view(x.shape)
+
+    def _compute(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
+        output: Tensor = self.outer(F.gelu(self.inner(rows, rows_of_expert)), rows_of_expert)
+        return output
 
     def _route(self, logits: Tensor) -> Routes:
-        chosen = choose(logits, self.options)
-        counts = None
-        if self.options.aux_loss:
-            counts = count_routes(chosen, self.options.num)
-            for group in (self.region.group, self.groups.cp):
-                counts = group.all_reduce(counts)
-        return Routes(chosen, make_dispatch(chosen.flatten(0, 1), self.options.num, self.groups.ep), counts)
+        options, parts = self.options, self._parts
+        chosen = self._choose(logits)
+        counts, routed = None, chosen
+        if options.capacity_factor is not None:
+            whole = parts.whole(chosen)
+            counts = count_routes(whole, options.num)
+            is_by_weight = options.drop_order is DropOrder.WEIGHTS
+            weights = parts.whole(weights_of(logits, chosen, options)) if is_by_weight else None
+            capacity = capacity_of(options.capacity_factor, whole.shape[1], options.top_k, options.num)
+            is_kept = parts.part(keep_within(whole, capacity, options.num, weights))
+            routed = chosen.masked_fill(~is_kept, options.num)
+        elif options.aux_loss:
+            counts = parts.sum(count_routes(chosen, options.num))
+        make = make_dispatch if options.dispatcher is Dispatcher.ALL_TO_ALL else make_gathered
+        return Routes(chosen, make(routed.flatten(0, 1), options.num, self.groups.ep), counts)
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        if self.options.forced is Forced.NONE:
+            return choose(logits, self.options)
+        positions = self._parts.positions(logits.shape[1], logits.device)
+        return forced_routes(positions, self.options).expand(logits.shape[0], -1, -1).contiguous()
+
+    @property
+    def _parts(self) -> SequenceParts:
+        return SequenceParts(self.region.group, self.groups.cp, self.groups.context)
 
     def _with_losses(self, weights: Tensor, logits: Tensor, routes: Routes) -> Tensor:
-        length = logits.shape[1] * self.region.group.size * self.groups.cp.size
-        if routes.counts is not None:
+        length = logits.shape[1] * self._parts.size
+        if routes.counts is not None and self.options.aux_loss:
             probabilities = probabilities_of(logits, self.options)
             loss = load_balancing_loss(probabilities, routes.counts, length, self.options)
             weights = with_loss(weights, loss, self.groups.loss_weight)

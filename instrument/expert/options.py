@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from instrument.expert.capacity import DropOrder
 from pptrace.errors import UsageError
 
 
@@ -17,6 +19,21 @@ class Scoring(StrEnum):
     SIGMOID = (
         "sigmoid"  # largest sigmoid(z) + bias; sigmoid(z) over the sum of the chosen (DeepSeek-V3, arXiv 2412.19437)
     )
+
+
+class Dispatcher(StrEnum):
+    """How tokens come to experts on other ranks."""
+
+    ALL_TO_ALL = "all-to-all"  # each to the ranks of its experts (:mod:`instrument.expert.dispatch`)
+    ALL_GATHER = "all-gather"  # all to all ranks, and back by a reduce-scatter (:mod:`instrument.expert.all_gather`)
+
+
+class Forced(StrEnum):
+    """Routes that are given instead of chosen, for measurements; weights and gradients stay the router's."""
+
+    NONE = "none"
+    BALANCED = "balanced"  # experts in turn: as many tokens for each as can be
+    HOT = "hot"  # expert 0 for every token, and the others in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +50,11 @@ class ExpertOptions:
         scale: factor of all weights.
         aux_loss: coefficient of the load-balancing loss, which is that of each sequence (:mod:`instrument.expert.losses`).
         z_loss: coefficient of the router's z loss.
+        capacity_factor: of the routes of a sequence that an expert takes at most (:mod:`instrument.expert.capacity`); None:
+            all are taken.
+        drop_order: which it takes first.
+        dispatcher: how tokens travel.
+        forced: routes for measurements.
 
     Raises:
         UsageError: sizes or coefficients that no router can have.
@@ -47,6 +69,10 @@ class ExpertOptions:
     scale: float = 1.0
     aux_loss: float = 0.0
     z_loss: float = 0.0
+    capacity_factor: float | None = None
+    drop_order: DropOrder = DropOrder.CHOICES
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    forced: Forced = Forced.NONE
 
     def __post_init__(self) -> None:
         for name, least in (("num", 1), ("top_k", 1), ("every", 1), ("width", 1), ("shared_width", 0)):
@@ -62,6 +88,8 @@ class ExpertOptions:
             )
         if min(self.aux_loss, self.z_loss) < 0 or self.scale <= 0:
             raise UsageError("coefficients of the router's losses are 0 or more, and the scale of its weights above 0")
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            raise UsageError(f"the capacity factor of the experts is {self.capacity_factor}; expected a number above 0")
 
     def in_layer(self, layer: int) -> bool:
         """Return whether a layer has experts."""

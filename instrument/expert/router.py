@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from instrument.backward_split import split
-from instrument.expert.options import ExpertOptions, Scoring
+from instrument.expert.options import ExpertOptions, Forced, Scoring
 from instrument.sequence.partial import HasPartial, Partial
 
 
@@ -55,6 +55,16 @@ def choose(logits: Tensor, options: ExpertOptions, bias: Tensor | None = None) -
         scores = scores + bias
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     return order[..., : options.top_k].contiguous()
+
+
+def forced_routes(positions: Tensor, options: ExpertOptions) -> Tensor:
+    """The routes of tokens at ``positions`` (n,) of a sequence that :class:`Forced` gives: (1, n, k) expert ids."""
+    choices = torch.arange(options.top_k, device=positions.device)
+    if options.forced is Forced.BALANCED:
+        return ((positions.unsqueeze(1) * options.top_k + choices) % options.num).unsqueeze(0)
+    others = max(1, options.num - 1)
+    in_turn = 1 + (positions.unsqueeze(1) * (options.top_k - 1) + choices - 1) % others
+    return in_turn.masked_fill(choices == 0, 0).unsqueeze(0)
 
 
 def scores_of(logits: Tensor, options: ExpertOptions) -> Tensor:

@@ -108,7 +108,7 @@ def make_parallel(
     if context.size > 1:
         attention = ContextAttention(make_context_groups(mesh, context, recorder, route))
     seeds = DropoutSeeds(seed, (mesh.dp_rank, mesh.cp_rank), mesh.tp_rank)
-    return Parallel(region, attention, context, mesh.cp_rank, seeds, expert_groups(mesh, recorder, route))
+    return Parallel(region, attention, context, mesh.cp_rank, seeds, expert_groups(mesh, context, recorder, route))
 
 
 def check_parallel(

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from instrument.expert.options import ExpertOptions, Scoring
+from instrument.expert.capacity import DropOrder
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from tests.instrument.models.cases.mixes import Mix, Outcome, train_mixes
@@ -87,6 +88,18 @@ def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> 
     ]
     check(pool, [replace(mix, experts=options) for options in routers])
     check(pool, [replace(mix, pp=2, experts=replace(OPTIONS, every=4))])  # the last stage has no experts
+
+
+def test_dropped_routes_and_gathered_tokens_train_the_same(pool: Pool) -> None:
+    """Capacities are those of whole sequences, which cp cuts in two chunks for each rank and tp again."""
+    tight = replace(OPTIONS, capacity_factor=0.6)
+    by_weight = replace(tight, drop_order=DropOrder.WEIGHTS, dispatcher=Dispatcher.ALL_GATHER, aux_loss=0.0)
+    gathered = replace(OPTIONS, dispatcher=Dispatcher.ALL_GATHER)
+    forced = replace(OPTIONS, forced=Forced.HOT, capacity_factor=1.0)
+    mix = replace(MIX, tp=2, cp=2, ep=2)
+    check(pool, [replace(mix, experts=options) for options in (tight, by_weight)])
+    mix = replace(MIX, pp=2, dp=2, ep=2, schedule="zb-h1")
+    check(pool, [replace(mix, experts=options) for options in (gathered, forced)])
 
 
 def test_rows_travel_through_host_memory(pool: Pool) -> None:
