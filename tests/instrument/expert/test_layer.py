@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
-from instrument.expert.options import ExpertOptions, Scoring
+from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
 from pptrace.marks import Collective, CollectiveMark
 from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
 from tests.support.pool import Pool
@@ -26,6 +27,9 @@ CASES = [
     Tokens(SWITCH, to_expert=6),  # all to one expert: the other ranks have no rows
     Tokens(OPTIONS, num=0),  # no rank has any tokens
 ]
+GATHERED = [
+    replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES if tokens.num
+]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -41,6 +45,27 @@ def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool
     assert all_to_one[6 // held].rows_of_expert[6 % held] == size * 2 * 5
     assert sum(sum(each.rows_of_expert) for each in all_to_one) == size * 2 * 5
     check_marks([row[0].marks for row in outcomes], size)
+
+
+def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
+    outcomes = pool.run(compare, GATHERED, False, world=2)
+    for index, tokens in enumerate(GATHERED):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+        assert sum(sum(each.rows_of_expert) for each in seen) == 2 * 2 * tokens.num * tokens.options.top_k
+    rows, weights = 2 * 2 * 5 * HIDDEN * 8, 2 * 2 * 5 * 2 * 8
+    gathers, scatters = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    for mark in outcomes[0][0].marks:
+        assert mark.uneven is None
+    assert [(mark.kind, mark.bytes) for mark in outcomes[0][0].marks] == [
+        (gathers, weights),  # the routes, 64 bits each
+        (gathers, rows),
+        (gathers, weights),
+        (scatters, rows),
+        (gathers, rows),
+        (scatters, weights),
+        (scatters, rows),
+    ]
 
 
 def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
@@ -121,3 +146,24 @@ def test_a_shared_layer_is_added() -> None:
             part.normal_(generator=torch.Generator().manual_seed(4))
     shared = layer.shared_out(F.gelu(layer.shared_in(x)))
     assert torch.allclose(layer(x), dense(layer, x) + shared, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_the_losses_reach_gate_and_tokens_with_their_weight(weight: float) -> None:
+    """α·E·Σ f·P and β·mean (log Σ exp z)², of each sequence, beside what the experts' weights give."""
+    options = replace(OPTIONS, aux_loss=0.5, z_loss=0.25)
+    groups = replace(alone(), loss_weight=weight)
+    layer, whole = make_layer(Tokens(options), groups), make_layer(Tokens(options))
+    x, y = inputs_of(Tokens(options), 0), inputs_of(Tokens(options), 0)
+    output = layer(x)
+    output.backward(torch.ones_like(output))
+    logits = F.linear(y, whole.router.weight)
+    chosen = logits.topk(2, -1).indices
+    shares = F.one_hot(chosen, 8).double().sum((1, 2)) / (2 * 5)
+    balance = 0.5 * 8 * (shares * logits.softmax(-1).mean(1)).sum(-1).mean()
+    loss = dense(whole, y).sum() + weight * (balance + 0.25 * logits.logsumexp(-1).square().mean())
+    loss.backward()
+    for ours, theirs in ((layer.router.weight, whole.router.weight), (x, y)):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=TOLERANCE)
