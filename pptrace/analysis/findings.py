@@ -20,6 +20,7 @@ from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
+from pptrace.analysis.stragglers.study import Study
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 
@@ -64,16 +65,14 @@ _COMPARED = ("imbalance", "straggler")
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
 _MOST_FINDINGS = 10
+_NOT_STUDIED = Study()
 
 
 def find(
     steps: Sequence[StepReport],
     schedule: ScheduleSummary,
-    reasons: Sequence[Reason] = (),
+    study: Study = _NOT_STUDIED,
     series: StepSeries | None = None,
-    gains: Mapping[Place, Int64] | None = None,
-    studied: Sequence[int] = (),
-    noise: Noise | None = None,
     missing: Sequence[MissingEvidence] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
@@ -82,9 +81,7 @@ def find(
     explains is no part of its cause's any more, and steps that are long for a reason are no outliers.
 
     Args:
-        gains: what each step would get back if a stage or a rank cost what its like costs, ns.
-        studied: the numbers of the steps that these and the gains of the reasons are of.
-        noise: what ops that vary by chance explain, so that it is no finding.
+        study: reasons with findings of their own, the gains of places, and what chance explains, so that it is no finding.
         missing: what the run does not show.
     """
     findings = [
@@ -95,7 +92,8 @@ def find(
         )
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
-    series = _without_explained(series, reasons, studied)
+    reasons = study.reasons
+    series = _without_explained(series, study)
     of_series = list(findings_of_series(series, steps)) if series else []
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
@@ -104,7 +102,7 @@ def find(
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     if "host" in losses:  # devices tell what their hosts were late with
-        reasons = [reason for reason in reasons if reason.name != LATE_LAUNCHES]
+        reasons = tuple(reason for reason in reasons if reason.name != LATE_LAUNCHES)
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
@@ -112,8 +110,8 @@ def find(
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
-    candidates = [_finding(losses[name], span, len(explained), gains or {}) for name in _CAUSES if name in losses]
-    candidates = [None if finding and _is_chance(finding, noise) else finding for finding in candidates]
+    candidates = [_finding(losses[name], span, len(explained), study.gains) for name in _CAUSES if name in losses]
+    candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
@@ -301,15 +299,13 @@ _EXPLAINED = 0.5
 """An outlier is none for the findings if reasons explain this part of its excess."""
 
 
-def _without_explained(
-    series: StepSeries | None, reasons: Sequence[Reason], studied: Sequence[int]
-) -> StepSeries | None:
+def _without_explained(series: StepSeries | None, study: Study) -> StepSeries | None:
     """The series without the outliers that are long for a reason whose finding has their time already."""
     if series is None or not series.outliers:
         return series
     of_step: Counter[int] = Counter()
-    for reason in reasons:
-        if reason.is_finding(series.median_ns) and len(studied) == len(reason.gains):
-            of_step.update(dict(zip(studied, reason.gains.tolist(), strict=True)))
+    for reason in study.reasons:
+        if reason.is_finding(series.median_ns) and len(study.steps) == len(reason.gains):
+            of_step.update(dict(zip(study.steps, reason.gains.tolist(), strict=True)))
     kept = [outlier for outlier in series.outliers if of_step[outlier.step] < _EXPLAINED * outlier.excess_ns]
     return replace(series, outliers=tuple(kept))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from itertools import chain
 
 from pptrace.errors import ShapeError
 
@@ -13,16 +14,30 @@ _MOST_FORWARDS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class OpCosts:
-    """Costs of one F, I and W of a chunk and of one message, in any unit, for schedules that are searched."""
+    """Costs of one F, I and W of a chunk and of one message, in any unit, for schedules that are searched.
+
+    ``of_ranks`` are (F, I, W) of each pipeline rank, where these differ; empty: all ranks cost the same.
+    """
 
     forward: int = 1
     input_grad: int = 1
     weight_grad: int = 1
     p2p: int = 0
+    of_ranks: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.forward, self.input_grad, self.weight_grad, self.p2p) < 0:
+        if min(self.forward, self.input_grad, self.weight_grad, self.p2p, *chain.from_iterable(self.of_ranks)) < 0:
             raise ShapeError(f"{self} has a negative cost; expected at least 0")
+
+    def by_rank(self, pp: int) -> tuple[tuple[int, int, int], ...]:
+        """The cost of F, I and W on each of p ranks.
+
+        Raises:
+            ShapeError: they are those of another number of ranks.
+        """
+        if self.of_ranks and len(self.of_ranks) != pp:
+            raise ShapeError(f"costs of {len(self.of_ranks)} ranks; expected {pp}")
+        return self.of_ranks or ((self.forward, self.input_grad, self.weight_grad),) * pp
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,13 @@ def _handmade_within_limit(shape: Shape) -> Iterator[Plan]:
 
 
 def _replayed(plan: Plan, costs: OpCosts) -> Replay:
-    cost = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
-    return replay(plan, lambda _rank, action: cost[action.kind], lambda _action, _source, _target: costs.p2p)
+    of_ranks = _by_kind(costs, plan.pp)
+    return replay(plan, lambda rank, action: of_ranks[rank][action.kind], lambda _action, _source, _target: costs.p2p)
+
+
+def _by_kind(costs: OpCosts, pp: int) -> list[dict[Kind, int]]:
+    """The cost of each kind on each rank."""
+    return [dict(zip((Kind.F, Kind.I, Kind.W), of_rank, strict=True)) for of_rank in costs.by_rank(pp)]
 
 
 def _tag_phases(rank: int, row: list[tuple[Kind, int]]) -> list[Action]:
@@ -89,21 +94,23 @@ def lower_bound(shape: Shape) -> int:
     Rank r cannot start before r forwards and messages. Its first I cannot start before the first microbatch has gone down
     and come back, and until then it can only run as many forwards as memory holds. After its last I the gradient goes up r
     ranks, and rank 0 has a W to run. A microbatch is in memory from its F to its W, at least for as long as it travels to the
-    last rank and back.
+    last rank and back. Each rank may have costs of its own.
     """
-    p, m, costs = shape.pp, shape.num_microbatches, shape.costs
-    f, i, w, c = costs.forward, costs.input_grad, costs.weight_grad, costs.p2p
+    m, c = shape.num_microbatches, shape.costs.p2p
+    of_ranks = shape.costs.by_rank(shape.pp)
+    down, up = sum(f + c for f, _, _ in of_ranks), 0
     limit = shape.memory_limit or m
     num_early = min(m, limit)
-    bounds = [0]
-    for rank in range(p):
-        start = rank * (f + c)
-        first_input_grad = p * f + (p - 1) * c + (p - rank - 1) * (i + c)
-        forwards_end = max(start + num_early * f, first_input_grad)
+    bounds, start, back = [0], 0, sum(i + c for _, i, _ in of_ranks)
+    for f, i, w in of_ranks:
+        back -= i + c  # the way of a gradient from the last rank
+        forwards_end = max(start + num_early * f, down - c + back)
         bounds.append(forwards_end + (m - num_early) * f + m * (i + w))
-        bounds.append(forwards_end + (m - num_early) * f + m * i + rank * (i + c) + w)
-        lifespan = f + (p - 1 - rank) * (f + i + 2 * c) + i + w
+        bounds.append(forwards_end + (m - num_early) * f + m * i + up + of_ranks[0][2])
+        lifespan = down - start - c + back + i + w
         bounds.append(start + -(-m * lifespan // limit))
+        start += f + c
+        up += i + c
     return max(bounds)
 
 
@@ -119,7 +126,7 @@ class _Draft:
         self.peak_in_flight = 0
         self.num = {kind: [0] * pp for kind in (Kind.F, Kind.I, Kind.W)}
         self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(pp)] for kind in (Kind.F, Kind.I)}
-        self._cost = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
+        self.cost = _by_kind(costs, pp)
 
     @property
     def makespan(self) -> int:
@@ -152,7 +159,7 @@ class _Draft:
             self.wait_time[rank] += start - self.clock[rank]
         else:
             self.first_start[rank] = start
-        self.clock[rank] = start + self._cost[kind]
+        self.clock[rank] = start + self.cost[rank][kind]
         if kind is not Kind.W:
             self.ended[kind][rank].append(self.clock[rank])
         self.num[kind][rank] += 1
@@ -162,7 +169,7 @@ class _Draft:
     def fill_gap(self, kind: Kind, rank: int, fill_short_gaps: bool) -> None:
         """Append W's while the rank waits for the input of its next F or I."""
         arrival = self.arrival(kind, rank)
-        while self.has_pending_weight_grad(rank) and self.clock[rank] + self.costs.weight_grad <= arrival:
+        while self.has_pending_weight_grad(rank) and self.clock[rank] + self.cost[rank][Kind.W] <= arrival:
             self.append(Kind.W, rank)
         gap = arrival - self.clock[rank]
         if gap > 0 and self.has_pending_weight_grad(rank):
@@ -214,7 +221,7 @@ def _next(draft: _Draft, rank: int, weight_waits: bool) -> tuple[int, int, int] 
     ]
     soonest = min(starts, default=None)
     if draft.has_pending_weight_grad(rank):
-        ends = clock + draft.costs.weight_grad
+        ends = clock + draft.cost[rank][Kind.W]
         if soonest is None or (soonest[0] > clock and not (weight_waits and soonest[0] < ends)):
             soonest = (clock, _ORDER.index(Kind.W))
     return None if soonest is None else (*soonest, rank)
@@ -231,19 +238,19 @@ def _has_input(draft: _Draft, kind: Kind, rank: int) -> bool:
 
 def _warm_up(draft: _Draft, overfill: bool) -> None:
     """Append the first forward of every rank, more where they fit, and the first input gradients."""
-    costs, pp = draft.costs, draft.pp
+    cost, pp = draft.cost, draft.pp
     for rank in range(pp):
         draft.append(Kind.F, rank)
     extra = [0] * pp
-    input_grad_ends = draft.clock[-1] + costs.input_grad
+    input_grad_ends = draft.clock[-1] + cost[-1][Kind.I]
     for rank in reversed(range(pp - 1)):
-        arrival, clock = input_grad_ends + costs.p2p, draft.clock[rank]
+        arrival, clock = input_grad_ends + draft.costs.p2p, draft.clock[rank]
         while extra[rank] + 1 < min(draft.m, draft.limit):
-            if clock >= arrival or (not overfill and clock + costs.forward > arrival):
+            if clock >= arrival or (not overfill and clock + cost[rank][Kind.F] > arrival):
                 break
-            clock += costs.forward
+            clock += cost[rank][Kind.F]
             extra[rank] += 1
-        input_grad_ends = max(clock, arrival) + costs.input_grad
+        input_grad_ends = max(clock, arrival) + cost[rank][Kind.I]
     for rank in range(1, pp):
         most_extra = extra[rank - 1] if extra[rank - 1] + 1 == draft.m else max(0, extra[rank - 1] - 1)
         extra[rank] = min(extra[rank], most_extra)
@@ -276,15 +283,16 @@ def _can_wait(draft: _Draft, rank: int) -> bool:
     """Return whether the next rank has inputs for more forwards, and a forward here would be too early or delay an input
     gradient.
     """
-    forwards, costs = draft.num[Kind.F], draft.costs
+    forwards, cost = draft.num[Kind.F], draft.cost[rank]
     if rank + 1 == draft.pp or forwards[rank] < forwards[rank + 1] + 2:
         return False
-    input_grad_arrives = draft.clock[rank + 1] + costs.forward + costs.input_grad + costs.p2p
+    of_next = draft.cost[rank + 1]
+    input_grad_arrives = draft.clock[rank + 1] + of_next[Kind.F] + of_next[Kind.I] + draft.costs.p2p
     if draft.clock[rank] >= input_grad_arrives:
         return True
     num_to_free = max(0, draft.in_flight(rank) + 1 - draft.limit)
     num_pending = draft.num[Kind.I][rank] - draft.num[Kind.W][rank]
-    needed = costs.forward + min(num_to_free, num_pending) * costs.weight_grad
+    needed = cost[Kind.F] + min(num_to_free, num_pending) * cost[Kind.W]
     if draft.clock[rank] + needed <= input_grad_arrives:
         return False
     return input_grad_arrives - draft.clock[rank] <= max(draft.wait_time) - draft.wait_time[rank]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, NestedIntervals, lengths_within, merge, subtract, union
+from pptrace.marks import Collective
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import IdleTime, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
@@ -29,7 +30,8 @@ class Lane:
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
     ``unknown`` is communication that no compute overlaps and whose other side is not in the traces: waiting or
     transfer, which is unknown.
-    A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
+    Communication of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a
+    message, or a barrier, which moves no data.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
     ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute. ``idle`` is when its device did nothing,
@@ -59,7 +61,8 @@ def lane_of(
     ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
     """
     is_unknown, is_message = without_group_or_peer(comms), comms.among("kind", MESSAGES)
-    is_known = (comms["match"] >= 0) | (comms["group_size"] == 1) | (is_unknown & ~is_message)
+    waits = is_message | (comms["kind"] == Collective.BARRIER)
+    is_known = (comms["match"] >= 0) | (comms["group_size"] == 1) | (is_unknown & ~waits)
     known_comms = comms if is_known.all() else comms.where(is_known)
     transfer = union(known_comms["transfer_start_ns"], known_comms["transfer_end_ns"])
     unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))

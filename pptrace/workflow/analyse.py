@@ -181,7 +181,7 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, study.reasons, series, study.gains, study.steps, study.noise, missing),
+        findings=find(steps, summary, study, series, missing),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,

@@ -14,6 +14,7 @@ from pptrace.analysis.result import CommSummary, CommTotal, RankStep, ScheduleSu
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.steps import marked_steps
 from pptrace.analysis.stragglers.reason import Reason
+from pptrace.analysis.stragglers.study import Study
 from pptrace.analysis.volume.transformer import Calls
 from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.intervals import EMPTY, Int64, union
@@ -293,7 +294,7 @@ def test_what_made_steps_longer_from_one_on_is_no_second_finding() -> None:
         for number in range(12)
     ]
     change = StepChange(6, 2, 1000, 8, 1200, (Cause("straggler", {"rank": 3}, 200),))
-    found = find(steps, SCHEDULE, (), series_with(change=change))
+    found = find(steps, SCHEDULE, series=series_with(change=change))
     assert [(finding.title.split(":")[0], finding.gain_ns) for finding in found] == [
         ("Slower since step 6", 100),
         ("Imbalance", 50),
@@ -332,7 +333,7 @@ def test_what_a_reason_explains_is_taken_off_its_causes_one_after_the_other() ->
         Cause("imbalance", {"stage": 1}, 90),
     )
     steps = [step_with(None, causes=causes)] * 4
-    straggler, reason, imbalance = find(steps, SCHEDULE, [reason_with(100, ("jitter", "straggler"))])
+    straggler, reason, imbalance = find(steps, SCHEDULE, Study(reasons=(reason_with(100, ("jitter", "straggler")),)))
     assert (straggler.gain_ns, reason.gain_ns, imbalance.gain_ns) == (160, 100, 90)
     assert straggler.evidence["where"] == {"rank": 3}
     assert reason.title == "Reason: 10.0% of the step"
@@ -347,19 +348,22 @@ def test_what_a_reason_explains_is_taken_off_its_causes_one_after_the_other() ->
 
 def test_slower_ranks_none_of_which_stands_out_are_not_named_besides_a_reason_for_it() -> None:
     causes = tuple(Cause("straggler", {"rank": rank}, 70) for rank in range(3))
-    (reason,) = find([step_with(None, causes=causes)] * 4, SCHEDULE, [reason_with(100, ("jitter", "straggler"))])
+    (reason,) = find(
+        [step_with(None, causes=causes)] * 4, SCHEDULE, Study(reasons=(reason_with(100, ("jitter", "straggler")),))
+    )
     assert reason.evidence["reason"] == "long sequences"
 
 
 def test_a_reason_that_explains_little_takes_nothing_and_is_no_finding() -> None:
     steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 60),))] * 4
-    (jitter,) = find(steps, SCHEDULE, [reason_with(19, ("jitter",))])
+    (jitter,) = find(steps, SCHEDULE, Study(reasons=(reason_with(19, ("jitter",)),)))
     assert jitter.gain_ns == 60
 
 
 def test_there_are_ten_findings_at_most_the_largest_gains() -> None:
     steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 25),))] * 4
-    findings = find(steps, SCHEDULE, [reason_with(100 + index, ("host",), f"reason {index}") for index in range(12)])
+    reasons = tuple(reason_with(100 + index, ("host",), f"reason {index}") for index in range(12))
+    findings = find(steps, SCHEDULE, Study(reasons=reasons))
     assert [finding.gain_ns for finding in findings] == list(range(111, 101, -1))
 
 

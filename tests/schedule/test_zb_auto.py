@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -30,25 +31,33 @@ COSTS = [
     OpCosts(10, 10, 10, 15),
 ]
 
-shapes = st.builds(
-    Shape,
-    pp=st.integers(1, 6),
-    num_microbatches=st.integers(1, 14),
-    memory_limit=st.none() | st.integers(1, 14),
-    costs=st.builds(OpCosts, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 12)),
-)
+of_rank = st.tuples(*[st.integers(1, 9)] * 3)
+
+
+def shapes_of(pp: int) -> st.SearchStrategy[Shape]:
+    """Shapes of p ranks, which cost the same or not."""
+    alike = st.builds(OpCosts, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 12))
+    each = st.lists(of_rank, min_size=pp, max_size=pp).map(tuple)
+    uneven = st.builds(OpCosts, p2p=st.integers(0, 12), of_ranks=each)
+    memory = st.none() | st.integers(1, 14)
+    return st.builds(Shape, st.just(pp), st.integers(1, 14), memory_limit=memory, costs=alike | uneven)
+
+
+shapes = st.integers(1, 6).flatmap(shapes_of)
 
 
 def searched(shape: Shape) -> Plan:
     return build(NAME, shape.pp, shape.num_microbatches, memory_limit=shape.memory_limit, costs=shape.costs)
 
 
-def kinds_of(costs: OpCosts) -> dict[Kind, int]:
-    return {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
+def simulated_costs(costs: OpCosts, pp: int) -> Costs:
+    each = costs.of_ranks or [(costs.forward, costs.input_grad, costs.weight_grad)] * pp
+    stages = {(kind, rank): each[rank]["FIW".index(kind)] for rank in range(pp) for kind in (Kind.F, Kind.I, Kind.W)}
+    return Costs(stages=stages, p2p_latency_ns=costs.p2p)
 
 
 def makespan(plan: Plan, costs: OpCosts) -> int:
-    return simulate(plan, Costs(kinds_of(costs), p2p_latency_ns=costs.p2p)).makespan_ns
+    return simulate(plan, simulated_costs(costs, plan.pp)).makespan_ns
 
 
 @given(shapes)
@@ -72,10 +81,10 @@ def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shap
 def test_a_draft_has_the_clocks_the_waiting_and_the_memory_that_the_simulator_gives_its_orders(
     shape: Shape, choices: Choices
 ) -> None:
-    kinds = kinds_of(shape.costs)
+    costs = simulated_costs(shape.costs, shape.pp)
     for draft in (run_heuristic(shape, choices), list_schedule(shape, weight_waits=choices.overfill)):
         plan = make_plan(NAME, ([Action(kind, rank, mb) for kind, mb in row] for rank, row in enumerate(draft.rows)))
-        ranks = simulate(plan, Costs(kinds, p2p_latency_ns=shape.costs.p2p)).ranks
+        ranks = simulate(plan, costs).ranks
         assert draft.clock == [rank.timeline[-1].end for rank in ranks]
         assert draft.wait_time == [rank.inner_bubble_ns for rank in ranks]
         assert draft.longest_rank == max(rank.inner_bubble_ns + rank.compute_ns for rank in ranks)
@@ -86,12 +95,17 @@ def random_shape(seed: int) -> Shape:
     chance = random.Random(seed)
     p, m = chance.randint(1, 6), chance.randint(1, 12)
     costs = OpCosts(*(chance.randint(1, 9) for _ in range(3)), chance.choice([0, 0, 1, 3, 12]))
+    if seed % 2:
+        costs = replace(
+            costs, of_ranks=tuple((chance.randint(1, 9), chance.randint(1, 9), chance.randint(1, 9)) for _ in range(p))
+        )
     return Shape(p, m, memory_limit=chance.choice([None, *range(1, 13)]), costs=costs)
 
 
 def on_its_own(shape: Shape, choices: Choices) -> Heuristic:
     p, m, c = shape.pp, shape.num_microbatches, shape.costs
-    sizes = p, m, c.forward, c.input_grad, c.weight_grad, c.p2p, shape.memory_limit or m
+    forward, input_grad, weight_grad = zip(*c.by_rank(p), strict=True)
+    sizes = p, m, forward, input_grad, weight_grad, c.p2p, shape.memory_limit or m
     return Heuristic(*sizes, choices.overfill, choices.backward_first, choices.fill_short_gaps)
 
 
@@ -128,7 +142,7 @@ def test_the_plan_is_the_shortest_candidate_and_of_those_the_one_of_least_time_o
         candidates = [make_plan(NAME, of_draft) for of_draft in rows]
         keys = []
         for plan in candidates:
-            ranks = simulate(plan, Costs(kinds_of(shape.costs), p2p_latency_ns=shape.costs.p2p)).ranks
+            ranks = simulate(plan, simulated_costs(shape.costs, p)).ranks
             longest = max(rank.timeline[-1].end - rank.timeline[0].start for rank in ranks)
             keys.append((makespan(plan, shape.costs), longest, max(peak_inflight(plan))))
         best = candidates[keys.index(min(keys))]
@@ -209,13 +223,14 @@ def test_the_lower_bound_is_that_of_every_rank_and_of_memory() -> None:
         p, m, c = shape.pp, shape.num_microbatches, shape.costs
         held = shape.memory_limit or m
         bounds = []
+        f, i, w = zip(*(c.of_ranks or [(c.forward, c.input_grad, c.weight_grad)] * p), strict=True)
         for r in range(p):
-            reached = r * (c.forward + c.p2p)
-            first_gradient = p * c.forward + (p - 1) * c.p2p + (p - 1 - r) * (c.input_grad + c.p2p)
+            reached = sum(f[:r]) + r * c.p2p
+            first_gradient = sum(f) + (p - 1) * c.p2p + sum(i[r + 1 :]) + (p - 1 - r) * c.p2p
             early = min(m, held)
-            forwards = max(reached + early * c.forward, first_gradient) + (m - early) * c.forward
-            bounds += [forwards + m * c.input_grad + max(m * c.weight_grad, r * (c.input_grad + c.p2p) + c.weight_grad)]
-            one = (p - r) * (c.forward + c.input_grad) + 2 * (p - 1 - r) * c.p2p + c.weight_grad
+            forwards = max(reached + early * f[r], first_gradient) + (m - early) * f[r]
+            bounds += [forwards + m * i[r] + max(m * w[r], sum(i[:r]) + r * c.p2p + w[0])]
+            one = sum(f[r:]) + sum(i[r:]) + 2 * (p - 1 - r) * c.p2p + w[r]
             bounds += [reached + math.ceil(m * one / held)]
         assert lower_bound(shape) == max(bounds)
 
@@ -223,6 +238,10 @@ def test_the_lower_bound_is_that_of_every_rank_and_of_memory() -> None:
 def test_negative_costs_are_refused() -> None:
     with pytest.raises(ShapeError, match="negative cost"):
         OpCosts(1, -1, 1)
+    with pytest.raises(ShapeError, match="negative cost"):
+        OpCosts(of_ranks=((1, 1, 1), (1, 1, -1)))
+    with pytest.raises(ShapeError, match="costs of 2 ranks; expected 3"):
+        searched(Shape(3, 4, costs=OpCosts(of_ranks=((1, 1, 1), (1, 1, 1)))))
     assert OpCosts(0, 0, 0, 0).p2p == 0, "free ops are allowed"
 
 

@@ -6,18 +6,22 @@ letter is that of microbatch n.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Heuristic:
-    """``limit``: the most microbatches between F and W on a rank. The switches are those of the paper's heuristic."""
+    """``f``, ``i`` and ``w`` are what each rank's F, I and W take; ``limit``: the most microbatches between F and W on a rank.
+
+    The switches are those of the paper's heuristic.
+    """
 
     p: int
     m: int
-    f: int
-    i: int
-    w: int
+    f: Sequence[int]
+    i: Sequence[int]
+    w: Sequence[int]
     message: int
     limit: int
     overfill: bool
@@ -56,7 +60,7 @@ class Heuristic:
         begin = max(self.now[rank], self.input_comes(letter, rank))
         if self.rows[rank]:
             self.idle[rank] += begin - self.now[rank]
-        self.now[rank] = begin + {"F": self.f, "I": self.i, "W": self.w}[letter]
+        self.now[rank] = begin + {"F": self.f, "I": self.i, "W": self.w}[letter][rank]
         self.end[letter, rank, self.rows[rank].count(letter)] = self.now[rank]
         self.rows[rank] += letter
 
@@ -65,14 +69,18 @@ class Heuristic:
         for rank in range(self.p):
             self.run_next("F", rank)
         more = [0] * self.p
-        gradient_leaves = self.now[-1] + self.i
+        gradient_leaves = self.now[-1] + self.i[-1]
         for rank in range(self.p - 2, -1, -1):
             comes, end = gradient_leaves + self.message, self.now[rank]
-            while more[rank] < min(self.m, self.limit) - 1 and end < comes and (self.overfill or end + self.f <= comes):
-                more[rank], end = more[rank] + 1, end + self.f
-            gradient_leaves = max(comes, end) + self.i
+            while (
+                more[rank] < min(self.m, self.limit) - 1
+                and end < comes
+                and (self.overfill or end + self.f[rank] <= comes)
+            ):
+                more[rank], end = more[rank] + 1, end + self.f[rank]
+            gradient_leaves = max(comes, end) + self.i[rank]
         for rank in range(1, self.p):  # one forward fewer than the rank before, which has to send it
-            while more[rank] > 0 and more[rank] >= more[rank - 1] and more[rank] < self.m - 1:
+            while 0 < more[rank] >= more[rank - 1] < self.m - 1:
                 more[rank] -= 1
         for rank in range(self.p):
             for _ in range(more[rank]):
@@ -91,13 +99,13 @@ class Heuristic:
             return False
         if self.rows[rank].count("F") - self.rows[rank + 1].count("F") < 2:
             return False
-        gradient_comes = self.now[rank + 1] + self.f + self.i + self.message
+        gradient_comes = self.now[rank + 1] + self.f[rank + 1] + self.i[rank + 1] + self.message
         if self.now[rank] >= gradient_comes:
             return True
         weights = 0
         while self.held(rank) + 1 - weights > self.limit and weights < self.owes_weights(rank):
             weights += 1
-        if self.now[rank] + weights * self.w + self.f <= gradient_comes:
+        if self.now[rank] + weights * self.w[rank] + self.f[rank] <= gradient_comes:
             return False
         return gradient_comes - self.now[rank] <= max(self.idle) - self.idle[rank]
 
@@ -113,7 +121,7 @@ class Heuristic:
     def use_the_wait_for(self, letter: str, rank: int) -> None:
         """W's as long as they fit; one that does not where the rank would else wait longest, or short gaps are filled."""
         comes = self.input_comes(letter, rank)
-        while self.owes_weights(rank) and self.now[rank] + self.w <= comes:
+        while self.owes_weights(rank) and self.now[rank] + self.w[rank] <= comes:
             self.run_next("W", rank)
         wait = comes - self.now[rank]
         is_behind = wait <= max(self.idle) - self.idle[rank]
@@ -146,6 +154,6 @@ def _choices(h: Heuristic, rank: int, weight_waits: bool) -> list[tuple[int, int
         return inputs
     soonest = min(inputs)[0] if inputs else None
     is_idle = soonest is None or soonest > h.now[rank]
-    if is_idle and (soonest is None or not weight_waits or soonest >= h.now[rank] + h.w):
+    if is_idle and (soonest is None or not weight_waits or soonest >= h.now[rank] + h.w[rank]):
         return [(h.now[rank], 2, rank)]
     return inputs

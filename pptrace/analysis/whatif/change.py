@@ -8,11 +8,14 @@ import numpy as np
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
+from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import UsageError
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
 from pptrace.schedule.shape import OpCosts
+
+_KINDS = [F, BACKWARD, W]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,47 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
         plan.pp,
         change.microbatches or plan.num_microbatches,
         chunks,
-        costs=op_costs(costs) if entry.searches else None,
+        costs=op_costs(costs, change, name) if entry.searches else None,
     )
     return entry.build_shape(shape).compute_only()
 
 
-def op_costs(costs: StageCosts) -> OpCosts:
-    """The usual costs of a stage's ops and of a message, ns, for schedules that are searched."""
-    usual = np.median(costs.typical(), axis=0)
+def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:
+    """The usual costs of each rank's ops and of a message, ns, for schedules that are searched; these have a stage per rank."""
+    shares = stage_map_of(costs, change, costs.plan.pp, name).shares
+    of_stages = np.einsum("ons,so->no", shares, costs.typical()) * change.microbatch_size
+    of_ranks = tuple(
+        (forward, back, weight) for forward, back, weight in np.rint(of_stages).astype(int)[:, _KINDS].tolist()
+    )
     message = float(np.median(costs.transfer[:, :-1, :, Output.FORWARD])) if costs.num_stages > 1 else 0.0
-    forward, input_grad, weight_grad = (round(float(usual[output])) for output in (F, BACKWARD, W))
-    return OpCosts(forward, input_grad, weight_grad, round(message))
+    return OpCosts(p2p=round(message / change.link_speed), of_ranks=of_ranks)
+
+
+def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) -> StageMap:
+    """The parts of the measured stages that each of the ``num_stages`` of schedule ``name`` has after a change.
+
+    Raises:
+        UsageError: the split does not fit the schedule or the model.
+    """
+    measured = costs.layers or (1,) * costs.num_stages
+    usual, split = costs.typical(), change.split
+    if split is None:
+        has_same = num_stages == costs.num_stages
+        even = even_split(sum(measured), num_stages, costs.layers is not None)
+        return stage_map(usual, measured, measured if has_same else even)
+    asked = f"--split {','.join(map(str, split))}"
+    if len(split) != num_stages:
+        raise UsageError(f"{asked}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
+    if costs.layers is None:
+        return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
+    if sum(split) != sum(costs.layers):
+        raise UsageError(f"{asked}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
+    return stage_map(usual, measured, split)
+
+
+def even_split(num_layers: int, num_stages: int, whole: bool) -> tuple[float, ...]:
+    """Layers of stages with even shares: whole ones, the first stages with one more where they do not divide, or parts."""
+    if not whole or num_layers < num_stages:
+        return (num_layers / num_stages,) * num_stages
+    share, rest = divmod(num_layers, num_stages)
+    return tuple(float(share + (stage < rest)) for stage in range(num_stages))

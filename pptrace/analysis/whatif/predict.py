@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.change import Change, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
-from pptrace.errors import ScheduleError, UsageError
+from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan
 
@@ -137,7 +137,7 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
     costs = baseline.costs
     target = Target(
         plan,
-        _stage_map(costs, change, plan),
+        stage_map_of(costs, change, plan.chain_length, plan.name),
         baseline.messaging if change.prefetch is None else Messaging.BLOCKING_RECEIVES,
         change.prefetch or 0,
         scale=change.microbatch_size,
@@ -188,30 +188,3 @@ def _drawn(costs: StageCosts) -> StageCosts:
             of_step
         )
     return costs.drawn(np.array(windows), np.array(numbers), np.array(orders))
-
-
-def _stage_map(costs: StageCosts, change: Change, plan: Plan) -> StageMap:
-    measured = costs.layers or (1,) * costs.num_stages
-    usual, split = costs.typical(), change.split
-    if split is None:
-        has_same = plan.chain_length == costs.num_stages
-        even = even_split(sum(measured), plan.chain_length, costs.layers is not None)
-        return stage_map(usual, measured, measured if has_same else even)
-    asked = f"--split {','.join(map(str, split))}"
-    if len(split) != plan.chain_length:
-        raise UsageError(
-            f"{asked}: {len(split)} numbers; expected {plan.chain_length}, the layers of each stage of {plan.name}"
-        )
-    if costs.layers is None:
-        return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
-    if sum(split) != sum(costs.layers):
-        raise UsageError(f"{asked}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
-    return stage_map(usual, measured, split)
-
-
-def even_split(num_layers: int, num_stages: int, whole: bool) -> tuple[float, ...]:
-    """Layers of stages with even shares: whole ones, the first stages with one more where they do not divide, or parts."""
-    if not whole or num_layers < num_stages:
-        return (num_layers / num_stages,) * num_stages
-    share, rest = divmod(num_layers, num_stages)
-    return tuple(float(share + (stage < rest)) for stage in range(num_stages))

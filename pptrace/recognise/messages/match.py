@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
-from pptrace.marks import P2P
+from pptrace.marks import P2P, Collective
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices
@@ -371,8 +371,8 @@ def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
 
 
 def count_without_group_or_peer(comms: pd.DataFrame) -> tuple[int, int]:
-    """(messages, collectives) in steps without a group or peer."""
-    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
+    """(messages, collectives) in steps without a group or peer; not the barriers, which wait and move nothing."""
+    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0) & (comms["kind"] != Collective.BARRIER)]
     num_messages = int(rows["kind"].isin(MESSAGES).sum())
     return num_messages, len(rows) - num_messages
 
