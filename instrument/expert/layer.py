@@ -128,8 +128,8 @@ class ExpertLayer(nn.Module):
         return output.view(x.shape)
 
     def _compute(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-        output: Tensor = self.outer(F.gelu(self.inner(rows, rows_of_expert)), rows_of_expert)
-        return output
+        parts: Sequence[Tensor] = torch.split(rows, list(rows_of_expert))
+        return torch.cat(list(self.outer([F.gelu(part) for part in self.inner(parts)])))
 
     def _route(self, logits: Tensor) -> Routes:
         options, parts = self.options, self._parts

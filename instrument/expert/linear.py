@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -38,10 +39,10 @@ class ExpertLinear(Splittable, OfExperts):
         self.weight = nn.Parameter(torch.empty(len(experts), features_out, features_in, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(len(experts), features_out, dtype=dtype)) if bias else None
 
-    def forward(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-        """(rows, in), one expert after another, ``rows_of_expert`` of each → (rows, out)."""
-        output: Tensor = _Linear.apply(rows, self.weight, self.bias, rows_of_expert, self.queue)  # type: ignore[no-untyped-call]
-        return output
+    def forward(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The rows (…, in) of each expert → (…, out)."""
+        outputs: Sequence[Tensor] = _Linear.apply(self.weight, self.bias, self.queue, *parts)  # type: ignore[no-untyped-call]
+        return outputs
 
     @torch.no_grad()
     def take(self, whole: ExpertLinear) -> None:
@@ -64,72 +65,53 @@ class _ExpertWork:
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    rows: Tensor
-    gradient: Tensor
-    rows_of_expert: Sequence[int]
+    parts: Sequence[Tensor]
+    gradients: Sequence[Tensor]
 
     def run(self) -> None:
-        _add(self.weight, _weight_gradient(self.rows, self.gradient, self.rows_of_expert))
+        _add(self.weight, _weight_gradient(self.parts, self.gradients))
         if self.bias is not None:
-            _add(self.bias, _bias_gradient(self.gradient, self.rows_of_expert))
+            _add(self.bias, _bias_gradient(self.gradients))
 
 
 class _Linear(Function):
+    """One expert after another, each with a tensor of its own, which caches hold better than one of all rows."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        rows_of_expert: Sequence[int],
-        queue: WeightQueue | None,
-    ) -> Tensor:
-        ctx.save_for_backward(rows)
+        ctx: Any, weight: nn.Parameter, bias: nn.Parameter | None, queue: WeightQueue | None, *parts: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*parts)
         # Not saved as tensors: hooks on those (activation checkpointing) would return copies instead of parameters.
-        ctx.weight, ctx.bias, ctx.rows_of_expert, ctx.queue = weight, bias, rows_of_expert, queue
-        output = rows.new_empty(len(rows), weight.shape[1])
-        parts = zip(_parts(rows, rows_of_expert), _parts(output, rows_of_expert), strict=True)
-        for expert, (part, into) in enumerate(parts):
-            if bias is None:
-                torch.mm(part, weight[expert].t(), out=into)
-            else:
-                torch.addmm(bias[expert], part, weight[expert].t(), out=into)
-        return output
+        ctx.weight, ctx.bias, ctx.queue = weight, bias, queue
+        biases = [None] * len(parts) if bias is None else bias
+        return tuple(F.linear(part, weight[expert], biases[expert]) for expert, part in enumerate(parts))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        (rows,), weight, splits = ctx.saved_tensors, ctx.weight, ctx.rows_of_expert
-        gradient = gradients[0].contiguous()
-        to_rows = None
-        if ctx.needs_input_grad[0]:
-            to_rows = gradient.new_empty(len(gradient), weight.shape[2])
-            parts = zip(_parts(gradient, splits), _parts(to_rows, splits), strict=True)
-            for expert, (part, into) in enumerate(parts):
-                torch.mm(part, weight[expert], out=into)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        parts, weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        to_parts: list[Tensor | None] = [
+            gradient.mm(weight[expert]) if needed else None
+            for expert, (gradient, needed) in enumerate(zip(gradients, ctx.needs_input_grad[3:], strict=True))
+        ]
         if ctx.queue is not None and ctx.queue.collects:
-            ctx.queue.put(_ExpertWork(weight, ctx.bias, rows.detach(), gradient, splits))
-            return to_rows, None, None, None, None
-        to_bias = None if ctx.bias is None else _bias_gradient(gradient, splits)
-        return to_rows, _weight_gradient(rows, gradient, splits), to_bias, None, None
+            ctx.queue.put(_ExpertWork(weight, bias, [part.detach() for part in parts], gradients))
+            return None, None, None, *to_parts
+        to_bias = None if bias is None else _bias_gradient(gradients)
+        return _weight_gradient(parts, gradients), to_bias, None, *to_parts
 
 
-def _weight_gradient(rows: Tensor, gradient: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
+def _weight_gradient(parts: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """(experts, out, in): zeros for an expert without rows."""
-    total = rows.new_empty(len(rows_of_expert), gradient.shape[1], rows.shape[1])
-    parts = zip(_parts(gradient, rows_of_expert), _parts(rows, rows_of_expert), strict=True)
-    for expert, (out, into) in enumerate(parts):
-        torch.mm(out.t(), into, out=total[expert])
+    total = parts[0].new_empty(len(parts), gradients[0].shape[1], parts[0].shape[1])
+    for expert, (gradient, part) in enumerate(zip(gradients, parts, strict=True)):
+        torch.mm(gradient.t(), part, out=total[expert])
     return total
 
 
-def _bias_gradient(gradient: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
+def _bias_gradient(gradients: Sequence[Tensor]) -> Tensor:
     """(experts, out): zeros for an expert without rows."""
-    return torch.stack([part.sum(0) for part in _parts(gradient, rows_of_expert)])
-
-
-def _parts(rows: Tensor, rows_of_expert: Sequence[int]) -> Sequence[Tensor]:
-    """The rows of each expert."""
-    return torch.split(rows, list(rows_of_expert))
+    return torch.stack([gradient.sum(0) for gradient in gradients])
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
