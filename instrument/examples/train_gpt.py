@@ -296,7 +296,8 @@ def _describe_experts(model: GptConfig) -> dict[str, object]:
     """The options of the experts; nothing of a model without."""
     if model.experts is None:
         return {}
-    return {"experts": asdict(model.experts)}
+    options = asdict(model.experts)
+    return {"experts": options.pop("num"), **{f"experts_{name}": value for name, value in options.items()}}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.data.text import TextData
-from instrument.expert.options import ExpertOptions
+from instrument.expert.options import ExpertOptions, Forced
+from instrument.expert.router import Router, scores_of
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -292,6 +293,7 @@ def reference(
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
+    gaps = [] if experts is None else watch_gaps(model, experts)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
@@ -304,4 +306,25 @@ def reference(
             clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(float(loss.detach()))
+    assert all(gap > SMALLEST_GAP for gap in gaps), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
+
+
+SMALLEST_GAP = 1e-9
+
+
+def watch_gaps(model: GptStage, experts: ExpertOptions) -> list[float]:
+    """By forward of each router, how far the last score chosen is from the best that is not: meshes agree in choices that
+    rounding does not decide.
+    """
+    gaps: list[float] = []
+
+    def watch(_: nn.Module, __: object, logits: Tensor) -> None:
+        scores = scores_of(logits.detach(), experts).sort(-1, descending=True).values
+        if experts.top_k < experts.num and experts.forced is Forced.NONE:
+            gaps.append(float((scores[..., experts.top_k - 1] - scores[..., experts.top_k]).min()))
+
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.register_forward_hook(watch)
+    return gaps
