@@ -23,7 +23,7 @@ DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
 OPTIONS_OF_EXPERTS = (
     *("--ep", "--top-k", "--expert-every", "--expert-width", "--shared-expert-width", "--router", "--router-scale"),
-    *("--aux-loss", "--z-loss", "--capacity-factor", "--drop-order", "--dispatcher", "--force-routes"),
+    *("--aux-loss", "--z-loss", "--capacity-factor", "--drop-order", "--dispatcher", "--force-routes", "--bias-rate"),
 )
 """Options that say nothing without ``--experts``."""
 
@@ -148,6 +148,13 @@ def _add_experts(add: Add) -> None:
         choices=[forced.value for forced in Forced],
         default=Forced.NONE.value,
         help="for measurements: experts in turn, or expert 0 for every token",
+    )
+    add(
+        "--bias-rate",
+        type=float,
+        default=0.0,
+        metavar="U",
+        help="change of the experts' bias after each step, which balances them without a loss (sigmoid); 0: no bias",
     )
     add("--z-loss", type=float, default=0.0, metavar="BETA", help="coefficient of the router's z loss")
 

@@ -188,6 +188,7 @@ def _read_experts(options: argparse.Namespace) -> ExpertOptions | None:
         DropOrder(options.drop_order),
         Dispatcher(options.dispatcher),
         Forced(options.force_routes),
+        options.bias_rate,
     )
 
 

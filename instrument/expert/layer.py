@@ -24,7 +24,7 @@ from instrument.expert.groups import ExpertGroups, alone
 from instrument.expert.linear import ExpertLinear
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
 from instrument.expert.options import Dispatcher, ExpertOptions, Forced
-from instrument.expert.router import Router, choose, forced_routes, probabilities_of, weights_of
+from instrument.expert.router import Router, forced_routes, probabilities_of, weights_of
 from instrument.expert.unit import SequenceParts
 from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
@@ -150,7 +150,7 @@ class ExpertLayer(nn.Module):
 
     def _choose(self, logits: Tensor) -> Tensor:
         if self.options.forced is Forced.NONE:
-            return choose(logits, self.options)
+            return self.router.choose(logits, self.options)
         positions = self._parts.positions(logits.shape[1], logits.device)
         return forced_routes(positions, self.options).expand(logits.shape[0], -1, -1).contiguous()
 

@@ -55,6 +55,8 @@ class ExpertOptions:
         drop_order: which it takes first.
         dispatcher: how tokens travel.
         forced: routes for measurements.
+        bias_rate: change of the bias of each expert after a step, which balances them without a loss
+            (:mod:`instrument.expert.bias`); 0: no bias.
 
     Raises:
         UsageError: sizes or coefficients that no router can have.
@@ -73,6 +75,7 @@ class ExpertOptions:
     drop_order: DropOrder = DropOrder.CHOICES
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     forced: Forced = Forced.NONE
+    bias_rate: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("num", 1), ("top_k", 1), ("every", 1), ("width", 1), ("shared_width", 0)):
@@ -88,6 +91,10 @@ class ExpertOptions:
             )
         if min(self.aux_loss, self.z_loss) < 0 or self.scale <= 0:
             raise UsageError("coefficients of the router's losses are 0 or more, and the scale of its weights above 0")
+        if self.bias_rate and (self.scoring is not Scoring.SIGMOID or self.bias_rate < 0):
+            raise UsageError(
+                f"a bias is added to scores of {Scoring.SIGMOID} alone, at a rate above 0; found {self.scoring}, {self.bias_rate}"
+            )
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             raise UsageError(f"the capacity factor of the experts is {self.capacity_factor}; expected a number above 0")
 

@@ -17,7 +17,7 @@ from instrument.sequence.partial import HasPartial, Partial
 
 
 class Router(HasPartial, split.Linear):
-    """The gate (experts, hidden), whole on every rank: z = x·Wᵀ.
+    """The gate (experts, hidden), whole on every rank: z = x·Wᵀ; and its bias (:mod:`instrument.expert.bias`).
 
     Args:
         hidden: of a token.
@@ -30,10 +30,24 @@ class Router(HasPartial, split.Linear):
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         super().__init__(hidden, options.num, bias=False, dtype=dtype)
         self._sees_part = sees_part
+        self.bias_rate = options.bias_rate
+        self.expert_bias: Tensor
+        self.counts: Tensor
+        if self.bias_rate:
+            self.register_buffer("expert_bias", torch.zeros(options.num, dtype=dtype))
+            self.register_buffer("counts", torch.zeros(options.num, dtype=torch.int64), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """(…, hidden) tokens → (…, experts) logits."""
         return super().forward(input.to(self.weight.dtype))
+
+    def choose(self, logits: Tensor, options: ExpertOptions) -> Tensor:
+        """The experts of tokens (…, experts), by their scores and the bias; counted where there is one."""
+        if not self.bias_rate:
+            return choose(logits, options)
+        chosen = choose(logits, options, self.expert_bias)
+        self.counts += torch.bincount(chosen.flatten(), minlength=options.num)
+        return chosen
 
     def partial_gradients(self) -> Iterable[Partial]:
         return [Partial(self.weight)] if self._sees_part else []

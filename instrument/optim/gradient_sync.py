@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from instrument.backward_split.gradients_of import gradient_of
 from instrument.backward_split.split import Splittable
 from instrument.collectives import AxisGroup
+from instrument.expert.bias import biased_routers, forget_counts, update_biases
 from instrument.expert.linear import expert_parameters
 from instrument.mesh import Mesh
 from instrument.optim.averages import Averages
@@ -106,6 +107,7 @@ class GradientSync:
         experts = {id(parameter) for stage in modules for parameter in expert_parameters(stage)}
         self._mirror = None if mesh.mirror is None else AxisGroup(mesh.mirror, Axis.MIRROR, recorder, route)
         has_copy = tied is not None and mesh.embedding is not None
+        self._routers = biased_routers(modules)
         self._embedding = AxisGroup(mesh.embedding, Axis.EMBEDDING, recorder, route) if has_copy else None
         parameters = list(nn.ModuleList(modules).parameters())
         late = self._late_parameters(parameters)
@@ -175,7 +177,9 @@ class GradientSync:
         """Complete the gradients of this rank's stages. Called when all microbatches have run."""
         self._finished.clear()
         sums_parts = bool(self._partials) and self._tensor.size > 1
-        if not (sums_parts or self._overlapped or self._mirror is not None or self._embedding is not None):
+        if not (
+            sums_parts or self._routers or self._overlapped or self._mirror is not None or self._embedding is not None
+        ):
             return
         with self._recorder.span(SpanKind.GRAD_SYNC, step):
             if sums_parts:
@@ -188,6 +192,12 @@ class GradientSync:
                         self._complete(bucket, averages.mean)
                 if averages.overlapped is not None:
                     averages.overlapped.finish()
+            mirror = () if self._mirror is None else (self._mirror,)
+            update_biases(self._routers, (self._tensor, self._replicas, *mirror))
+
+    def forget_forwards(self) -> None:
+        """Forget what forwards counted that are run again."""
+        forget_counts(self._routers)
 
     def counted(self) -> list[Tensor]:
         """The gradients that this rank counts in a sum over the whole model, such as their norm: over pp and tp, and over

@@ -14,7 +14,7 @@ from instrument.expert.capacity import DropOrder
 from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
-from tests.instrument.models.cases.mixes import Mix, Outcome, train_mixes
+from tests.instrument.models.cases.mixes import Mix, Outcome, reference, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -100,6 +100,19 @@ def test_dropped_routes_and_gathered_tokens_train_the_same(pool: Pool) -> None:
     check(pool, [replace(mix, experts=options) for options in (tight, by_weight)])
     mix = replace(MIX, pp=2, dp=2, ep=2, schedule="zb-h1")
     check(pool, [replace(mix, experts=options) for options in (gathered, forced)])
+
+
+def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
+    """With a bias that changes choices from step to step, also where forwards are abandoned and run again, or recomputed."""
+    options = replace(OPTIONS, scoring=Scoring.SIGMOID, bias_rate=0.01, aux_loss=0.0)
+    assert (
+        reference(2, 2, True, None, 0.3, experts=options)[1]
+        != reference(2, 2, True, None, 0.3, experts=replace(options, bias_rate=0.0))[1]
+    )
+    mix = replace(MIX, pp=2, dp=2, ep=2, experts=options)
+    check(pool, [mix, replace(mix, sync=OptimizerSync.POST_VALIDATION), replace(mix, schedule="zb-h1")])
+    check(pool, [replace(mix, schedule="dualpipe", recompute=Recompute.FULL)])
+    check(pool, [replace(mix, pp=1, tp=2)])
 
 
 def test_rows_travel_through_host_memory(pool: Pool) -> None:

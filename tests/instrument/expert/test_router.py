@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
 from instrument.expert.options import ExpertOptions, Scoring, check_experts
 from instrument.expert.router import Router, choose, probabilities_of, weights_of
@@ -54,6 +55,18 @@ def test_the_bias_changes_the_choice_and_no_weight() -> None:
     chosen = choose(logits, options, bias=torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64))
     assert chosen.tolist() == [[2]]
     assert weights_of(logits, chosen, options).tolist() == [[0.5]]
+
+
+def test_the_bias_moves_towards_experts_with_fewer_routes() -> None:
+    options = ExpertOptions(3, 1, scoring=Scoring.SIGMOID, bias_rate=0.5)
+    router = Router(4, options, sees_part=False)
+    for _ in range(2):
+        router.choose(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [1.0, 2.0, 0.0]]), options)
+    assert router.counts.tolist() == [4, 2, 0]
+    update_biases(biased_routers([router]), ())
+    assert router.expert_bias.tolist() == [-0.5, 0.0, 0.5]
+    assert router.counts.tolist() == [0, 0, 0]
+    assert router.choose(torch.zeros(1, 3), options).tolist() == [[2]]
 
 
 def test_the_gate_learns_from_what_its_chosen_experts_add() -> None:
@@ -137,6 +150,8 @@ def test_a_loss_that_is_tied_to_a_tensor_gets_its_weight_as_gradient() -> None:
         ({"num": 0}, "num of the experts is 0"),
         ({"num": 4, "every": 0}, "every of the experts is 0"),
         ({"num": 4, "aux_loss": -1.0}, "0 or more"),
+        ({"num": 4, "bias_rate": 0.1}, "scores of sigmoid alone"),
+        ({"num": 4, "capacity_factor": 0.0}, "capacity factor of the experts is 0.0"),
     ],
 )
 def test_routers_that_cannot_be_are_refused(options: dict[str, int], text: str) -> None:

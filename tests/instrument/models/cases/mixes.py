@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.data.text import TextData
+from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.options import ExpertOptions, Forced
 from instrument.expert.router import Router, scores_of
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
@@ -305,6 +306,7 @@ def reference(
         if clip is not None:
             clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
+        update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
     assert all(gap > SMALLEST_GAP for gap in gaps), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
@@ -319,8 +321,9 @@ def watch_gaps(model: GptStage, experts: ExpertOptions) -> list[float]:
     """
     gaps: list[float] = []
 
-    def watch(_: nn.Module, __: object, logits: Tensor) -> None:
-        scores = scores_of(logits.detach(), experts).sort(-1, descending=True).values
+    def watch(router: Router, _: object, logits: Tensor) -> None:
+        scores = scores_of(logits.detach(), experts) + (router.expert_bias if router.bias_rate else 0)
+        scores = scores.sort(-1, descending=True).values
         if experts.top_k < experts.num and experts.forced is Forced.NONE:
             gaps.append(float((scores[..., experts.top_k - 1] - scores[..., experts.top_k]).min()))
 
