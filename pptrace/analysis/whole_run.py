@@ -223,3 +223,14 @@ class MemoryReport:
 
     ranks: tuple[RankMemory, ...]
     reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreWait:
+    """For which share of the recorded time the threads of a rank were ready to run and had no processor core, all together.
+
+    With several threads that wait it may be more than 1.
+    """
+
+    rank: int
+    share: float

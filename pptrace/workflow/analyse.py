@@ -11,6 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
+from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
@@ -168,7 +169,7 @@ def make_report(
         step: the only step of the report, if it is of one.
         missing: what there is too little evidence for.
     """
-    summary, series = _schedule_summary(run.schedule), series_of(steps)
+    summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
@@ -181,11 +182,12 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, study, series, missing),
+        findings=tuple(with_core_wait(finding, waits) for finding in find(steps, summary, study, series, missing)),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,
         missing_evidence=missing,
+        core_waits=waits,
         memory=report_memory(steps, run.mesh, run.schedule, _volume_of(run), run.facts),
     )
     return with_verdict(report)

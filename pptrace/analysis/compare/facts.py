@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pptrace.analysis.compare.result import FactChange
+from pptrace.analysis.core_waits import core_waits_of
 from pptrace.analysis.result import Report
 from pptrace.environment import read_environment
 from pptrace.model.wording import listed
@@ -115,11 +116,5 @@ def _distinct(values: Iterable[object]) -> str:
 
 def core_wait_of(of_ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
     """The share of the time for which a rank was ready to run and had no core, the mean over ranks; None where none tells."""
-    waits = [_mapping(facts.get("core_wait")) for facts in of_ranks.values()]
-    shares = [share for wait in waits if (share := _share(wait.get("wait_ns"), wait.get("elapsed_ns"))) is not None]
+    shares = [wait.share for wait in core_waits_of(of_ranks)]
     return sum(shares) / len(shares) if shares else None
-
-
-def _share(part: object, whole: object) -> float | None:
-    is_known = isinstance(part, int) and isinstance(whole, int) and part >= 0 and whole > 0
-    return part / whole if is_known else None  # type: ignore[operator]

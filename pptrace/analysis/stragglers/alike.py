@@ -18,6 +18,7 @@ from pptrace.model.tables import Int64
 
 Place = tuple[str, int | str]
 """("stage", its number) or ("rank", its number)."""
+LONG_OPS = "long ops"
 _FAR = 6.0
 """An op that takes this many scaled median deviations more than the median, and :data:`_LEAST_EXCESS` of it more, is long."""
 _LEAST_EXCESS = 0.5
@@ -58,7 +59,7 @@ def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reaso
     where = _where(plans, excess)
     place = f" of rank {where['rank']}" if where else ""
     return Reason(
-        "long ops",
+        LONG_OPS,
         ("jitter", "straggler"),
         where,
         "Jitter: {share:.1%} of the step is lost to single ops" + f"{place} that take far longer than is usual",

@@ -14,7 +14,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
-LATE_LAUNCHES = "late launches"
+LATE_LAUNCHES, LATE_START = "late launches", "late start"
 _LEAST_DELAY = 0.25
 """Share of a mean op: a rank that is less late into a step is none that is late."""
 _MOST_OF_THEM = 0.5
@@ -30,7 +30,7 @@ def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     rank, where = _worst(plans, late)
     place = f"rank {rank}" if where else "several ranks"
     return Reason(
-        "late start",
+        LATE_START,
         ("host", "unexplained"),
         where,
         "Late start: {share:.1%} of the step is lost because " + f"{place} begin{'s' if where else ''} it late",

@@ -18,6 +18,7 @@ from pptrace.model.tables import Int64
 
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
+PAUSES = "pauses"
 _LEAST_SHARE = 0.25
 """Share of a mean op: a shorter delay is no pause."""
 _MOST_OF_THEM = 0.5
@@ -45,7 +46,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     where = {"rank": rank} if most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
     place = f"rank {rank}" if where else f"{len(of_rank)} ranks"
     return Reason(
-        "pauses",
+        PAUSES,
         ("host", "unexplained"),
         where,
         "Pauses: {share:.1%} of the step is lost where the host stands still now and then, on " + place,

@@ -1,0 +1,57 @@
+"""Ranks that waited for a processor core: what other work on their machine, or more threads than cores, cost them.
+
+``pptrace run`` records for how long the threads of a rank were ready to run and had no core (Linux: schedstat of its threads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.alike import LONG_OPS
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
+from pptrace.analysis.stragglers.pauses import PAUSES
+from pptrace.analysis.whole_run import CoreWait
+
+_LEAST_SHARE = 0.05
+"""Smaller shares are named in no finding."""
+_CAUSES = frozenset({"host", "jitter", "straggler", "unexplained"})
+"""Causes that a wait for a core may explain."""
+_REASONS = frozenset({None, LONG_OPS, LATE_LAUNCHES, LATE_START, PAUSES})
+"""Reasons that it may explain; others are explained."""
+
+
+def core_waits_of(facts: Mapping[int, Mapping[str, Any]]) -> tuple[CoreWait, ...]:
+    """What each rank waited for a core, by the facts of its trace; of those that tell."""
+    waits = ((rank, _share(of_rank.get("core_wait"))) for rank, of_rank in sorted(facts.items()))
+    return tuple(CoreWait(rank, share) for rank, share in waits if share is not None)
+
+
+def _share(recorded: object) -> float | None:
+    if not isinstance(recorded, Mapping):
+        return None
+    waited, elapsed = recorded.get("wait_ns"), recorded.get("elapsed_ns")
+    is_known = isinstance(waited, int) and isinstance(elapsed, int) and waited >= 0 and elapsed > 0
+    return waited / elapsed if is_known else None  # type: ignore[operator]
+
+
+def with_core_wait(finding: Finding, waits: Sequence[CoreWait]) -> Finding:
+    """The finding with what its rank, or the rank that waited most, waited for a core, if that may be why."""
+    evidence = finding.evidence
+    if evidence.get("cause") not in _CAUSES or evidence.get("reason") not in _REASONS:
+        return finding
+    named = evidence["where"].get("rank")
+    most = max((wait for wait in waits if named in (None, wait.rank)), key=lambda wait: wait.share, default=None)
+    if most is None or most.share < _LEAST_SHARE:
+        return finding
+    detail = (
+        f"the threads of rank {most.rank} waited for a processor core for {most.share:.0%} of the time, all together: "
+        "look for other work on its machine, and for more threads than cores"
+    )
+    return replace(
+        finding,
+        detail=f"{detail}; {finding.detail}",
+        evidence={**evidence, "core_wait": {"rank": most.rank, "share": most.share}},
+    )
