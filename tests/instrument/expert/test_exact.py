@@ -50,19 +50,19 @@ def test_replicas_share_experts_or_hold_all_of_them(pool: Pool, ep: int) -> None
 
 def test_schedules_run_experts_with_whole_and_split_backwards(pool: Pool) -> None:
     mix = replace(MIX, pp=2, dp=2, ep=2)
-    names = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "zbv") if ALL else ("interleaved-1f1b", "zb-h1", "zbv")
+    names = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "zbv") if ALL else ("interleaved-1f1b", "zbv")
     check(pool, [replace(mix, schedule=name) for name in names])
     check(pool, [replace(mix, schedule="zb-h1", zero=1, ahead=2), replace(mix, sync=OptimizerSync.POST_VALIDATION)])
     check(pool, [replace(mix, schedule="dualpipe")])
 
 
-@pytest.mark.parametrize("ep", [1, 2, 4])
+@pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [1, 4])
 def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> None:
     mix = replace(MIX, tp=2, dp=2, ep=ep, experts=replace(OPTIONS, shared_width=12))
     check(pool, [replace(mix, sequence=sequence) for sequence in ((False, True) if ALL or ep == 4 else (ep == 1,))])
 
 
-@pytest.mark.parametrize("ep", [1, 2, 4])
+@pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [2])
 def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, ep: int) -> None:
     check(
         pool, [replace(MIX, cp=2, dp=2, ep=ep), replace(MIX, cp=2, dp=2, ep=ep, zero=1)][: 2 if ALL or ep == 2 else 1]
@@ -98,21 +98,22 @@ def test_dropped_routes_and_gathered_tokens_train_the_same(pool: Pool) -> None:
     forced = replace(OPTIONS, forced=Forced.HOT, capacity_factor=1.0)
     mix = replace(MIX, tp=2, cp=2, ep=2)
     check(pool, [replace(mix, experts=options) for options in (tight, by_weight)])
-    mix = replace(MIX, pp=2, dp=2, ep=2, schedule="zb-h1")
+    mix = replace(MIX, pp=2 if ALL else 1, dp=2, ep=2, schedule="zb-h1" if ALL else "1f1b")
     check(pool, [replace(mix, experts=options) for options in (gathered, forced)])
 
 
 def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
     """With a bias that changes choices from step to step, also where forwards are abandoned and run again, or recomputed."""
     options = replace(OPTIONS, scoring=Scoring.SIGMOID, bias_rate=0.01, aux_loss=0.0)
-    assert (
-        reference(2, 2, True, None, 0.3, experts=options)[1]
-        != reference(2, 2, True, None, 0.3, experts=replace(options, bias_rate=0.0))[1]
-    )
+    unbiased = replace(options, bias_rate=0.0)
+    losses = [reference(1, 2, True, None, 0.3, experts=router)[1] for router in (options, unbiased)]
+    assert losses[0] != losses[1]
     mix = replace(MIX, pp=2, dp=2, ep=2, experts=options)
-    check(pool, [mix, replace(mix, sync=OptimizerSync.POST_VALIDATION), replace(mix, schedule="zb-h1")])
-    check(pool, [replace(mix, schedule="dualpipe", recompute=Recompute.FULL)])
-    check(pool, [replace(mix, pp=1, tp=2)])
+    check(pool, [replace(mix, sync=OptimizerSync.POST_VALIDATION, recompute=Recompute.FULL)])
+    if ALL:
+        check(pool, [replace(mix, schedule=name) for name in ("1f1b", "zb-h1")])
+        check(pool, [replace(mix, schedule="dualpipe")])
+        check(pool, [replace(mix, pp=1, tp=2)])
 
 
 def test_rows_travel_through_host_memory(pool: Pool) -> None:

@@ -13,6 +13,7 @@ from instrument.expert.layer import RoutesOfForward
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
 from pptrace.marks import Collective, CollectiveMark
 from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
+from tests.support.extent import ALL
 from tests.support.pool import Pool
 
 TOLERANCE = 1e-12
@@ -33,7 +34,7 @@ GATHERED = [
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4] if ALL else [4])
 def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool, size: int, split: bool) -> None:
     outcomes = pool.run(compare, CASES, split, world=size)
     for index, tokens in enumerate(CASES):
