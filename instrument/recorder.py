@@ -64,6 +64,10 @@ class Range(Protocol):
     ) -> None: ...
 
 
+Delay = Callable[[Range, Action, int], Range]
+"""Makes, of the range of an op in a step, one that delays the op, or gives it back."""
+
+
 class _NullRange:
     __slots__ = ()
 
@@ -136,13 +140,15 @@ class Recorder:
 
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
-    ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process.
+    ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
+    the ranges of ops that are to be delayed (:mod:`instrument.delays`).
     """
 
-    __slots__ = ("_domain", "_handles", "_listens", "step")
+    __slots__ = ("_delay", "_domain", "_handles", "_listens", "step")
 
-    def __init__(self, listens: Callable[[], bool] = _profiler_enabled) -> None:
+    def __init__(self, listens: Callable[[], bool] = _profiler_enabled, delay: Delay | None = None) -> None:
         self.step = 0
+        self._delay = delay
         self._listens = listens
         self._handles = itertools.count()
         self._domain = open_domain(DOMAIN)
@@ -229,5 +235,11 @@ class Recorder:
         """The range of a mark that exists already."""
         if self._domain is None and not self._listens():
             return _NULL
+        if isinstance(mark, OpMark):
+            return self.delayed(_NamedRange(format_mark(mark), self._domain, self._listens), mark.action, mark.step)
         kind = _CommunicationRange if isinstance(mark, _OF_COMMUNICATION) else _NamedRange
         return kind(format_mark(mark), self._domain, self._listens)
+
+    def delayed(self, opened: Range, action: Action, step: int) -> Range:
+        """The range of an op, which is delayed at its end where a probe says so."""
+        return opened if self._delay is None else self._delay(opened, action, step)

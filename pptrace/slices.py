@@ -199,14 +199,11 @@ def _plain(column: pd.Series[Any]) -> Any:
     return column.to_numpy() if column.dtype.kind in "biuf" else column.to_numpy(dtype=object)
 
 
-def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
+def group_codes(columns: Sequence[pd.Series[Any] | Array]) -> npt.NDArray[np.int64]:
     """One number for each combination of values, row by row: equal numbers for equal rows."""
     codes, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            values = column.cat.codes.to_numpy(dtype=np.int64)
-        else:
-            values = column.to_numpy() if column.dtype.kind in "biu" else pd.factorize(column)[0]
+        values = _numbers(column)
         least, extent = _range(values)
         if size * extent > _LARGEST_CODE:
             values = pd.factorize(values)[0]
@@ -218,12 +215,19 @@ def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
     return codes
 
 
+def _numbers(column: pd.Series[Any] | Array) -> npt.NDArray[Any]:
+    """A number for each row, equal ones for equal values."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return np.asarray(column.array.codes, dtype=np.int64)
+    return np.asarray(column) if column.dtype.kind in "biu" else pd.factorize(column)[0]
+
+
 def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
     """Last row of other columns that equals each row of some columns of integers; −1 where none is."""
     num_wanted, num_known = len(wanted[0]), len(known[0])
     if not num_wanted or not num_known:
         return np.full(num_wanted, -1)
-    codes = group_codes([pd.Series(np.concatenate(pair)) for pair in zip(wanted, known, strict=True)])
+    codes = group_codes([np.concatenate(pair) for pair in zip(wanted, known, strict=True)])
     index, distinct = pd.factorize(codes)
     last = np.full(len(distinct), -1)
     last[index[num_wanted:]] = np.arange(num_known)  # of equal ones the last assignment stays
@@ -232,7 +236,7 @@ def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np
 
 def distinct_of(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(number of the combination of values of each row, the first row of each combination); combinations as they come first."""
-    number, values = pd.factorize(group_codes([pd.Series(column) for column in columns]))
+    number, values = pd.factorize(group_codes(columns))
     first = np.zeros(len(values), dtype=np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]  # of equal ones the last assignment stays
     return number.astype(np.int64), first
@@ -242,7 +246,7 @@ def distinct_rows(matrix: npt.NDArray[np.int64]) -> tuple[list[list[int]], npt.N
     """(the distinct rows of a matrix of integers, by row the index of its like)."""
     if not matrix.shape[1]:
         return [[]], np.zeros(len(matrix), dtype=np.intp)
-    codes = group_codes([pd.Series(column) for column in matrix.T])
+    codes = group_codes(list(matrix.T))
     _, first, row_of = np.unique(codes, return_index=True, return_inverse=True)
     return matrix[first].tolist(), row_of
 

@@ -147,7 +147,18 @@ def _tables(step: StepReport) -> list[Node]:
 
 
 _OF_WHOLE_TRACES = frozenset(
-    ("steps", "stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
+    (
+        "steps",
+        "stragglers",
+        "probes",
+        "links",
+        "late-ranks",
+        "interconnect",
+        "memory",
+        "device",
+        "device-host",
+        "comm-totals",
+    )
 )
 
 

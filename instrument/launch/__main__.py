@@ -22,9 +22,10 @@ from typing import NoReturn
 
 from instrument.launch.options import DEFAULT_PARENT
 from instrument.launch.slurm import torchrun_environ
-from instrument.launch.window import DEFAULT_STEPS, parse_steps
+from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
+from pptrace.schedule.probe import parse_probes
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     rank, local_rank, size = (_number(os.environ, names) for names in (_RANK_NAMES, _LOCAL_NAMES, _SIZE_NAMES))
     try:
         run_dir = _run_dir(options.output, command, rank)
-        window = parse_steps(options.steps or ("all" if options.no_hooks else DEFAULT_STEPS))
+        probes = parse_probes(options.probe)
+        window = parse_steps(options.steps or ("all" if options.no_hooks else default_steps(probes)))
     except (UsageError, OSError) as err:
         print(f"pptrace: {err}", file=sys.stderr)
         sys.exit(2)
@@ -52,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         del sys.path[0]  # the current directory, which `-m` put there; the script's own comes instead
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
-        config = WorkerConfig(run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory)
+        config = WorkerConfig(
+            run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory, probes
+        )
         worker = Rank(config, rank, local_rank, max(1, size), launched=False)
         code = worker.run(command)
     finally:
@@ -139,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profiler", choices=("torch", "none"), default="torch", help="what records")
     parser.add_argument("--no-hooks", action="store_true", help="watch nothing that the script imports")
     parser.add_argument("--memory", action="store_true", help="record every allocation of tensors")
+    parser.add_argument(
+        "--probe",
+        action="append",
+        default=[],
+        metavar="TARGET:EPSILON",
+        help="delay all other ops in every second step",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]")
     return parser

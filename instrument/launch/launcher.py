@@ -124,7 +124,9 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
 
 def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
     run_dir = options.run_dir.absolute()
-    config = WorkerConfig(run_dir, control_dir, options.profiler, options.window, options.hooks, options.memory)
+    config = WorkerConfig(
+        run_dir, control_dir, options.profiler, options.window, options.hooks, options.memory, options.probes
+    )
     environ = config.to_environ()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank
         environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.nproc))

@@ -15,6 +15,7 @@ from pathlib import Path
 from instrument.launch.plan_files import check_plan_files
 from instrument.launch.window import StepWindow
 from pptrace.errors import UsageError
+from pptrace.schedule.probe import Probe
 
 PROFILERS = ("torch", "nsys", "none")
 DEFAULT_PARENT = Path("pptrace_runs")
@@ -38,6 +39,8 @@ class RunOptions:
     hang_timeout_s: float | None = None
     memory: bool = False
     """Record every allocation of the recorded steps."""
+    probes: tuple[Probe, ...] = ()
+    """Causal probes, which take turns in every second recorded step."""
 
     @property
     def script_name(self) -> str:
@@ -59,6 +62,10 @@ def check_options(options: RunOptions) -> None:
     if options.memory and options.profiler == "none":
         raise UsageError(
             "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
+        )
+    if options.probes and options.profiler == "none":
+        raise UsageError(
+            "--probe: steps are probed while a profiler records, and --profiler none has none: leave one of them out"
         )
     _check_directory(options.run_dir, shared=options.nnodes > 1)
 

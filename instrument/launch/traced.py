@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
+from instrument.delays import Delays
 from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -37,6 +38,7 @@ from instrument.session import Session
 from pptrace import marking
 from pptrace.environment import read_environment
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.probe import PROBES, Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,11 @@ class TracedSession(Session):
         with_hooks: bool = True,
         logs: Sequence[CallObserver] = (),
         agreed: AgreedStart | None = None,
+        probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
+        self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
+        delay = None if self._delays is None else self._delays.around
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay))
         self._process = process
         self._window = window
         self._profiler = profiler
@@ -366,6 +371,7 @@ class TracedSession(Session):
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
+            **({} if self._delays is None else {PROBES: self._delays.facts()}),
             **watched,
         }
 

@@ -10,6 +10,7 @@ import torch
 
 from instrument.recorder import Range, Recorder, null_range
 from pptrace.marks import SpanKind
+from pptrace.schedule.actions import Action, Kind
 
 _OPS = {
     "forward": "F",
@@ -72,6 +73,8 @@ class UserMarks:
         text = f"pptrace.mark: {name}"
         if plain in _OPS:
             text = f"pptrace.mark {_OPS[plain]}{_value('stage', stage)}{_value('microbatch', microbatch)}"
+            action = Action(Kind(_OPS[plain]), _number(stage), _number(microbatch))
+            return self._steps.recorder.delayed(self._steps.recorder.named(text), action, self._steps.num_steps)
         return self._steps.recorder.named(text)
 
     @contextmanager
@@ -91,8 +94,12 @@ class UserMarks:
 
 def _value(name: str, value: int | None) -> str:
     """A number of a mark; what is no number from 0 is left out, for the order to tell."""
-    try:
-        number = -1 if value is None else int(value)
-    except (TypeError, ValueError):
-        number = -1
+    number = _number(value)
     return "" if number < 0 else f" {name}={number}"
+
+
+def _number(value: int | None) -> int:
+    try:
+        return -1 if value is None else int(value)
+    except (TypeError, ValueError):
+        return -1

@@ -8,11 +8,15 @@ Grammar of ``--steps``:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pptrace.errors import UsageError
+from pptrace.schedule.probe import Probe, steps_for
 
-DEFAULT_STEPS = "2:5"
+_WARM_UP = 2
+_TIMES = 8
+DEFAULT_STEPS = f"{_WARM_UP}:5"
 """Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use."""
 
 
@@ -33,6 +37,11 @@ class StepWindow:
 
     def __str__(self) -> str:
         return "all" if self.stop is None else f"{self.first}:{self.stop}"
+
+
+def default_steps(probes: Sequence[Probe]) -> str:
+    """The window where none is asked for: with probes, one in which each comes often enough for an interval."""
+    return f"{_WARM_UP}:{_WARM_UP + steps_for(len(probes), _TIMES)}" if probes else DEFAULT_STEPS
 
 
 def parse_steps(text: str) -> StepWindow:

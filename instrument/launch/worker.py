@@ -30,6 +30,7 @@ from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.window import StepWindow, parse_steps
+from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
     from instrument.launch.profiler import Profiler
@@ -46,6 +47,7 @@ class WorkerConfig:
     window: StepWindow
     hooks: bool = True
     memory: bool = False
+    probes: tuple[Probe, ...] = ()
 
     def to_environ(self) -> dict[str, str]:
         return {
@@ -55,6 +57,7 @@ class WorkerConfig:
             "PPTRACE_STEPS": str(self.window),
             "PPTRACE_HOOKS": "1" if self.hooks else "0",
             "PPTRACE_MEMORY": "1" if self.memory else "0",
+            "PPTRACE_PROBES": " ".join(map(str, self.probes)),
         }
 
     @staticmethod
@@ -66,6 +69,7 @@ class WorkerConfig:
             parse_steps(environ["PPTRACE_STEPS"]),
             environ.get("PPTRACE_HOOKS", "1") != "0",
             environ.get("PPTRACE_MEMORY", "0") != "0",
+            parse_probes(environ.get("PPTRACE_PROBES", "").split()),
         )
 
 
@@ -206,6 +210,7 @@ class Rank:
             with_hooks=config.hooks,
             logs=(calls,),
             agreed=AgreedStart(config.control_dir),
+            probes=config.probes,
         )
         session.install(traced)
         traced.open()

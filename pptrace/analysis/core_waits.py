@@ -24,7 +24,7 @@ _REASONS = frozenset({None, LONG_OPS, LATE_LAUNCHES, LATE_START, PAUSES})
 
 
 def core_waits_of(facts: Mapping[int, Mapping[str, Any]]) -> tuple[CoreWait, ...]:
-    """What each rank waited for a core, by the facts of its trace; of those that tell."""
+    """Waits of the ranks for a core, by the facts of their traces; of those that tell."""
     waits = ((rank, _share(of_rank.get("core_wait"))) for rank, of_rank in sorted(facts.items()))
     return tuple(CoreWait(rank, share) for rank, share in waits if share is not None)
 

@@ -8,7 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
-from pptrace.analysis.whole_run import CoreWait, Interconnect, LateRank, Link, MemoryReport, StepSeries, Stragglers
+from pptrace.analysis.whole_run import (
+    CoreWait,
+    Interconnect,
+    LateRank,
+    Link,
+    MemoryReport,
+    ProbedTarget,
+    StepSeries,
+    Stragglers,
+)
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from pptrace.model.mesh import MeshSizes
@@ -315,6 +324,7 @@ class Report:
     stragglers: Stragglers | None = None
     interconnect: Interconnect | None = None
     missing_evidence: tuple[MissingEvidence, ...] = ()
+    probes: tuple[ProbedTarget, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
 
     @property

@@ -40,12 +40,25 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class PathOps:
+    """Time of a stage's ops of one kind on a critical path; of an overlapped pair the stage is that of its forward."""
+
+    stage: int
+    kind: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span."""
+    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span.
+
+    ``ops`` are those of its parts that are ops, by stage and kind.
+    """
 
     span_ns: int
     parts: Mapping[str, int]
     by_stage: Mapping[int, int]
+    ops: tuple[PathOps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

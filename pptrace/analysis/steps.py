@@ -59,6 +59,10 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase,
     )
 
 
+_LEAST_SHARED = 500_000
+"""Ops from which other processes help to explain them: each needs memory of its own, and fewer take a second or two."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """A step's windows, one for each pipeline, and what its plan says, where one is known; ``lacking`` are the ranks whose trace
@@ -121,6 +125,11 @@ class StepParts:
         are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
         return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
 
+    @property
+    def num_ops(self) -> int:
+        """Number of planned ops in the steps that are explained."""
+        return sum(len(part.plan.table) * len(part.windows) for part in self.of_plan)
+
     def joined(
         self,
         ranks: Mapping[int, Sequence[RankStep]],
@@ -160,8 +169,9 @@ class ReportedSteps:
 
 
 def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1) -> ReportedSteps:
-    """Each step over all its pipelines; many of them are explained in ``jobs`` processes."""
+    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes."""
     parts = StepParts.of(steps, data, mesh)
+    jobs = jobs if parts.num_ops >= _LEAST_SHARED else 1
     tasks = [explanation_tasks(part.plan.table, part.steps, data) for part in parts.of_plan]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
         ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}

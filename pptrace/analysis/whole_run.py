@@ -66,8 +66,9 @@ class Link:
 
     For ``late_sender_ns`` the receiver waited, for ``late_receiver_ns`` the sender. ``slack_ns`` is how long messages might have
     been under way before they were asked for, and ``required_gbps`` the bandwidth (GB/s) that would hide them in it.
-    ``latency_ns`` and ``bandwidth_gbps`` describe the shortest transfers as latency + bytes / bandwidth. ``peak_gbps`` is the
-    reference peak of the devices' links, per direction, and ``share_of_peak`` what ``algbw_gbps`` is of it.
+    ``latency_ns`` and ``bandwidth_gbps`` describe fast transfers as latency + bytes / bandwidth; ``fit_reason`` says why they
+    are None. ``peak_gbps`` is the reference peak of the devices' links, per direction, and ``share_of_peak`` what
+    ``algbw_gbps`` is of it.
     """
 
     axis: str
@@ -86,6 +87,7 @@ class Link:
     bandwidth_gbps: float | None
     peak_gbps: float | None = None
     share_of_peak: float | None = None
+    fit_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,28 @@ class LateRank:
     count: int
     num_last: int
     wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedTarget:
+    """A causal probe: ``steps`` in which all ops but those of ``target`` (``F``, …, ``stage=2``) took 1 + ``epsilon`` as long.
+
+    ``slope`` is by how many % the typical step gets shorter if the target takes 1 % less, with its 95 % interval;
+    ``critical_path_share`` is its ops' share of the critical path of the other steps, ``replayed_slope`` the slope of replays of
+    these. ``undelayed_share`` of the path is no op, was not delayed, and is taken off the slope. ``reason`` says why figures are
+    None.
+    """
+
+    target: str
+    epsilon: float
+    steps: tuple[int, ...]
+    slope: float | None = None
+    slope_low: float | None = None
+    slope_high: float | None = None
+    critical_path_share: float | None = None
+    replayed_slope: float | None = None
+    undelayed_share: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

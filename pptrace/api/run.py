@@ -12,6 +12,7 @@ import pandas as pd
 
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
+from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_whole
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import ExportsOps
@@ -164,6 +165,7 @@ class Run(ExportsOps):
         prefetch: int | None = None,
         layers: Sequence[int] | None = None,
         memory_limit: int | None = None,
+        links: Run | None = None,
         verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
@@ -188,6 +190,7 @@ class Run(ExportsOps):
             prefetch: receives are posted so many ops before they are needed.
             layers: layers of each stage of the run, where its trace does not say.
             memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
+            links: a run on the same ranks with messages of several sizes, whose links' latencies count.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
@@ -207,6 +210,7 @@ class Run(ExportsOps):
             prefetch,
             None if layers is None else tuple(layers),
             memory_limit,
+            _links(links),
         )
         return predict_changes(self.analysis, wishes, verify)
 
@@ -293,6 +297,14 @@ class Run(ExportsOps):
         from pptrace.api.summary import run_summary
 
         return run_summary(self.report)
+
+
+def _links(given: object) -> tuple[Link, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Run) or not given.report.links:
+        raise UsageError("links: expected a run with messages between two ranks, as pptrace.load gives it")
+    return given.report.links
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:

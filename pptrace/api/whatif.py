@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
+from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
-from pptrace.errors import UsageError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.schedule import registry
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
@@ -43,9 +45,11 @@ class Wishes:
     """Layers of each stage of the run, where its trace does not say: no change."""
     memory_limit: int | None = None
     """The most bytes that a rank may have: no change."""
+    links: tuple[Link, ...] = ()
+    """Links of another run on the same ranks, whose latencies count: no change."""
 
     def __bool__(self) -> bool:
-        return replace(self, layers=None, memory_limit=None) != Wishes()
+        return replace(self, layers=None, memory_limit=None, links=()) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +92,12 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     """
     if wishes.memory_limit is not None:
         require_whole("--memory-limit", wishes.memory_limit, 1)
-    study = study_run(
-        analysis.report, analysis.costs, analysis.schedule, _layers(analysis, wishes), wishes.memory_limit
-    )
+    latencies = latencies_of(wishes.links)
+    if wishes.links and not latencies:
+        reasons = sorted({link.fit_reason or "" for link in wishes.links})
+        raise PptraceError(f"--links: no latency could be fitted to a link of that run: {'; '.join(reasons)}")
+    layers = _layers(analysis, wishes)
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies)
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
     result = answer(study, changes)
     if verify:

@@ -49,6 +49,14 @@ if TYPE_CHECKING:
     help="End the run when ranks wait and none makes a call, ends a step or computes for so long, and say who is to blame.",
 )
 @click.option("--memory", is_flag=True, help="Record every allocation of tensors in these steps, which slows them.")
+@click.option(
+    "--probe",
+    "probe",
+    multiple=True,
+    metavar="TARGET:EPSILON",
+    help="Delay all but F, B, I, W or stage=N by this part of itself in every second step: what a faster one would gain. "
+    "May be repeated.",
+)
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -81,6 +89,7 @@ class CommandOptions:
     no_hooks: bool
     hang_timeout: float | None
     memory: bool
+    probe: tuple[str, ...]
     no_analyze: bool
     module: bool
     script: str
@@ -93,11 +102,13 @@ class CommandOptions:
             UsageError: they do not fit together.
         """
         from instrument.launch.options import RunOptions, check_options, default_run_dir
-        from instrument.launch.window import DEFAULT_STEPS, parse_steps
+        from instrument.launch.window import default_steps, parse_steps
+        from pptrace.schedule.probe import parse_probes
 
         full_command = ("-m", self.script, *self.args) if self.module else (self.script, *self.args)
         if self.nnodes > 1 and (self.node_rank is None or self.output is None):
             raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
+        probes = parse_probes(self.probe)
         options = RunOptions(
             command=full_command,
             run_dir=self.output or default_run_dir(full_command),
@@ -106,11 +117,12 @@ class CommandOptions:
             node_rank=self.node_rank or 0,
             rdzv_endpoint=self.rdzv_endpoint,
             profiler=self.profiler,
-            window=parse_steps(self.steps or ("all" if self.no_hooks else DEFAULT_STEPS)),
+            window=parse_steps(self.steps or ("all" if self.no_hooks else default_steps(probes))),
             timeout_s=self.timeout,
             hooks=not self.no_hooks,
             hang_timeout_s=self.hang_timeout,
             memory=self.memory,
+            probes=probes,
         )
         check_options(options)
         return options

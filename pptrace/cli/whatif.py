@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from pptrace.analysis.whole_run import Link
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
@@ -39,6 +40,13 @@ from pptrace.workflow.load import load
     help="If stage=N, rank=N, kind=K, jitter, communication, stragglers or host cost what their like do.",
 )
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
+@click.option(
+    "--links",
+    "links_path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
+)
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
 @click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
@@ -73,6 +81,7 @@ class WhatIfOptions:
     split: str | None
     ideals: tuple[str, ...]
     link_speed: float | None
+    links_path: Path | None
     layers: str | None
     placement: str | None
     prefetch: int | None
@@ -120,9 +129,19 @@ def _bytes(option: str, text: str | None) -> int | None:
     return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
+def _links(options: WhatIfOptions) -> tuple[Link, ...]:
+    """The links of the run that ``--links`` names."""
+    if options.links_path is None:
+        return ()
+    links = load([options.links_path], jobs=options.jobs, cache=not options.no_cache).report.links
+    if not links:
+        raise UsageError(f"--links {options.links_path}: that run has no messages between two ranks")
+    return links
+
+
 def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file})
-    wishes = options.wishes
+    wishes = replace(options.wishes, links=_links(options))
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
     predictions = predict_changes(analysis, wishes, options.verify)

@@ -286,14 +286,18 @@ def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
     """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
     present = [table for table in tables if table is not None]
     filled = [table for table in present if len(table)] or present[:1]
-    return filled[0].reset_index(drop=True) if len(filled) == 1 else _joined(filled)
+    return filled[0].reset_index(drop=True) if len(filled) == 1 else _joined(filled, [str(name) for name in filled[0]])
 
 
-def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of tables one behind the other; what are categories in all of them stay so."""
+def _joined(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
+    """Some columns of tables one behind the other; what are categories in all of them stay so."""
     joined: dict[Any, Any] = {}
-    for name in tables[0]:
+    for name in names:
         parts = [table[name] for table in tables]
+        whole = _concatenated([part.array for part in parts])
+        if whole is not None:
+            joined[name] = whole
+            continue
         is_category = [isinstance(part.dtype, pd.CategoricalDtype) for part in parts]
         if not any(is_category) or all(part.dtype == parts[0].dtype for part in parts):
             joined[name] = pd.concat(parts, ignore_index=True)
@@ -304,12 +308,29 @@ def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(joined, copy=False)
 
 
-def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate tables of one schema; where they are parts of one table, one behind the other, without a copy."""
+def _concatenated(parts: Sequence[Any]) -> npt.NDArray[np.int64] | pd.Categorical[Any] | None:
+    """Integers, or texts with the same categories, one behind the other; None of other columns."""
+    first = parts[0].dtype
+    if isinstance(first, pd.CategoricalDtype):
+        categories = first.categories
+        if not all(isinstance(part, pd.Categorical) and categories.equals(part.categories) for part in parts):
+            return None
+        codes = np.concatenate([part.codes for part in parts])
+        return pd.Categorical.from_codes(codes, dtype=first, validate=False)
+    if any(part.dtype != np.int64 for part in parts):
+        return None
+    return np.concatenate([part.to_numpy() for part in parts])
+
+
+def join_adjacent(tables: Sequence[pd.DataFrame], without: Sequence[str] = ()) -> pd.DataFrame:
+    """Concatenate tables of one schema without some columns; where they are parts of one table, one behind the other, nothing
+    is copied.
+    """
+    names = [str(name) for name in tables[0] if name not in without]
     if len(tables) == 1:
-        return tables[0].reset_index(drop=True)
+        return tables[0][names].reset_index(drop=True)
     columns: dict[Any, Any] = {}
-    for name in tables[0]:
+    for name in names:
         parts = [table[name].array for table in tables]
         categories = parts[0].dtype
         if isinstance(categories, pd.CategoricalDtype) and all(part.dtype is categories for part in parts):
@@ -320,7 +341,7 @@ def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             columns[name] = _joined_view([part.to_numpy() for part in parts])
         if columns[name] is None:
-            return _joined(tables)
+            return _joined(tables, names)
     return pd.DataFrame(columns, copy=False)
 
 
@@ -365,14 +386,14 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
     if schema is COMMS and "chunk" not in columns:
         columns = {**columns, "chunk": np.full(len(columns["stage"]), UNKNOWN)}
-    frame = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
+    frame = {name: _column(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
 
 
-def _series(values: Any, dtype: str) -> pd.Series[Any]:
+def _column(values: Any, dtype: str) -> Any:
     """A column; texts that are categories stay so."""
-    if isinstance(values, pd.Categorical):
-        return pd.Series(values, copy=False)
+    if isinstance(values, pd.Categorical) or (isinstance(values, np.ndarray) and values.dtype == dtype == "int64"):
+        return values
     return pd.Series(values, dtype="object" if dtype == "str" else dtype, copy=False)
 
 

@@ -430,7 +430,7 @@ def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd
     filled = [(rank, table) for rank, table in tables if len(table)]
     if not filled:
         return with_categories(empty_table(schema))
-    joined = join_adjacent([table.drop(columns="rank", errors="ignore") for _, table in filled])
+    joined = join_adjacent([table for _, table in filled], without=("rank",))
     ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
     joined.insert(0, "rank", ranks.astype(np.int64, copy=False))
     return _with_constants(with_categories(joined))

@@ -199,7 +199,17 @@ def _report_table(table: ReportTable) -> str:
 
 def _of_whole_traces(report: Report) -> str:
     """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    wanted = ("stragglers", "links", "late-ranks", "interconnect", "memory", "device", "device-host", "comm-totals")
+    wanted = (
+        "stragglers",
+        "probes",
+        "links",
+        "late-ranks",
+        "interconnect",
+        "memory",
+        "device",
+        "device-host",
+        "comm-totals",
+    )
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return "".join(_report_table(table) for table in tables if table.key in wanted)
 

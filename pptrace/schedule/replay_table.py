@@ -23,6 +23,7 @@ Times = npt.NDArray[Any]
 
 _CHUNK = 1 << 18
 """Times in one pass over the levels: what a level reads is then still in a cache."""
+_PADDING = 16
 _MOST_OF_32, _MOST = 1 << 31, 1 << 62
 
 
@@ -96,7 +97,7 @@ class _Batch:
 
     def run(self, replays: slice) -> Times:
         """The ends of rows in the program's order, a column per replay, and a last row of zeros."""
-        durations = self.durations[replays].take(self.program.rows, axis=1).T
+        durations = _columns(self.durations[replays], self.program.rows)
         latencies = [self._latencies_of(inputs.message, replays) for inputs in self.program.inputs]
         if durations.shape[1] != 1:
             return _run(self.program, durations, latencies)
@@ -107,10 +108,20 @@ class _Batch:
         if self.latencies is None:
             return None
         of_replays = self.latencies if len(self.latencies) == 1 else self.latencies[replays]
-        columns: Times = of_replays.take(message, axis=1).T
+        columns = _columns(of_replays, message)
         if (message < 0).any():
             columns = np.where(message[:, np.newaxis] >= 0, columns, 0)
         return columns
+
+
+def _columns(matrix: Times, chosen: npt.NDArray[Any]) -> Times:
+    """Chosen columns of a matrix as the rows of another, each in one piece.
+
+    They are read from a copy with longer rows: values a power of two apart would take each other's places in the cache.
+    """
+    copy = np.empty((len(matrix), matrix.shape[1] + _PADDING), matrix.dtype)[:, : matrix.shape[1]]
+    copy[:] = matrix
+    return np.ascontiguousarray(copy.T).take(chosen, axis=0)
 
 
 def _run(program: Program, durations: Times, latencies: list[Times | None]) -> Times:

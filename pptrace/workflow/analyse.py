@@ -21,6 +21,7 @@ from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
+from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
@@ -130,6 +131,8 @@ def analyse_ranks(
     data, by_end_times = _align(timed, clock)
     windows = step_windows(data.ops, run.mesh)
     marked = () if windows else marked_windows(data.ops)
+    probed = ProbedSteps.of(run.facts, windows, step)
+    windows = probed.plain
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
@@ -147,6 +150,7 @@ def analyse_ranks(
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
     report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
+    report = replace(report, probes=probed.studied(steps, reported.costs, run.schedule.plan, data))
     return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
 
 

@@ -28,6 +28,7 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
+from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
@@ -104,7 +105,8 @@ def analyse_on_workers(
     windows = step_windows(data.ops, run.mesh)
     if not windows:
         raise NotSplitError("there is no pipeline")
-    windows = windows if step is None else only(step, windows)
+    probed = ProbedSteps.of(run.facts, windows, step)
+    windows = probed.plain if step is None else only(step, probed.plain)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
@@ -126,6 +128,7 @@ def analyse_on_workers(
     )
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
+    report = replace(report, probes=probed.studied(steps, reported.costs, run.schedule.plan, data))
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

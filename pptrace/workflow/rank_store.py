@@ -26,12 +26,13 @@ from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_for
 from pptrace.model.tables import CALLS, COMMS, HOST_NAME, HOST_ORDER, MEMORY, OPS, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.schedule.probe import PROBES
 
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
-        *("communicators", "memory", "versions", "environment", "core_wait", PORTS, HOST_NAME),
+        *("communicators", "memory", "versions", "environment", "core_wait", PORTS, HOST_NAME, PROBES),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

@@ -76,6 +76,19 @@ def check_bits(folder: Path, program: Path, hooked: str, *arguments: str) -> Non
 
 
 @needs_megatron
+def test_probes_of_megatron_change_no_loss(tmp_path: Path) -> None:
+    options = ("run", "-n", "2", "--steps", "1:3", "--no-analyze", "-o")
+    probed = pptrace(*options, tmp_path / "run", "--probe", "F:1", MEGATRON, timeout_s=120, forked=True)
+    plain = pptrace(*options, tmp_path / "plain", MEGATRON, timeout_s=120, forked=True)
+    assert losses(probed.out) == losses(plain.out) != []
+    analysis = load([tmp_path / "run"])
+    (one,) = analysis.report.probes
+    assert (one.target, one.steps) == ("F", (1,))
+    assert one.slope is not None
+    assert all(facts["probes"]["delays_ns"]["1"] > 0 for facts in analysis.facts.values())
+
+
+@needs_megatron
 @pytest.mark.parametrize("arguments", [("ddp=1", "eval=1"), ("v=2", "overlap=1")])
 def test_megatron_core_is_read_as_it_ran_and_trains_to_the_same_bits(
     tmp_path: Path, arguments: tuple[str, ...]

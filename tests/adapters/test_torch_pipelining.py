@@ -61,3 +61,17 @@ def test_losses_are_the_same_to_the_last_bit(pool: Pool, tmp_path: Path, name: s
     plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
     assert hooked == plain
     assert sum(map(len, plain)) == run.microbatches * (run.steps + 1)
+
+
+@pytest.mark.parametrize(("name", "probe"), [("1f1b", "F:0.5"), ("interleaved-1f1b", "stage=1:0.5"), ("zbv", "W:0.5")])
+def test_probes_of_hooked_schedules_change_no_loss(pool: Pool, tmp_path: Path, name: str, probe: str) -> None:
+    run = TorchRun(name, 2, 4, steps=4)
+    probed = [losses for losses, _ in pool.run(train, run, str(tmp_path), True, None, [probe], world=2)]
+    analysis = load([tmp_path])
+    assert [step.step for step in analysis.report.steps] == [2, 4]
+    (one,) = analysis.report.probes
+    assert (one.target, one.steps) == (probe.partition(":")[0], (1, 3))
+    assert one.reason == "no interval: that takes 6 probed steps of a target, and there are 2"
+    assert one.slope is not None
+    plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
+    assert probed == plain

@@ -11,7 +11,7 @@ import pytest
 
 from pptrace.analysis import step_series
 from pptrace.analysis.result import Report
-from pptrace.analysis.step_series import series_of
+from pptrace.analysis.step_series import FEWEST_OF_LEVEL, _far_above, series_of
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -167,3 +167,10 @@ def test_first_steps_that_are_long_on_all_ranks_are_no_finding_and_those_that_on
 def test_a_report_without_known_lengths_has_no_series() -> None:
     (step,) = ONE_STEP.steps
     assert series_of([replace(step, span_ns=None)]) is None
+
+
+@pytest.mark.parametrize("num_steps", [FEWEST_OF_LEVEL - 1, FEWEST_OF_LEVEL])
+def test_a_level_of_the_fewest_steps_has_outliers(num_steps: int) -> None:
+    spans = np.full(num_steps, 1_000_000)
+    spans[2] = 3_000_000
+    assert _far_above(spans) == ([2] if num_steps == FEWEST_OF_LEVEL else [])

@@ -20,6 +20,7 @@ from pptrace.analysis.result import (
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.verdict import with_verdict
 from pptrace.model.device import DeviceBreakdown
+from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
@@ -165,3 +166,62 @@ def test_of_some_of_the_ranks_the_length_is_that_of_their_window() -> None:
         "(in that of all ranks, as much or more): 60% compute"
     )
     assert verdict_of(step, device=(one, other)).startswith("The step takes 2.0 ms: 60% compute")
+
+
+def ruled(span: int, *causes: Cause) -> StepReport:
+    return replace(step_of(span, FALL), ideal_ns=span - sum(cause.ns for cause in causes), causes=causes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "structural", "expected"),
+    [
+        (150, 150, 100, "stage 1 computes longer than the others"),
+        (100, 200, 100, "stage 2 computes longer than the others"),
+        (50, 50, 99, "stage 1 computes longer than the others"),
+        (50, 49, 10, ""),
+        (100, 200, 301, ""),
+    ],
+)
+def test_a_stage_with_half_of_the_largest_part_rules_from_a_tenth_of_the_step_on(
+    first: int, second: int, structural: int, expected: str
+) -> None:
+    imbalance = [Cause("imbalance", {"stage": stage}, ns) for stage, ns in ((1, first), (2, second))]
+    verdict = verdict_of(ruled(1000, *imbalance, Cause("structural", {}, structural)))
+    assert verdict.startswith(
+        f"The bubble is not your problem: {expected}. The step takes" if expected else "The step takes"
+    )
+
+
+def test_three_stages_alike_are_none_that_rules() -> None:
+    causes = [Cause("imbalance", {"stage": stage}, 100) for stage in range(3)]
+    assert verdict_of(ruled(1000, *causes)).startswith("The step takes")
+    assert verdict_of(ruled(1000, Cause("imbalance", {}, 300))).startswith("The step takes")
+
+
+@pytest.mark.parametrize(("host", "rules"), [(100, True), (99, False)])
+def test_hosts_rule_from_a_tenth_of_the_step_on(host: int, rules: bool) -> None:
+    verdict = verdict_of(ruled(1000, Cause("host", {"rank": 0}, host), Cause("structural", {}, 50)))
+    assert verdict.startswith("The bubble is not your problem: the devices wait for the host to launch. ") is rules
+
+
+@pytest.mark.parametrize(
+    ("exposed", "bubble", "starved", "rules"),
+    [(100, 300, 150, True), (100, 300, 149, False), (151, 300, 150, False), (50, 200, 100, True), (50, 198, 99, False)],
+)
+def test_without_a_pipeline_launching_rules_where_nothing_else_costs_more(
+    exposed: int, bubble: int, starved: int, rules: bool
+) -> None:
+    rank = replace(rank_of(500, exposed, bubble), host=HostIdle(starved, 0, 0))
+    verdict = verdict_of(step_of(1_000_000, None, rank))
+    assert verdict.startswith("The devices wait for the host to launch. The step takes") is rules
+    waiting, launching = round((bubble - starved) / 10), round(starved / 10)
+    assert f"{waiting}% waiting for other ranks, input and Python" in verdict
+    assert f"{launching}% " in verdict
+
+
+def test_idle_devices_wait_for_launches_or_for_other_reasons() -> None:
+    one = RankDevice(0, DeviceBreakdown(0, 100, 60, 60, 0, 0, 40, 0.5), host=HostIdle(30, 5, 5))
+    none = "No training step was recognised in these traces."
+    assert verdict_of(device=(one,)) == (
+        f"{none} The device was 60% computing, 30% idle because nothing was launched, 10% idle for other reasons."
+    )

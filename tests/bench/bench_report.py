@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.ingest import open_inputs, read_each
+from pptrace.memory import keep_freed_memory
 from pptrace.model.tables import Trace
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -85,7 +86,8 @@ def verdict(style: str, result: dict[str, Any], each: float, growth: float) -> t
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Read and analyse a run on one core."""
+    """Read and analyse a run on one core, with freed memory reused as by ``pptrace analyze``."""
+    keep_freed_memory()
     recognition_s = calls_s = 0.0
 
     def recognised(trace: Trace) -> RecognisedRank:

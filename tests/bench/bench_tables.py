@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ OPS_PER_STEP = PP * MICROBATCHES * 2 * DP
 OP_NS, MESSAGE_NS = 1_000_000, 20_000
 LIMIT_S, LIMIT_BYTES, LIMIT_OPS = 60.0, 4 * 2**30, 10_000_000
 MOST_GROWTH = 1.5
+LOOK_S = 0.2
 
 
 def pipeline_step(schedule: str = "1f1b") -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -95,15 +97,52 @@ def write_tables(folder: Path, num_steps: int, *, messages: bool, dp: int = DP) 
 
 
 def measure(folder: Path, *arguments: str) -> tuple[float, float, int]:
-    """(seconds, CPU seconds, peak bytes) of ``pptrace analyze`` of a folder, imports included."""
+    """(seconds, CPU seconds, peak bytes) of ``pptrace analyze`` of a folder, imports included.
+
+    The peak is the most that all its processes had together, looked at five times a second: what several share counts once.
+    """
     command = [sys.executable, "-m", "pptrace", "analyze", str(folder), "--json", os.devnull, "--no-cache", *arguments]
-    begin = time.perf_counter()
+    begin, peak = time.perf_counter(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        _, status, usage = os.wait4(process.pid, 0)
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            peak = max(peak, _all_bytes(process.pid))
+            time.sleep(min(LOOK_S, (time.perf_counter() - begin) / 20))
+        seconds = time.perf_counter() - begin
+        _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return seconds, usage.ru_utime + usage.ru_stime, peak
+
+
+def _all_bytes(pid: int) -> int:
+    """Memory of a process and those that it has begun, at least the most that it had itself.
+
+    Libraries that other programs use at the time count in part in the sum. What ``getrusage`` says of a child begins with its
+    parent's.
+    """
+    together = sum(_kilobytes(process, "smaps_rollup", "Pss") for process in _with_children(pid))
+    return max(together, _kilobytes(pid, "status", "VmHWM")) * 1024
+
+
+def _with_children(pid: int) -> list[int]:
+    found = [pid]
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [process for child in _text(listed).split() for process in _with_children(int(child))]
+    return found
+
+
+def _kilobytes(pid: int, file: str, name: str) -> int:
+    """A figure of a process; 0 of one that has ended."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", _text(Path(f"/proc/{pid}/{file}")), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:  # the process ended meanwhile
+        return ""
 
 
 def main() -> int:

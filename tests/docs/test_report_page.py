@@ -20,6 +20,7 @@ from pptrace.analysis.whole_run import (
     Interconnect,
     LateRank,
     PredictedMemory,
+    ProbedTarget,
     StageActivations,
     StepChange,
     StepOutlier,
@@ -55,7 +56,7 @@ SECTIONS = {
     "steps.ranks.ops": "`ops[]`",
     "steps.ranks.ops.parts": "`ops[]`",
     "steps.ranks.device": "`device`",
-    **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage")},
+    **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage", "ops")},
     **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
     "steps.ranks.host": "`host`",
     "steps.ranks.synchronisations": "`synchronisations[]`",
@@ -184,6 +185,7 @@ def reports(
         step_series=_SERIES,
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
+        probes=(ProbedTarget("F", 0.2, (3, 5), reason="2 probed steps"),),
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))

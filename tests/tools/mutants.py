@@ -3,14 +3,15 @@
     python tests/tools/mutants.py [--sample 300] [--seed 0] [--all] [--only TEXT ...] [--jobs 1]
 
 Which changes there are, and what is left alone: see ``mutations.py``; ``equivalent_mutants.txt`` lists those that no
-test can notice, with the reason. The sample is drawn from each package in proportion to its mutants. Exits with 1 where less
-than 85 % are killed.
+test can notice, with the reason. The sample is drawn from each package in proportion to its mutants, with ``--only`` from those
+that have a text. Exits with 1 where less than 85 % are killed.
 
-Tests run once without a change to learn which lines each executes (``mutation_tests.py``). Each mutant is tried in a fork of a
-process that has collected the tests: it changes the code of the function in place, or imports the project again where the change
-is outside of functions, and runs the tests that execute the changed lines, those in the folder of its package and the fastest
-first, then others of the same files, up to ``BUDGET_S`` of processor time: a mutant that only a slower test would kill counts
-as surviving. One that takes many times as long as it should is killed. Examples of hypothesis are the same each time.
+Tests run once without a change to learn which lines each executes (``mutation_tests.py``); those that fail even so are named,
+and judge nothing. Each mutant is tried in a fork of a process that has collected the tests: it changes the code of the function
+in place, or imports the project again where the change is outside of functions, and runs the tests that execute the changed
+lines, those in the folder that mirrors its own and the fastest first, then others of the same files, up to ``BUDGET_S`` of
+processor time: a mutant that only a slower test would kill counts as surviving. One that takes many times as long as it should is
+killed. Examples of hypothesis are the same each time.
 
 Why no library: cosmic-ray starts all tests anew for every mutant, three minutes each here. mutmut 3 leaves out properties, other
 decorated functions and whatever a module says outside of functions, chooses tests by function and not by line or time, and on a
@@ -36,7 +37,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tools")]
 
-from mutation_tests import PACKAGES, Children, Plugin, choose_tests, files_of_tests, measure, run_pytest  # noqa: E402
+from mutation_tests import PACKAGES, Children, Plugin, choose_tests, measure, run_pytest  # noqa: E402
 from mutations import Mutant, mutants_of, mutated  # noqa: E402
 
 PROJECT = ("pptrace", "instrument", "dashboards")
@@ -192,13 +193,21 @@ def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
     return mutants
 
 
+def with_text(mutants: dict[str, list[Mutant]], texts: Sequence[str]) -> dict[str, list[Mutant]]:
+    """Those of which a printed line has one of some texts."""
+    return {
+        package: [mutant for mutant in group if any(text in _line(mutant) for text in texts)]
+        for package, group in mutants.items()
+    }
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How many changes to the code fail a test?", fromfile_prefix_chars="@")
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="mutants to try (300)")
     parser.add_argument("--seed", type=int, default=0, help="which sample (0)")
     parser.add_argument("--all", action="store_true", help="try every mutant")
     parser.add_argument(
-        "--only", nargs="+", metavar="TEXT", help="try the mutants of which a printed line has this text"
+        "--only", nargs="+", metavar="TEXT", help="draw from the mutants of which a printed line has one of these texts"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     return parser.parse_args()
@@ -210,14 +219,15 @@ def main() -> int:
     os.environ.pop("PPTRACE_ALL", None)  # the grids of make test-all would be run for each mutant
     equivalent = read_equivalent()
     mutants = all_mutants(equivalent)
-    if arguments.all or arguments.only:
-        chosen = [mutant for group in mutants.values() for mutant in group]
-    else:
-        chosen = draw(mutants, arguments.sample, arguments.seed)
-    chosen = [mutant for mutant in chosen if mutant.name not in equivalent]  # the same sample with and without
     if arguments.only:
-        chosen = [mutant for mutant in chosen if any(text in _line(mutant) for text in arguments.only)]
-    measured = measure(Children(arguments.jobs))
+        mutants = with_text(mutants, arguments.only)
+    chosen = draw(mutants, sum(map(len, mutants.values())) if arguments.all else arguments.sample, arguments.seed)
+    chosen = [mutant for mutant in chosen if mutant.name not in equivalent]  # the same sample with and without
+    if not chosen:
+        print("no mutant to try")
+        return 1
+    measured, failing = measure(Children(arguments.jobs))
+    print_failing(failing)
     survived: dict[str, bool] = {}
 
     def try_all(items: list[Any]) -> None:
@@ -234,10 +244,16 @@ def main() -> int:
             children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests, by_name), done, limit)
         children.wait()
 
-    run_pytest([str(path.relative_to(ROOT)) for path in files_of_tests()], Plugin(instead=try_all))
+    run_pytest(list(dict.fromkeys(test.split("::")[0] for test in measured)), Plugin(instead=try_all))
+    print_failing(failing)
     print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
     score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
     return int(score < TARGET)
+
+
+def print_failing(tests: Sequence[str]) -> None:
+    if tests:
+        print(f"{len(tests)} tests fail without any change and judge no mutant:", *tests, sep="\n  ", flush=True)
 
 
 def _line(mutant: Mutant) -> str:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Plugin:
         instead: Callable[[list[Any]], None] | None = None,
     ) -> None:
         self.order, self.coverage, self.instead, self.seconds, self._begin = order, coverage, instead, {}, 0.0
+        self.failed: list[str] = []
 
     def pytest_sessionstart(self) -> None:
         from hypothesis import Phase, settings
@@ -68,6 +70,16 @@ class Plugin:
             return None
         self.instead(session.items)
         return True
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self._note_failure(report)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._note_failure(report)
+
+    def _note_failure(self, report: Any) -> None:
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.append(report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.coverage:
@@ -132,11 +144,15 @@ class Children:
         time.sleep(0.01)
 
 
-def measure(children: Children) -> Measured:
-    """Run each file of tests whose measurement is not kept, without a change."""
+def measure(children: Children) -> tuple[Measured, list[str]]:
+    """Run each file of tests whose measurement is not kept, without a change; the tests that fail so are named apart.
+
+    Where a file ends its process, none of its tests is measured, and the file is named.
+    """
     kept = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     code = sorted(ROOT.glob("pptrace/**/*.py")) + sorted(ROOT.glob("tests/support/*.py")) + [ROOT / "tests/conftest.py"]
     measured: Measured = {}
+    failing: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for path in files_of_tests():
             name = str(path.relative_to(ROOT))
@@ -149,16 +165,17 @@ def measure(children: Children) -> Measured:
             out = Path(folder, name.replace("/", "-")).with_suffix(".json")
 
             def done(code: int, name: str = name, key: str = key, out: Path = out) -> None:
-                if code not in (0, 5):
-                    sys.exit(
-                        f"{name}: its tests fail without any change (pytest {name}); no mutant can be judged by them"
-                    )
-                measured[name] = {"key": key, "tests": json.loads(out.read_text())}
-                CACHE.write_text(json.dumps(kept | measured))
+                found = json.loads(out.read_text()) if out.exists() else {"tests": {}, "failed": [name]}
+                measured[name] = {"key": key, "tests": found["tests"]}
+                if code in (0, 5):
+                    CACHE.write_text(json.dumps(kept | {name: measured[name]}))
+                    kept[name] = measured[name]
+                else:
+                    failing.extend(found["failed"] or [name])
 
             children.start(lambda name=name, out=out: _measure_file(name, out), done)
         children.wait()
-    return {test: row for name in measured for test, row in measured[name]["tests"].items()}
+    return {test: row for name in measured for test, row in measured[name]["tests"].items()}, sorted(failing)
 
 
 def files_of_tests() -> list[Path]:
@@ -176,14 +193,15 @@ def _measure_file(name: str, out: Path) -> int:
     coverage.start()
     code = run_pytest([name], plugin)
     coverage.stop()
-    tests: Measured = {test: {"seconds": seconds, "lines": {}} for test, seconds in plugin.seconds.items()}
+    passed = {test: seconds for test, seconds in plugin.seconds.items() if test not in plugin.failed}
+    tests: Measured = {test: {"seconds": seconds, "lines": {}} for test, seconds in passed.items()}
     data = coverage.get_data()
     for file in data.measured_files():
         path = str(Path(file).relative_to(ROOT))
         for line, contexts in data.contexts_by_lineno(file).items():
             for test in set(contexts) & set(tests):
                 tests[test]["lines"].setdefault(path, []).append(line)
-    out.write_text(json.dumps(tests))
+    out.write_text(json.dumps({"tests": tests, "failed": plugin.failed}))
     return code
 
 
@@ -195,9 +213,8 @@ def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
         near = {test for test in near if not set(measured[test]["lines"][mutant.path]).isdisjoint(mutant.lines)}
     files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
     rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
-    own = f"tests/{mutant.path.split('/')[1]}/"
     chosen, total = [], 0.0
-    for test in [*sorted((test for test in by_time if test in near), key=lambda test: not test.startswith(own)), *rest]:
+    for test in [*sorted((test for test in by_time if test in near), key=lambda test: _distance(test, mutant)), *rest]:
         total += measured[test]["seconds"]
         if chosen and total > BUDGET_S:
             break
@@ -206,3 +223,10 @@ def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
     return sorted(
         chosen, key=lambda test: files_in_order.index(test.split("::")[0])
     )  # fixtures of a file are made once
+
+
+def _distance(test: str, mutant: Mutant) -> tuple[int, int]:
+    """Sort key of a test: first those in the folder that mirrors the mutant's, then those that have most of its path."""
+    folder, mirrored = Path(test.split("::")[0]).parent.parts, ("tests", *Path(mutant.path).parent.parts[1:])
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folder, mirrored, strict=False)))
+    return -common, len(folder) - common

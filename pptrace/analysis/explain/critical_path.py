@@ -9,9 +9,10 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.explain.walk import Walks
-from pptrace.analysis.step_parts import CriticalPath
+from pptrace.analysis.step_parts import CriticalPath, PathOps
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_sums
 
 
@@ -46,9 +47,18 @@ def critical_paths(
     by_stage = group_sums(work + transfer + idle + host, table.stage, table.num_stages)
     spans = (times.finish - times.begin)[windows]
     return [
-        CriticalPath(span, _of_step(parts, index), dict(enumerate(by_stage[index].tolist())))
-        for index, span in enumerate(spans.tolist())
+        CriticalPath(span, _of_step(parts, index), dict(enumerate(by_stage[index].tolist())), ops)
+        for (index, span), ops in zip(enumerate(spans.tolist()), _ops(table, work), strict=True)
     ], work + inside
+
+
+def _ops(table: PlanTable, work: Int64) -> list[tuple[PathOps, ...]]:
+    """The ops on the path of each step by stage and kind, those that there are."""
+    key, of_key = np.unique(table.stage * np.int64(len(Kind)) + table.kind, return_inverse=True)
+    names = {kind.code: str(kind) for kind in Kind}
+    places = [(int(one) // len(Kind), names[int(one) % len(Kind)]) for one in key]
+    sums = group_sums(work, of_key.ravel(), len(key)).tolist()
+    return [tuple(PathOps(*place, ns) for place, ns in zip(places, of_step, strict=True) if ns) for of_step in sums]
 
 
 def _of_step(parts: Mapping[str, Int64], step: int) -> dict[str, int]:

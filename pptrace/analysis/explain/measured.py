@@ -58,7 +58,7 @@ def costs_of_steps(
 
 
 def _moved_together(times: StepTimes) -> Slice:
-    """What each message cost its reader as recorded, where that is not what it is taken to cost, ns."""
+    """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
     window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
     return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
 

@@ -11,7 +11,7 @@ from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
-from pptrace.slices import Slice
+from pptrace.slices import Slice, distinct_of
 
 Bool = npt.NDArray[np.bool_]
 
@@ -38,15 +38,12 @@ def with_moved_times(comms: Slice, window: Int64) -> Slice:
     end, begin = comms["transfer_end_ns"], comms["transfer_start_ns"]
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     rows = np.flatnonzero(is_message & (comms["posted_ns"] == comms["start_ns"]))
-    _, batch, size = np.unique(
-        np.stack((window[rows], comms["start_ns"][rows])), axis=1, return_inverse=True, return_counts=True
-    )
-    batch = batch.ravel()
-    if not (size > 1).any():
+    batch, first = distinct_of((window[rows], comms["start_ns"][rows]))
+    if len(first) == len(rows):
         return Slice({**comms.columns, MOVED: end})
     moved = end.copy()
     likely = np.minimum(begin[rows] + _least_of_links(comms.where(rows), window[rows]), end[rows])
-    last = np.full(len(size), np.iinfo(np.int64).min)
+    last = np.full(len(first), np.iinfo(np.int64).min)
     np.maximum.at(last, batch, likely)
     moved[rows] = np.where(likely == last[batch], end[rows], likely)
     return Slice({**comms.columns, MOVED: moved})
@@ -55,9 +52,8 @@ def with_moved_times(comms: Slice, window: Int64) -> Slice:
 def _least_of_links(messages: Slice, window: Int64) -> Int64:
     """The least time that messages of each one's window, peer and kind took, ns."""
     kind, _ = messages.codes("kind")
-    _, link = np.unique(np.stack((window, messages["peer"], kind)), axis=1, return_inverse=True)
-    link = link.ravel()
-    least = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    link, first = distinct_of((window, messages["peer"], kind))
+    least = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(least, link, messages["transfer_end_ns"] - messages["transfer_start_ns"])
     return least[link]
 

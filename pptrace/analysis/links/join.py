@@ -9,17 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.analysis.links.fit import fit_link
 from pptrace.analysis.links.interconnect import interconnect_of
 from pptrace.analysis.links.peaks import is_same_host, peak_between
 from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.result import Report
 from pptrace.analysis.whole_run import LateRank, Link
-from pptrace.intervals import Int64
 from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice
-
-_LEAST_RATIO = 2.0
-"""Latency and bandwidth are fitted where the largest message has at least so many times the bytes of the smallest."""
 
 
 def with_links(
@@ -76,7 +73,7 @@ def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]], on_devi
     transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
     rate = num_bytes / transfer if num_bytes is not None and transfer else None
     peak = peak_between((source, target), facts) if set(ends["rank"]) <= set(on_device) else None
-    latency, bandwidth = fit_line(sizes, received["least"].to_numpy(), count) if is_known else (None, None)
+    fit = fit_link(sizes, received["fast"].to_numpy(), count)
     return Link(
         axis=axis,
         source=source,
@@ -90,27 +87,12 @@ def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]], on_devi
         slack_ns=slack,
         required_gbps=num_bytes / slack if num_bytes is not None and slack else None,
         algbw_gbps=rate,
-        latency_ns=latency,
-        bandwidth_gbps=bandwidth,
+        latency_ns=fit.latency_ns,
+        bandwidth_gbps=fit.bandwidth_gbps,
         peak_gbps=None if peak is None else peak.gbps,
         share_of_peak=None if peak is None or rate is None else rate / peak.gbps,
+        fit_reason=fit.reason,
     )
-
-
-def fit_line(sizes: Int64, times: Int64, count: Int64) -> tuple[int | None, float | None]:
-    """Fit time = latency + bytes / bandwidth (Hockney's model) to the shortest time of each size.
-
-    Returns:
-        (latency in ns, bandwidth in GB/s); both None where the sizes are too much alike, or where larger messages did not take
-        longer in proportion, so that no line describes them.
-    """
-    if len(sizes) < 2 or sizes.max() < _LEAST_RATIO * max(int(sizes.min()), 1):
-        return None, None
-    mean_size, mean_time = (float(np.average(values, weights=count)) for values in (sizes, times))
-    variance = float(np.average((sizes - mean_size) ** 2, weights=count))
-    slope = float(np.average((sizes - mean_size) * (times - mean_time), weights=count)) / variance
-    latency = mean_time - slope * mean_size
-    return (round(latency), 1 / slope) if slope > 0 and latency >= 0 else (None, None)
 
 
 def late_ranks_of(ranks: Sequence[RankTraffic]) -> tuple[LateRank, ...]:

@@ -20,15 +20,19 @@ class RankTraffic:
     """Sums over one rank's matched communication in the steps of a report, ns.
 
     ``messages`` has a row for each ``axis``, ``kind`` (send or recv), ``peer`` and size (``bytes``, −1 unknown): ``count``, the
-    sums ``transfer`` and ``wait``, the shortest transfer ``least``, and ``slack``: the time for which messages might have been
-    under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``: ``count``, ``num_last``
-    (calls that the rank was the last to enter) and ``wait``. ``on_device``: all of it was timed on the device.
+    sums ``transfer`` and ``wait``, the transfer ``fast``, below which a tenth of them are, and ``slack``: the time for which
+    messages might have been under way before the rank asked for them. ``collectives`` has one for each ``axis`` and ``kind``:
+    ``count``, ``num_last`` (calls that the rank was the last to enter) and ``wait``. ``on_device``: all of it was timed on the
+    device.
     """
 
     rank: int
     messages: Slice
     collectives: Slice
     on_device: bool = False
+
+
+_FAST = 10
 
 
 def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
@@ -75,8 +79,6 @@ def _messages(rows: Slice) -> Slice:
     transfer = rows["transfer_end_ns"] - rows["transfer_start_ns"]
     slack = np.where(rows["kind"] == "recv", np.maximum(rows["asked_ns"] - rows["transfer_start_ns"], 0), 0)
     keys, group, first = _grouped(rows, ("axis", "kind"), ("peer", "bytes"))
-    least = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(least, group, transfer)
     return Slice(
         {
             **keys,
@@ -84,7 +86,7 @@ def _messages(rows: Slice) -> Slice:
             "transfer": _sums(transfer, group, len(first)),
             "wait": _sums(rows["end_ns"] - rows["start_ns"] - transfer, group, len(first)),
             "slack": _sums(slack, group, len(first)),
-            "least": least,
+            "fast": _fast(transfer, group, len(first)),
         }
     )
 
@@ -114,6 +116,14 @@ def _grouped(
         name: np.array(of_code, dtype=object)[code[first]] for name, (code, of_code) in codes.items()
     }
     return values | {name: rows[name][first] for name in numbers}, group, first
+
+
+def _fast(values: Int64, group: Int64, num_groups: int) -> Int64:
+    """The value of each group that a tenth of its values is below."""
+    order = np.lexsort((values, group))
+    counts = np.bincount(group, minlength=num_groups)
+    fast: Int64 = values[order][np.cumsum(counts) - counts + (counts - 1) // _FAST]
+    return fast
 
 
 def _sums(values: Int64, group: Int64, num_groups: int) -> Int64:

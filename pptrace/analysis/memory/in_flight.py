@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
@@ -58,7 +57,7 @@ def _changes(ops: Slice, window: Int64) -> tuple[Int64, Int64]:
     frees = of("B")
     has_weight_grad = of("W")
     if frees.any() and has_weight_grad.any():
-        key = group_codes([pd.Series(column) for column in (window, ops["stage"], ops["microbatch"])])
+        key = group_codes([window, ops["stage"], ops["microbatch"]])
         frees &= ~np.isin(key, key[has_weight_grad])
     change = (of("F") | is_pair).astype(np.int64) - (frees | has_weight_grad) - freed_in_pair
     return change, freed_in_pair

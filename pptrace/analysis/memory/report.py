@@ -71,7 +71,9 @@ def _rank_memory(
     planned: _Planned,
     prediction: MemoryPrediction | None,
 ) -> RankMemory:
-    step, rank = max(entries, key=lambda entry: entry[1].peak_memory_bytes or -1)
+    step, rank = max(
+        entries, key=lambda entry: -1 if entry[1].peak_memory_bytes is None else entry[1].peak_memory_bytes
+    )
     plan, planned_in_flight = planned.of(number, step.step)
     measured = [entry.peak_in_flight for _, entry in entries if entry.peak_in_flight is not None]
     if plan is not None and rank.pp_rank is not None:

@@ -30,7 +30,8 @@ class Target:
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
-    depend on how much it has to do: an op that does half of it has all of that.
+    depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
+    is its link's latency where that is not known.
     """
 
     plan: Plan
@@ -41,6 +42,11 @@ class Target:
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
     fixed: float = 0.0
+    latency_share: float = 0.0
+
+    @property
+    def changes_messages(self) -> bool:
+        return self.scale != self.link_speed
 
     def graph(self) -> Graph:
         return make_graph(self.plan, self.messaging, self.prefetch)
@@ -201,12 +207,20 @@ class _Builder:
 
     def transfers(self, windows: slice) -> Floats:
         """Cost of each message for its reader, ns, shape (windows, messages)."""
-        table, measured = self.target.plan.table, self.costs.transfer[windows]
+        times = self._of_messages(self.costs.transfer[windows])
+        if not self.target.changes_messages:
+            return times
+        latency = self._of_messages(self.costs.latency[windows])
+        latency = np.minimum(np.where(np.isnan(latency), times * self.target.latency_share, latency), times)
+        return latency + (times - latency) * self.target.scale / self.target.link_speed
+
+    def _of_messages(self, measured: Floats) -> Floats:
+        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan."""
+        table = self.target.plan.table
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
         output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
         has_links = self._has_measured_links
-        times = measured[:, stage, source, output] if has_links else self._of_links(measured, output)
-        return times * self.target.scale / self.target.link_speed
+        return measured[:, stage, source, output] if has_links else self._of_links(measured, output)
 
     @property
     def _has_measured_links(self) -> bool:

@@ -5,8 +5,9 @@ A schedule orders the same work in another way, so that its prediction begins he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
 ASSUMED_WEIGHT_SHARE = 0.5
 """Part of a full backward that is the gradient of the weights, where the run did not measure both: a linear layer needs as many
 operations for either."""
+Latencies = Mapping[tuple[int, int], int]
+"""Latency of the link from one global rank to another, ns."""
 UNMATCHED = -1.0
 """The cost of a message of which only one end is known."""
 
@@ -36,7 +39,8 @@ class StageCosts:
     what it does for those of the weights (a W). ``work`` is what an op takes, ``inner`` the part of it in which it communicates
     and does not compute, ``delay`` how late it began although all that it needs was there. ``transfer`` (windows, model stages,
     microbatches, 2) is what the message of a stage's output costs its reader: of an F to the next stage, of a backward to the
-    one before; 0 where there is none.
+    one before; 0 where there is none. ``latency``, of the same shape, is what of it does not depend on the message's size and the
+    link's bandwidth, as fitted to its link; NaN where that is not known.
 
     ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
     ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
@@ -53,6 +57,7 @@ class StageCosts:
     layers: tuple[int, ...] | None
     splits_backward: bool
     pair_factor: float
+    latency: Floats
     weight_share: float = ASSUMED_WEIGHT_SHARE
 
     @property
@@ -68,6 +73,15 @@ class StageCosts:
         stage = np.arange(self.num_stages)[:, np.newaxis] + chain * self.num_stages
         owners: Int64 = np.array(plan.placement, dtype=np.int64)[stage]
         return owners
+
+    @property
+    def knows_latency(self) -> bool:
+        """Return whether the latency of every link is known that messages took."""
+        of_messages = [where for key, where in self.links().items() if isinstance(key, tuple)]
+        return (
+            bool(of_messages)
+            and not np.isnan(self.latency.reshape(len(self.step), -1)[:, np.concatenate(of_messages)]).any()
+        )
 
     def links(self) -> dict[tuple[int, int] | Output, npt.NDArray[np.intp]]:
         """Places in ``transfer``, flattened from its second index on, by (sending, reading) pipeline rank and by direction."""
@@ -94,7 +108,7 @@ class StageCosts:
         index = orders[:, np.newaxis, :, np.newaxis]
         values: dict[str, Any] = {
             name: np.take_along_axis(getattr(self, name)[windows], index, axis=2)
-            for name in ("work", "inner", "delay", "transfer")
+            for name in ("work", "inner", "delay", "transfer", "latency")
         }
         return replace(self, step=step, ranks=self.ranks[windows], **values)
 
@@ -104,7 +118,9 @@ class StageCosts:
         return medians
 
 
-def stage_costs(plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None) -> StageCosts:
+def stage_costs(
+    plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
+) -> StageCosts:
     """The costs of steps by stage of the model, microbatch and output, from those by row of their plan."""
     of_rows = _OfRows(plan, costs)
     durations, factor = of_rows.halves(costs.durations.astype(np.float64))
@@ -114,7 +130,24 @@ def stage_costs(plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None
         of_rows.by_output(_alone(costs.delays)),
     )
     splits = _split_whole_backwards(of_rows, work, inner)
-    return StageCosts(plan, costs.step, costs.ranks, work, inner, delay, of_rows.transfers(), layers, splits, factor)
+    transfer = of_rows.transfers()
+    known = StageCosts(
+        *(plan, costs.step, costs.ranks, work, inner, delay, transfer, layers, splits, factor),
+        latency=np.full_like(transfer, np.nan),
+    )
+    return _with_latencies(known, latencies)
+
+
+def _with_latencies(costs: StageCosts, latencies: Latencies) -> StageCosts:
+    """The costs with the latencies of the links, by sending and reading global rank."""
+    latency = costs.latency.reshape(len(costs.step), -1)
+    places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
+    for ranks, windows in costs.pipelines():
+        for (sender, reader), where in places.items():
+            known = latencies.get((ranks[sender], ranks[reader]))
+            if known is not None:
+                latency[np.ix_(windows, where)] = known
+    return replace(costs, latency=latency.reshape(costs.transfer.shape))
 
 
 def _alone(values: Int64) -> tuple[Floats, None]:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
+from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -20,7 +22,7 @@ from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, tar
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.split import best_split, paste_lines
-from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
+from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.wording import counted
@@ -136,8 +138,11 @@ def study_run(
     schedule: ScheduleInfo,
     layers: tuple[int, ...] | None,
     memory_limit: int | None = None,
+    latencies: Latencies = MappingProxyType({}),
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
+
+    ``latencies`` are those of links that are known from elsewhere.
 
     Raises:
         PptraceError: there is no whole step with a plan.
@@ -167,7 +172,8 @@ def study_run(
             f"{counted(len(numbers), 'whole step')}: how steps vary is hardly known, and intervals come from the order of "
             f"microbatches; record at least {FEWEST_STEPS}"
         )
-    baseline = Baseline(stage_costs(plan, costs, layers), measured)
+    known = {**latencies_of(report.links), **latencies}
+    baseline = Baseline(stage_costs(plan, costs, layers, known), measured)
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
@@ -302,7 +308,7 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:
-        yield "ops and messages are taken to cost in proportion to the size of a microbatch"
+        yield "ops are taken to cost in proportion to the size of a microbatch"
     if (work := change.work(costs.plan)) != 1:
         yield f"a step does {work:g} times the work; the gain is for the same work"
     if any(action.parts for actions in plan.ranks for action in actions) and not any(
@@ -311,8 +317,12 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
     if change.prefetch is not None:
         yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
-    if change.link_speed != 1:
-        yield "the whole time of a message is divided, its latency too"
+    if change.microbatch_size != change.link_speed and costs.num_stages > 1:
+        yield (
+            "messages keep the latency that was fitted to their links"
+            if costs.knows_latency
+            else "the whole time of a message is scaled, its latency too, as none could be fitted (in the interval, none of it)"
+        )
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
 

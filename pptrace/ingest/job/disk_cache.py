@@ -42,7 +42,7 @@ _HASH_BYTES = 1024 * 1024
 _FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
 _ALIGNMENT = 8
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
-_CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule")
+_CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
 
 
 @dataclass(frozen=True, slots=True)

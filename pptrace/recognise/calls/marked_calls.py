@@ -40,6 +40,8 @@ def calls_with_marks(
             a ``call`` range get what it knows.
         metadata: the rank's facts; names the groups' ranks and axes.
     """
+    if not len(calls) and not len(marks.calls):
+        return calls
     described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
     described_ns = (marks.start_ns[described], marks.end_ns[described])
     outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]

@@ -52,7 +52,7 @@ def _tells_bytes(
     """Types that the work alone has, of a list of tensors; whose work it is, is unsure where groups have calls at once."""
     kind, elements, num_bytes = (calls[name] for name in ("kind", "elements", "num_bytes"))
     is_same = (kind[work] == kind[call]) & (elements[work] == elements[call]) & (elements[call] >= 0)
-    alike = group_codes([pd.Series(kind[works]), pd.Series(elements[works])])
+    alike = group_codes([kind[works], elements[works]])
     sizes = pd.Series(num_bytes[works]).groupby(alike).nunique()
     has_one_size = np.zeros(len(calls), dtype=np.bool_)
     has_one_size[works] = (sizes.reindex(alike) == 1).to_numpy()

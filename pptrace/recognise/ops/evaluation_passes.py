@@ -27,14 +27,16 @@ def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -
     is_backward = np.isin(ranges.kind, _BACKWARD)
     if not is_backward.any():
         return ranges, ()
+    is_forward = ranges.kind == Kind.F.code
+    ran = _ran(events, ranges, launches, np.flatnonzero(is_backward | is_forward))
+    if ran[is_backward].all() or not ran[is_forward].any():
+        return ranges, ()
     order = np.argsort(ranges.start_ns, kind="stable")
     number = np.empty(len(ranges), dtype=np.int64)
     number[order] = counted_steps(ranges.where(order))
     passes, pass_of = np.unique(number[ranges.has_actions], return_inverse=True)
     of_pass = np.full(len(ranges), -1)
     of_pass[ranges.has_actions] = pass_of
-    is_forward = ranges.kind == Kind.F.code
-    ran = _ran(events, ranges, launches, np.flatnonzero(is_backward | is_forward))
 
     def has(chosen: Bool) -> Bool:
         return np.bincount(of_pass[chosen], minlength=len(passes)) > 0

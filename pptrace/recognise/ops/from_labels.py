@@ -25,14 +25,14 @@ from pptrace.recognise.ops.infer_from_operators import (
     infer_ops,
     messages_in_ranges,
 )
-from pptrace.recognise.ops.label_actions import num_sequences, with_steps_and_microbatches
+from pptrace.recognise.ops.label_actions import num_sequences, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.recognise.ops.label_rows import CarriedMessages, LabelTimes, spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import num_outside_steps, spans_of_steps
 from pptrace.recognise.ops.labelled_ranges import LabelledPhases, framework_of, labelled_ops, labelled_ranges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables
 from pptrace.schedule.actions import Kind
-from pptrace.slices import last_like
+from pptrace.slices import last_like, rows_where
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -107,11 +107,12 @@ def _tables(
     phases = LabelledPhases(ranges)
     if optimizers := _optimizers(events, ranges):
         ranges = Ranges.joined([ranges, Ranges.of(optimizers)])
-    if num_outside := num_outside_steps(ranges):
+    stepped = steps_of_ranges(ranges)
+    if num_outside := num_outside_steps(ranges, stepped):
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {_counted(num_outside, 'op')} outside all ranges of steps: {what}")
     evidence = (*evidence, *skipped)
-    labelled = with_steps_and_microbatches(ranges)
+    labelled = with_microbatches(stepped)
     return *tables_of_labels(labelled, source, times, CarriedMessages(events, calls), phases), evidence
 
 
@@ -181,20 +182,21 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
     lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
     if not lacking.any():
         return comms
-    filled, rows = comms.copy(), comms[lacking]
-    holders = ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().to_numpy()
+    rows = rows_where(comms[["rank", "kind", "direction", "stage"]], lacking)
+    holders = rows_where(ops[["rank", "stage"]], ops["stage"] >= 0).drop_duplicates().to_numpy()
     is_onward = (rows["kind"] == "send").to_numpy() == (rows["direction"] == "F").to_numpy()
     other_stage = rows["stage"].to_numpy() + np.where(is_onward, 1, -1)
     holder = last_like(
         [_pipelines(rows["rank"].to_numpy(), mesh), other_stage], [_pipelines(holders[:, 0], mesh), holders[:, 1]]
     )
-    filled.loc[lacking, "peer"] = np.append(holders[:, 0], -1)[holder]
-    return filled
+    peers = comms["peer"].to_numpy(copy=True)
+    peers[lacking.to_numpy()] = np.append(holders[:, 0], -1)[holder]
+    return comms.assign(peer=peers)
 
 
 def _pipelines(ranks: Int64, mesh: MeshInfo) -> Int64:
     """A number for the pipeline of each rank, the same for all whose pipeline is unknown."""
-    present, index = np.unique(ranks, return_inverse=True)
+    index, present = pd.factorize(ranks)
     numbers: dict[tuple[int, ...], int] = {}
     of_present = [numbers.setdefault(mesh.pipeline_of(rank), len(numbers)) for rank in present.tolist()]
     return np.array(of_present, dtype=np.int64)[index]

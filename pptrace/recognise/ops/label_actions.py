@@ -36,9 +36,13 @@ class LabelledActions:
         return self.actions.where(np.lexsort((self.actions["parts"], self.actions["part"], start)))
 
 
-def with_steps_and_microbatches(ranges: Ranges) -> LabelledActions:
-    """The ranges, each with its step, and ops and messages with their microbatches."""
-    stepped = with_steps(_without_sequences(ranges.in_time_order()))
+def steps_of_ranges(ranges: Ranges) -> SteppedRanges:
+    """The ranges in time order, each with its step; each part of a split sequence is a microbatch of its own."""
+    return with_steps(_without_sequences(ranges.in_time_order()))
+
+
+def with_microbatches(stepped: SteppedRanges) -> LabelledActions:
+    """The ops and messages of ranges with their microbatches."""
     stepped = stepped.where(np.argsort(stepped.step, kind="stable"))
     stepped = _without_rolled_back_ops(stepped)
     actions = stepped.ranges.actions()
@@ -207,7 +211,7 @@ def _flushed(actions: Slice, backwards: Slice, flushes: Int64) -> dict[int, Int6
     """Backwards of each flush's chunk whose weight gradients are outstanding."""
     weights = actions.where(actions["kind"] == _W)
     names = ("step", "stage", "chunk", "microbatch")
-    codes = group_codes([pd.Series(np.concatenate((backwards[name], weights[name]))) for name in names])
+    codes = group_codes([np.concatenate((backwards[name], weights[name])) for name in names])
     codes = pd.factorize(codes)[0]
     is_named = np.zeros(len(backwards) + len(weights), dtype=np.bool_)
     is_named[codes[len(backwards) :]] = True

@@ -161,7 +161,7 @@ class Ranges:
 
     def present(self) -> list[Label]:
         """The labels that any of the ranges has."""
-        return [self.table.labels[label] for label in np.unique(self.label).tolist()]
+        return [self.table.labels[label] for label in np.flatnonzero(np.bincount(self.label)).tolist()]
 
     @property
     def kind(self) -> Int64:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
@@ -20,7 +19,6 @@ from pptrace.model.tables import (
     Category,
     Events,
     Int64,
-    as_category,
     category_of_codes,
     make_table,
     same_category,
@@ -42,6 +40,7 @@ _READ_BY = np.full(len(KINDS) + 1, NONE)
 _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
 
 
+_SOURCES = ("label", "inferred")
 _NOBODY = np.iinfo(np.int64).min
 """The start of the op that reads a message, where none does."""
 
@@ -164,60 +163,66 @@ def _ops(
     start = np.where(is_seen, start, np.minimum(np.maximum(start, arrived), end))
     length, part, parts = end - start, ops["part"], ops["parts"]
     start, end = start + length * part // parts, start + length * (part + 1) // parts
+    pair, pairs = _pairs(ops)
     columns: dict[str, Any] = {
         "step": ops["step"],
-        "kind": np.array([kind.value for kind in KINDS], dtype=object)[ops["kind"]],
+        "kind": ops["kind"],
         "stage": ops["stage"],
         "chunk": _chunks(ops["stage"], ops["chunk"]),
         "microbatch": ops["microbatch"],
         "start_ns": start,
         "end_ns": end,
         "clock": work.launched.astype(np.int64),
-        "source": np.full(len(ops), source, dtype=object),
-        "pair": _pairs(ops),
+        "source": np.full(len(ops), _SOURCES.index(source)),
+        "pair": pair,
     }
     rows = np.flatnonzero(~ranges.has_actions & ranges.has_span())
     of_spans = _span_columns(labelled.stepped.where(rows))
     joined = {name: np.concatenate((column, of_spans[name])) for name, column in columns.items()}
     keys = (
         np.append(ops["range"], rows),
-        np.append(ops["parts"], np.ones(len(rows))),
-        np.append(ops["part"], np.zeros(len(rows))),
+        np.append(ops["parts"], np.ones(len(rows), dtype=np.int64)),
+        np.append(ops["part"], np.zeros(len(rows), dtype=np.int64)),
         np.append(ranges.start_ns[ops["range"]], ranges.start_ns[rows]),
     )
     order = np.lexsort(keys)
-    return _ops_table({name: column[order] for name, column in joined.items()}, phases)
+    return _ops_table({name: column[order] for name, column in joined.items()}, ranges, pairs, phases)
 
 
 def spans_table(stepped: SteppedRanges) -> pd.DataFrame:
     """The OPS table of spans alone."""
-    return _ops_table(_span_columns(stepped), None)
+    return _ops_table(_span_columns(stepped), stepped.ranges, ("",), None)
 
 
 def _span_columns(stepped: SteppedRanges) -> dict[str, Any]:
-    """Parts of a step that are no ops: of the OPS table they have a kind and times alone."""
+    """Parts of a step that are no ops: of the OPS table they have a kind and times alone. Texts are codes."""
     ranges = stepped.ranges
-    sources = ranges.table.of(lambda label: "inferred" if label.inferred else "label", object)
+    kind = len(KINDS) + pd.factorize(ranges.table.span)[0]
+    is_inferred = ranges.table.of(lambda label: label.inferred, np.int64)
     unknown = dict.fromkeys(("stage", "chunk", "microbatch"), np.full(len(ranges), -1))
     return {
         **unknown,
         "step": stepped.step,
-        "kind": ranges.table.span[ranges.label],
+        "kind": kind[ranges.label],
         "start_ns": ranges.start_ns,
         "end_ns": ranges.end_ns,
         "clock": np.zeros(len(ranges), dtype=np.int64),
-        "source": sources[ranges.label],
-        "pair": np.full(len(ranges), "", dtype=object),
+        "source": is_inferred[ranges.label],
+        "pair": np.zeros(len(ranges), dtype=np.int64),
     }
 
 
-def _ops_table(columns: Mapping[str, Any], phases: LabelledPhases | None) -> pd.DataFrame:
+def _ops_table(
+    columns: Mapping[str, Any], ranges: Ranges, pairs: Sequence[str], phases: LabelledPhases | None
+) -> pd.DataFrame:
+    """The OPS table of columns whose texts are codes: of kinds, then of the spans of the ranges' labels, and of ``pairs``."""
     start, end = columns["start_ns"], columns["end_ns"]
     phase = np.full(len(start), NONE) if phases is None else phases.of(start, end)
-    texts: dict[str, Any] = {name: as_category(columns[name]) for name in ("kind", "source", "pair")}
-    texts["clock"] = category_of_codes(columns["clock"], ("host", "device"))
-    texts["phase"] = category_of_codes(phase + 1, ("", *Phase))
-    return make_table(OPS, {**columns, **texts, "rank": np.full(len(start), -1)})
+    kinds = (*(kind.value for kind in KINDS), *pd.unique(ranges.table.span))
+    texts = {"kind": kinds, "source": _SOURCES, "pair": pairs, "clock": ("host", "device")}
+    categories: dict[str, Any] = {name: category_of_codes(columns[name], of_name) for name, of_name in texts.items()}
+    categories["phase"] = category_of_codes(phase + 1, ("", *Phase))
+    return make_table(OPS, {**columns, **categories, "rank": np.full(len(start), -1)})
 
 
 def _chunks(stage: Int64, labelled: Int64) -> Int64:
@@ -228,9 +233,9 @@ def _chunks(stage: Int64, labelled: Int64) -> Int64:
     return np.where(is_known, np.searchsorted(known, stage), labelled if names_chunks else UNKNOWN)
 
 
-def _pairs(ops: Slice) -> npt.NDArray[np.object_]:
-    """The texts of overlapped pairs, "" for other ops."""
-    texts = np.full(len(ops), "", dtype=object)
+def _pairs(ops: Slice) -> tuple[Int64, tuple[str, ...]]:
+    """(index of each op's text, the texts): those of overlapped pairs, and first "" for other ops."""
+    pair, texts = np.zeros(len(ops), dtype=np.int64), [""]
     rows = np.flatnonzero(ops["second_kind"] >= 0)
     if len(rows):
         halves = [
@@ -238,8 +243,9 @@ def _pairs(ops: Slice) -> npt.NDArray[np.object_]:
         ]
         columns = np.stack([*halves[0], ops["second_kind"][rows], *halves[1]], axis=1)
         distinct, index = distinct_rows(columns)
-        texts[rows] = np.array([_pair(*row) for row in distinct], dtype=object)[index]
-    return texts
+        pair[rows] = 1 + index
+        texts += [_pair(*row) for row in distinct]
+    return pair, tuple(texts)
 
 
 def _pair(stage: int, chunk: int, microbatch: int, second_kind: int, *second: int) -> str:

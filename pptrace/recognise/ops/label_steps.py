@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.ops.label_columns import Bool, Ranges
@@ -66,9 +65,9 @@ def spans_of_steps(ranges: Ranges) -> SteppedRanges:
     return _inside(spans.where(np.array(kept, dtype=np.bool_)), chosen)
 
 
-def num_outside_steps(ranges: Ranges) -> int:
-    """Number of ops that :func:`with_steps` drops, because no range of a step covers them."""
-    return int(ranges.is_op.sum() - with_steps(ranges.in_time_order()).ranges.is_op.sum())
+def num_outside_steps(ranges: Ranges, stepped: SteppedRanges) -> int:
+    """Number of ops that :func:`with_steps` dropped, because no range of a step covers them."""
+    return int(ranges.is_op.sum() - stepped.ranges.is_op.sum())
 
 
 def _single(spans: Ranges) -> Ranges:
@@ -128,7 +127,7 @@ def _repetitions(ranges: Ranges) -> tuple[Int64, Int64]:
     if not len(actions):
         return actions["range"], actions["range"]
     num_ops = np.cumsum(ranges.is_op)[actions["range"]]
-    codes = group_codes([pd.Series(actions[name]) for name in ("kind", "stage", "chunk", "microbatch")])
+    codes = group_codes([actions[name] for name in ("kind", "stage", "chunk", "microbatch")])
     order = np.argsort(codes, kind="stable")
     first, second = order[:-1], order[1:]
     again = (codes[first] == codes[second]) & (num_ops[second] > num_ops[first]) & (actions["microbatch"][second] >= 0)

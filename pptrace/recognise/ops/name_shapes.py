@@ -5,18 +5,19 @@ pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady st
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.model.tables import Int64
 
 MOST_DIGITS = 18
 """Digits of a number that fits int64."""
 _ZERO, _NEWLINE = ord("0"), ord("\n")
+_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,7 @@ class NameLines:
     def beginning_with(self, prefix: str) -> npt.NDArray[np.bool_]:
         begins = np.ones(len(self.starts), dtype=np.bool_)
         for position, code in enumerate(prefix.encode()):
-            rows = np.flatnonzero(begins)
-            begins[rows] = self.text[self.starts[rows] + position] == code  # a line break ends a shorter name
+            begins &= self.text.take(self.starts + position, mode="clip") == code  # a line break ends a shorter name
         return begins
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> NameLines:
@@ -77,7 +77,7 @@ def shapes_of(lines: NameLines) -> list[NameShape]:
     text = lines.text
     is_digit = (text - np.uint8(_ZERO)) <= 9
     changes = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
-    starts, ends = changes[::2], changes[1::2]
+    starts, ends = changes[::2].copy(), changes[1::2].copy()
     codes, shapes = _codes_of_shapes(text, is_digit, starts)
     first_number = np.searchsorted(starts, lines.starts)
     values, widths = _values(text, starts, ends), ends - starts
@@ -96,9 +96,12 @@ def _codes_of_shapes(
     """(index of each line's shape, the shapes)."""
     kept = ~is_digit
     kept[starts] = True
-    lines = np.where(is_digit, np.uint8(_ZERO), text)[kept].tobytes().split(b"\n")[:-1]
-    codes, shapes = pd.factorize(np.array(lines, dtype=object))
-    return codes.astype(np.int64), [shape.decode("utf-8", "surrogatepass") for shape in shapes]
+    lines = text[kept].tobytes().translate(_ZEROS).split(b"\n")
+    lines.pop()  # behind the last line break
+    number: defaultdict[bytes, int] = defaultdict()
+    number.default_factory = number.__len__
+    codes = np.fromiter(map(number.__getitem__, lines), np.int64, len(lines))
+    return codes, [shape.decode("utf-8", "surrogatepass") for shape in number]
 
 
 def _values(text: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> Int64:

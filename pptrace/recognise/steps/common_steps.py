@@ -104,8 +104,8 @@ def _has_ranges(recognised: RecognisedRank) -> bool:
 
 
 def _steps_with_ops(recognised: RecognisedRank) -> list[int]:
-    compute = recognised.ops[recognised.ops["kind"].isin(COMPUTE_KINDS) & (recognised.ops["step"] >= 0)]
-    return sorted(compute["step"].unique().tolist())
+    step = recognised.ops["step"]
+    return sorted(step[recognised.ops["kind"].isin(COMPUTE_KINDS) & (step >= 0)].unique().tolist())
 
 
 def _renumbered(recognised: RecognisedRank, names: dict[int, int]) -> RecognisedRank:

@@ -14,6 +14,7 @@ from pptrace.report.tables.communication import comm_totals_table, comms_table, 
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 from pptrace.report.tables.memory import has_memory, memory_table
+from pptrace.report.tables.probes import probes_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.stragglers import stragglers_table
@@ -32,6 +33,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables.append(comm_totals_table(report, amount))
     if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:
         tables.append(stragglers_table(report.stragglers, amount))
+    if report.probes:
+        tables.append(probes_table(report.probes))
     if amount is Amount.WHOLE:
         tables += [links_table(report)] if report.links else []
         tables += [late_ranks_table(report)] if report.late_ranks else []

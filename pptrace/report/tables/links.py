@@ -32,13 +32,18 @@ def links_table(report: Report) -> ReportTable:
         *("axis", "ranks", "", "count", "bytes", "transfer ms", "late sender ms", "late receiver ms", "B/s", "of peak"),
         *("needed B/s", "latency µs", "fitted B/s"),
     )
+    reasons = sorted({link.fit_reason for link in report.links if link.fit_reason is not None})
     notes = (
-        "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: the shortest transfers",
+        "late sender: the receiver waited; needed: would hide the messages; latency + bytes / fitted: fast transfers",
         "of peak: what NVLink or PCIe of these devices moves in one direction at most",
+        *([f"not fitted where {'; where '.join(reasons[:_MOST_REASONS])}"] if reasons else []),
     )
     return ReportTable(
         "links", "Links, all steps", columns, tuple(rows), notes, num_labels=3, leave_out=(11, 12, 10, 9, 8)
     )
+
+
+_MOST_REASONS = 3
 
 
 def late_ranks_table(report: Report) -> ReportTable:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
+from math import hypot, log, sqrt
+from statistics import stdev
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pptrace.analysis.compare import student
 from pptrace.analysis.compare.bootstrap import (
     CORE_WAIT,
     FEWEST_STEPS,
     RUN_TO_RUN,
+    Typical,
+    _drawn_steps,
     difference,
     holm,
     relative_difference,
@@ -139,3 +146,111 @@ def test_holm_allows_for_the_number_of_tests() -> None:
     assert holm([0.04, 0.5]) == [False, False]
     assert holm([0.5, 0.001, 0.03, 0.02]) == [False, True, False, False]  # 0.02 is more than 0.05 / 3
     assert holm([0.5, 0.001, 0.02, 0.012]) == [False, True, True, True]
+
+
+def independently(series: Series) -> tuple[int, float, float]:
+    """(median, deviation, degrees of freedom) in plain numbers, of the same samples."""
+    steps = series.tolist()
+    num_steps = len(steps)
+    length = next(length for length in range(1, num_steps) if length**3 >= num_steps)
+    low, high = np.percentile(series, (5, 95))
+    clipped = [min(max(step, low), high) for step in steps]
+    centred = [step - sum(clipped) / num_steps for step in clipped]
+    squares = sum(step**2 for step in centred)
+    measured = sum(a * b for a, b in pairwise(centred)) / squares if squares else 0.0
+    correlation = min(max(measured + (1 + 3 * measured) / num_steps, 0.0), 0.95) if squares else 0.0
+
+    def summed(count: int) -> float:
+        return sum(correlation ** abs(one - other) for one in range(count) for other in range(count)) / count
+
+    medians = [
+        sorted(steps[step] for step in sample)[(num_steps - 1) // 2] for sample in _drawn_steps(num_steps, length)
+    ]
+    deviation = stdev(medians) * sqrt(num_steps / (num_steps - length)) * sqrt(summed(num_steps) / summed(length))
+    independent = num_steps * (1 - correlation) / (1 + correlation)
+    return sorted(steps)[(num_steps - 1) // 2], deviation, max(min(num_steps / length, independent) - 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "correlation"), [(8, 0.0), (9, 0.9), (27, 0.5), (28, 0.0), (64, 0.99), (65, -0.5)]
+)
+def test_deviation_and_freedom_are_those_found_independently(num_steps: int, correlation: float) -> None:
+    series = random_series(num_steps, correlation, 0.01, np.random.default_rng(num_steps))
+    series[3] *= 7
+    found, (ns, deviation, freedom) = typical_of(series, 5e6), independently(series)
+    assert found.ns == ns
+    assert found.deviation == pytest.approx(deviation)
+    assert found.freedom == pytest.approx(freedom)
+    assert found.run_to_run == pytest.approx(hypot(0.002 * ns, 0.2 * 5e6))
+    assert typical_of(series).run_to_run == pytest.approx(0.002 * ns)
+
+
+def test_steps_that_do_not_vary_have_no_deviation() -> None:
+    constant = typical_of(np.full(20, 7))
+    assert (constant.ns, constant.deviation, constant.freedom) == (7, 0.0, pytest.approx(20 / 3 - 1))
+    assert typical_of(np.full(7, 7)) == Typical(7)
+
+
+def test_samples_are_blocks_of_neighbours_drawn_from_all_of_them() -> None:
+    for num_steps, length in ((8, 2), (28, 4), (30, 4)):
+        steps = _drawn_steps(num_steps, length)
+        assert steps.shape == (500, num_steps)
+        starts = steps[:, ::length]
+        assert set(starts.ravel().tolist()) == set(range(num_steps - length + 1))
+        for place in range(num_steps):
+            assert (steps[:, place] == starts[:, place // length] + place % length).all()
+    assert _drawn_steps(20_000, 28).shape == (250, 20_000)
+
+
+def test_a_difference_has_the_freedom_of_welch_and_satterthwaite() -> None:
+    a, b = Typical(1000, 3.0, 10.0, 2.0), Typical(1100, 4.0, 5.0, 1.0)
+    found = difference(a, b)
+    assert found is not None
+    total = 3**2 + 4**2 + 2**2 + 1**2
+    assert found.estimate == 100
+    assert found.deviation == pytest.approx(sqrt(total))
+    assert found.freedom == pytest.approx(total**2 / (3**4 / 10 + 4**4 / 5))
+    assert found.p == pytest.approx(student.p_value(100 / sqrt(total), found.freedom))
+    low, high = found.interval()
+    assert (low + high) / 2 == pytest.approx(100)
+    assert high - 100 == pytest.approx(student.quantile(0.95, found.freedom) * sqrt(total))
+    relative = relative_difference(a, b)
+    assert relative is not None
+    variances = (3 / 1000) ** 2, (4 / 1100) ** 2
+    total_of_shares = sum(variances) + (2 / 1000) ** 2 + (1 / 1100) ** 2
+    assert relative.estimate == pytest.approx(log(1.1))
+    assert relative.deviation == pytest.approx(sqrt(total_of_shares))
+    assert relative.freedom == pytest.approx(total_of_shares**2 / (variances[0] ** 2 / 10 + variances[1] ** 2 / 5))
+
+
+def test_differences_without_deviation_are_certain_or_none() -> None:
+    still, faster, unknown = Typical(10, 0.0, 5.0), Typical(9, 0.0, 5.0), Typical(10)
+    certain, same = difference(still, faster), difference(still, still)
+    assert certain is not None
+    assert same is not None
+    assert (certain.estimate, certain.deviation, certain.freedom, certain.p) == (-1, 0.0, 1e6, 0.0)
+    assert (same.p, same.freedom) == (1.0, 1e6)
+    for a, b in ((still, unknown), (unknown, still)):
+        assert difference(a, b) is None
+        assert relative_difference(a, b) is None
+    empty = Typical(0, 1.0, 5.0)
+    for a, b in ((still, empty), (empty, still)):
+        assert relative_difference(a, b) is None
+    assert relative_difference(Typical(1, 1.0, 5.0), still) is not None
+    assert relative_difference(still, Typical(1, 1.0, 5.0)) is not None
+
+
+def test_marks_are_those_below_a_limit_that_grows_until_one_is_not() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        p_values = [
+            rng.choice((0.0, 0.004, 0.0099, 0.0101, 0.012, 0.02, 0.03, 0.2, rng.random() / 20))
+            for _ in range(rng.randint(0, 6))
+        ]
+        num_marked = 0
+        for rank, p in enumerate(sorted(p_values)):
+            if p >= 0.05 / (len(p_values) - rank):
+                break
+            num_marked = rank + 1
+        marked = [p for p, is_marked in zip(p_values, holm(p_values), strict=True) if is_marked]
+        assert sorted(marked) == sorted(p_values)[:num_marked]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.compare import ComparedRun, compare_runs
+from pptrace.analysis.compare.compare import ComparedRun, _shows, compare_runs
 from pptrace.analysis.compare.figures import figures_of, whole_steps
 from pptrace.analysis.compare.result import Comparison, PartChange
 from pptrace.model.tables import Trace
@@ -188,3 +188,11 @@ def test_waiting_for_a_core_is_said() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
     found = compare_runs(run, replace(run, core_wait=0.11))
     assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shows"),
+    [([0, 0], [0, 3], True), ([2, 0], [0, 0], True), ([0, 0], [0, 0], False), ([], [1], False), ([1], [], False)],
+)
+def test_a_part_shows_where_it_is_known_of_both_and_in_any_step_not_0(a: list[int], b: list[int], shows: bool) -> None:
+    assert _shows(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) is shows

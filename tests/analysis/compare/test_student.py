@@ -45,3 +45,7 @@ def test_three_and_four_degrees_of_freedom_have_closed_forms(t: float) -> None:
 @pytest.mark.parametrize("confidence", [0.2, 0.5, 0.95, 0.9999])
 def test_a_quantile_is_where_the_chance_is_what_is_left(freedom: float, confidence: float) -> None:
     assert p_value(quantile(confidence, freedom), freedom) == pytest.approx(1 - confidence, rel=1e-9)
+
+
+def test_a_value_whose_square_is_no_number_any_more_is_impossible() -> None:
+    assert p_value(1e200, 5) == p_value(-1e200, 5) == 0.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.links.join import fit_line, late_ranks_of, links_of
+from pptrace.analysis.links.join import late_ranks_of, links_of
 from pptrace.analysis.links.rank_traffic import traffic_of
 from pptrace.analysis.whole_run import Link
 from pptrace.model.tables import COMMS, make_table
@@ -62,6 +63,7 @@ def test_each_side_waits_for_the_other_and_the_link_knows_for_whom() -> None:
         algbw_gbps=2000 / 70,
         latency_ns=None,
         bandwidth_gbps=None,
+        fit_reason="all messages have 1000 bytes",
     )
 
 
@@ -80,20 +82,24 @@ def test_a_size_that_is_not_known_leaves_the_bandwidths_unknown() -> None:
     assert link.transfer_ns == 10
 
 
-@pytest.mark.parametrize(("latency", "bandwidth"), [(0, 1.0), (5_000, 12.5), (1_000_000, 400.0)])
-def test_latency_and_bandwidth_of_exact_times_are_found(latency: int, bandwidth: float) -> None:
-    sizes = np.array([1_000_000, 4_000_000, 64_000_000])
-    times = np.rint(latency + sizes / bandwidth).astype(np.int64)
-    fitted, speed = fit_line(sizes, times, np.array([5, 1, 7]))
-    assert fitted == pytest.approx(latency, abs=2)
-    assert speed == pytest.approx(bandwidth, rel=1e-4)
+def test_a_link_is_fitted_to_fast_transfers_whatever_others_took_and_waited() -> None:
+    rng = np.random.default_rng(3)
+    rows, at = [], 0
+    for size in (1_000, 50_000, 2_000_000):
+        for index in range(40):
+            transfer = 20_000 + size // 4 + (0 if index % 4 == 0 else int(rng.integers(10_000, 5_000_000)))
+            wait = int(rng.integers(0, 10_000_000))
+            rows.append(message("recv", 0, at, at + wait, at + wait + transfer, bytes=size))
+            at += wait + transfer + 1_000
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(*rows)))], {})
+    assert link.latency_ns == pytest.approx(20_000, abs=2)
+    assert link.bandwidth_gbps == pytest.approx(4)
+    assert link.fit_reason is None
 
 
-@pytest.mark.parametrize(
-    ("sizes", "times"), [([1000], [10]), ([1000, 1999], [10, 20]), ([1000, 4000], [20, 10]), ([1000, 4000], [1, 100])]
-)
-def test_where_no_line_describes_the_transfers_none_is_fitted(sizes: list[int], times: list[int]) -> None:
-    assert fit_line(np.array(sizes), np.array(times), np.ones(len(sizes), dtype=np.int64)) == (None, None)
+def test_messages_of_one_size_tell_no_latency_and_the_reason() -> None:
+    (link,) = links_of([traffic_of(1, slice_of(comms_of(*[message("recv", 0, 0, 0, 10)] * 5)))], {})
+    assert (link.latency_ns, link.bandwidth_gbps, link.fit_reason) == (None, None, "all messages have 1000 bytes")
 
 
 def test_the_rank_that_enters_last_is_counted_and_does_not_wait() -> None:
@@ -132,3 +138,56 @@ def test_a_run_without_communication_has_no_links() -> None:
     empty = traffic_of(0, slice_of(make_table(COMMS, {name: [] for name in COMMS})))
     assert links_of([empty], {}) == ()
     assert late_ranks_of([empty]) == ()
+
+
+def test_what_a_rank_communicated_is_summed_by_axis_kind_peer_and_size() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        rows: list[dict[str, object]] = []
+        messages: dict[tuple[object, ...], Counter[str]] = {}
+        collectives: dict[tuple[object, ...], Counter[str]] = {}
+        transfers: dict[tuple[object, ...], list[int]] = {}
+        for _ in range(rng.randint(0, 30)):
+            start, asked = rng.randint(0, 30), rng.randint(0, 60)
+            begin = start + rng.choice((0, rng.randint(0, 20)))
+            moved = begin + rng.randint(1, 20)
+            end, size, count = moved + rng.randint(0, 5), rng.choice((1, 2, 4)), rng.choice((10, 20))
+            axis, kind = rng.choice(("pp", "cp")), rng.choice(("send", "recv", "all_reduce"))
+            row = message(kind, rng.randint(0, 1), start, begin, end, transfer_end_ns=moved, asked_ns=asked, axis=axis)
+            rows.append(row | {"bytes": count, "group_size": size, "match": rng.choice((0, 0, -1))})
+            if rows[-1]["match"] == -1:
+                continue
+            wait = end - start - (moved - begin)
+            if kind != "all_reduce":
+                key = (axis, kind, row["peer"], count)
+                slack = max(asked - begin, 0) if kind == "recv" else 0
+                messages.setdefault(key, Counter()).update(count=1, transfer=moved - begin, wait=wait, slack=slack)
+                transfers.setdefault(key, []).append(moved - begin)
+            elif size > 1:
+                sums = collectives.setdefault((axis, kind), Counter())
+                sums.update(count=1, wait=wait, num_last=int(begin <= start))
+        traffic = traffic_of(3, slice_of(comms_of(*rows)))
+        for key, times in transfers.items():  # a tenth of them are below it
+            messages[key]["fast"] = sorted(times)[(len(times) - 1) // 10]
+        keys, sums_of = ("axis", "kind", "peer", "bytes"), ("count", "transfer", "wait", "slack", "fast")
+        found = zip(*(traffic.messages[name].tolist() for name in (*keys, *sums_of)), strict=True)
+        assert sorted(found) == sorted((*key, *(sums[name] for name in sums_of)) for key, sums in messages.items())
+        names = ("count", "num_last", "wait")
+        found = zip(*(traffic.collectives[name].tolist() for name in ("axis", "kind", *names)), strict=True)
+        assert sorted(found) == sorted((*key, *(sums[name] for name in names)) for key, sums in collectives.items())
+
+
+def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_receives() -> None:
+    sent = [message("send", 1, 0, 30, 50), message("send", 2, 100, 100, 150, bytes=3000)]
+    received = [message("recv", 0, -5, 30, 50)]
+    third = [message("recv", 0, 20, 100, 150, bytes=3000, asked_ns=110), message("recv", 0, 200, 200, 205)]
+    ranks = [traffic_of(rank, slice_of(comms_of(*rows))) for rank, rows in enumerate((sent, received, third))]
+    first, second = links_of(ranks, {0: {"host": "a"}, 2: {"host": "a"}})
+    assert (first.source, first.target, first.late_sender_ns, first.late_receiver_ns) == (0, 2, 80, 0)
+    assert (second.source, second.target, second.late_sender_ns, second.late_receiver_ns) == (0, 1, 35, 30)
+    assert (first.count, first.bytes, first.transfer_ns, first.slack_ns) == (2, 4000, 55, 10)
+    assert (first.algbw_gbps, first.required_gbps) == (4000 / 55, 400)
+    assert (first.is_same_host, second.is_same_host) == (True, None)
+    slope = (50 - 5) / 2000
+    assert first.latency_ns is None  # 5 ns of 1,000 bytes and 50 of 3,000: the line does not begin at 0 or later
+    assert 5 - 1000 * slope < 0

@@ -104,3 +104,7 @@ def test_two_replicas_hold_the_parameters_and_moments_that_are_predicted(pool: P
         for case, measured in zip(CASES, held, strict=True):
             predicted = parts(facts(layers_per_stage=(2,), zero=int(case.zero), dtype=case.dtype), replicas, rank=rank)
             assert measured == Held(predicted.weights, predicted.optimizer), (case, rank)
+
+
+def test_axes_that_a_mesh_does_not_name_have_one_rank() -> None:
+    assert parts(facts(), replace(mesh(), tp=None, cp=None)).activations == parts(facts(), mesh()).activations

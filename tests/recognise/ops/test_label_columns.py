@@ -12,7 +12,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.tables import Category
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.host_compute import HostCompute
-from pptrace.recognise.ops.label_actions import with_steps_and_microbatches
+from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.recognise.ops.label_steps import counted_steps
 from pptrace.recognise.ops.labelled_ranges import outermost
@@ -114,7 +114,7 @@ def test_weight_gradients_without_microbatch_are_those_of_backwards(
 ) -> None:
     for at, name in more:
         names.insert(at, name)
-    labelled = with_steps_and_microbatches(Ranges.of(ranges(names)))
+    labelled = with_microbatches(steps_of_ranges(Ranges.of(ranges(names))))
     rows = labelled.in_time_order()
     weights = rows.where(rows["kind"] == Kind.W.code)
     assert weights["microbatch"].tolist() == weights_one_by_one(names)

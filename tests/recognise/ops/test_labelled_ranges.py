@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.label_actions import LabelledActions, with_steps_and_microbatches
+from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import KINDS, Range, Ranges
 from pptrace.recognise.ops.label_steps import num_outside_steps
 
@@ -27,13 +27,13 @@ def ops_of(labelled: LabelledActions) -> list[tuple[int, str]]:
 
 def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
     cut = ranges(("PP:0F6", 0, 5), ("PP:0F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15), ("PP:0F1", 15, 19))
-    assert num_outside_steps(cut) == 2
-    assert ops_of(with_steps_and_microbatches(cut)) == [(3, "0F0"), (3, "0F1")]
+    assert num_outside_steps(cut, steps_of_ranges(cut)) == 2
+    assert ops_of(with_microbatches(steps_of_ranges(cut))) == [(3, "0F0"), (3, "0F1")]
 
 
 def test_messages_before_the_first_step_are_no_ops_that_are_left_out() -> None:
     cut = ranges(("PP:0F6", 0, 5), ("PP:0RECV_F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15))
-    assert num_outside_steps(cut) == 1
+    assert num_outside_steps(cut, steps_of_ranges(cut)) == 1
 
 
 def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
@@ -43,9 +43,10 @@ def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
         ("ProfilerStep#1", 20, 40),
         ("ProfilerStep#1", 20, 40),
     ]
-    result = with_steps_and_microbatches(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
+    result = with_microbatches(steps_of_ranges(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25))))
     assert ops_of(result) == [(0, "0F0"), (1, "0F0")]
 
 
 def test_ops_without_ranges_of_steps_are_all_kept() -> None:
-    assert num_outside_steps(ranges(("PP:0F0", 0, 5), ("PP:0F1", 5, 9), ("PP:0F0", 10, 15))) == 0
+    counted = ranges(("PP:0F0", 0, 5), ("PP:0F1", 5, 9), ("PP:0F0", 10, 15))
+    assert num_outside_steps(counted, steps_of_ranges(counted)) == 0

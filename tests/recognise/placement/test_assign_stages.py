@@ -11,7 +11,7 @@ from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.labels import Label, LabelledAction, read_label
-from pptrace.recognise.ops.label_actions import LabelledActions, with_steps_and_microbatches
+from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, KINDS, NONE, Range, Ranges
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
@@ -203,7 +203,7 @@ def named(*names: str) -> list[Range]:
 
 
 def resolved(ranges: Sequence[Range]) -> LabelledActions:
-    return with_steps_and_microbatches(Ranges.of(ranges))
+    return with_microbatches(steps_of_ranges(Ranges.of(ranges)))
 
 
 def actions(labelled: LabelledActions) -> list[str]:

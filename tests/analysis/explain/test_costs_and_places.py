@@ -1,0 +1,238 @@
+"""Costs of causes op by op, where causes are, and what is most to blame, counted one by one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from statistics import median
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.explain.binding import bindings_of
+from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs
+from pptrace.analysis.explain.explain import (
+    _blames,
+    _costs,
+    _late_ranks,
+    _merged,
+    _most_blamed,
+    _part_of,
+    _parts,
+    _placed,
+    axes_inside_ops,
+)
+from pptrace.analysis.step_parts import Cause
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from pptrace.slices import Slice
+from pptrace.timeline.windows import StepWindow
+from tests.analysis.explain.op_by_op import WINDOWS, random_times, random_waits
+
+KINDS = [str(kind) for kind in Kind]
+
+
+def test_on_a_rank_alone_a_step_takes_what_its_ops_take_with_the_causes_that_are_present() -> None:
+    table = build("gpipe", 1, 3).table
+    rng = np.random.default_rng(0)
+    own, of_rank, of_stage, of_kind, inner, moving, host = rng.integers(1, 99, (7, 2, len(table)))
+    costs = Costs(own, of_rank, of_stage, of_kind, inner, np.zeros((2, 0), dtype=np.int64), moving, host)
+    everything = frozenset(costs.players)
+    assert everything == {"imbalance", "straggler", "jitter", MESSAGES, INNER, HOST}
+    causes = {INNER: inner, HOST: host, MESSAGES: moving}
+    for name, added in causes.items():
+        assert costs.makespans(frozenset({name}), table).tolist() == (of_kind + added).sum(axis=1).tolist()
+    assert costs.makespans(everything, table).tolist() == (own + inner + host + moving).sum(axis=1).tolist()
+    assert costs.makespans(frozenset(), table).tolist() == of_kind.sum(axis=1).tolist()
+    product = of_kind * (of_stage / of_kind) * (own / of_rank)
+    some = frozenset({"imbalance", "jitter"})
+    assert costs.makespans(some, table).tolist() == np.rint(product).sum(axis=1).astype(int).tolist()
+    nothing = np.zeros_like(own)
+    assert replace(costs, inner=nothing, host=nothing).players == ("imbalance", "straggler", "jitter", MESSAGES)
+    assert Costs(own, own, own, own, nothing, nothing, nothing, host).players == (HOST,)
+    assert Costs(own, own, own, own, nothing, nothing[:, :1] + 1, nothing, nothing).players == (MESSAGES,)
+    free = Costs(own, own * (np.arange(len(table)) > 0), own, own, nothing, nothing, nothing, nothing)
+    assert free.makespans(frozenset({"straggler"}), table).tolist() == own[:, 1:].sum(axis=1).tolist()
+
+
+def test_costs_of_causes_are_medians_of_ranks_lower_medians_of_replicas_and_means_of_kinds() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        times = random_times(rng)
+        table = times.table
+        moving, host = (
+            np.array([[rng.randint(0, 9) for _ in range(len(table))] for _ in range(WINDOWS)]) for _ in "mh"
+        )
+        step = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1]][seed % 3])
+        explained = np.unique(step)
+        chosen = np.array([rng.choice(np.flatnonzero(step == number).tolist()) for number in explained])
+        costs = _costs(times, moving, step, explained, chosen, host)
+        computing = times.end - times.start - times.communication - times.host - times.stalled
+        alike: dict[tuple[int, int], list[int]] = {}
+        for row in range(len(table)):
+            alike.setdefault((int(table.kind[row]), int(table.stage[row])), []).append(row)
+        for index, (number, window) in enumerate(zip(explained.tolist(), chosen.tolist(), strict=True)):
+            replicas = np.flatnonzero(step == number).tolist()
+            usual = {}
+            for key, rows in alike.items():
+                medians = {at: int(median(computing[at, rows].tolist())) for at in replicas}
+                usual[key] = sorted(medians.values())[(len(replicas) - 1) // 2]
+                assert set(costs.of_rank[index, rows].tolist()) == {medians[window]}
+                assert set(costs.of_stage[index, rows].tolist()) == {usual[key]}
+            for kind in {kind for kind, _ in alike}:
+                of_kind = {key: rows for key, rows in alike.items() if key[0] == kind}
+                total = sum(usual[key] * len(rows) for key, rows in of_kind.items())
+                mean = Fraction(total, sum(map(len, of_kind.values())))
+                assert all(abs(costs.of_kind[index, row] - mean) <= 0.5 for rows in of_kind.values() for row in rows)
+            assert costs.own[index].tolist() == computing[window].tolist()
+            assert costs.inner[index].tolist() == times.communication[window].tolist()
+            assert costs.moving[index].tolist() == moving[window].tolist()
+            assert costs.host[index].tolist() == (times.host + host)[window].tolist()
+            last = times.sender_is_last[window]
+            assert costs.transfers[index].tolist() == np.where(last, times.transfer[window], 0).tolist()
+
+
+def test_a_cause_is_at_places_of_a_twentieth_of_it_at_least() -> None:
+    places = {("rank", 0): 95, ("rank", 3): 5}
+    assert _placed("jitter", 1000, places) == [Cause("jitter", {"rank": 0}, 950), Cause("jitter", {"rank": 3}, 50)]
+    small = {("rank", 0): 96, ("rank", 3): 4}
+    assert _placed("waiting", 1000, small) == [Cause("jitter", {"rank": 0}, 1000)]
+    assert _placed("pp", 7, {}) == [Cause("communication", {}, 7)]
+    assert _placed("inner", 7, {("axis", "tp"): 0}) == [Cause("communication", {}, 7)]
+    assert _placed("host", 7, {("rank", 1): 1, ("rank", 2): 1, ("rank", 3): 1}) == [
+        Cause("host", {"rank": 1}, 3),
+        Cause("host", {"rank": 2}, 2),
+        Cause("host", {"rank": 3}, 2),
+    ]
+
+
+def test_causes_of_one_name_at_one_place_are_one() -> None:
+    causes = [Cause("a", {"rank": 1}, 3), Cause("a", {"rank": 2}, 4), Cause("b", {}, 1), Cause("a", {"rank": 1}, -1)]
+    assert _merged(causes) == [Cause("a", {"rank": 1}, 2), Cause("a", {"rank": 2}, 4), Cause("b", {}, 1)]
+
+
+def test_a_part_of_nothing_is_nothing() -> None:
+    columns = (np.array(column) for column in ([10, 10, 9, 9], [3, 0, 2, 1], [4, 0, 3, 1]))
+    assert _part_of(*columns).tolist() == [7, 0, 6, 9]
+
+
+def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        times = random_times(rng)
+        waits = random_waits(rng, times)
+        for window in range(WINDOWS):
+            expected: Counter[tuple[str, int | str]] = Counter()
+            for index in np.flatnonzero(waits.step == window).tolist():
+                late = times.windows[waits.late_step[index]].ranks[times.table.rank[waits.late_row[index]]]
+                expected["rank", late] += int(waits.ns[index])
+            assert _late_ranks(times, waits, window) == dict(expected)
+
+
+def test_axes_inside_ops_are_those_of_communication_without_a_microbatch() -> None:
+    rows = [
+        ("tp", "all_reduce", -1, 10, 17),
+        ("tp", "all_reduce", 2, 10, 90),
+        ("pp", "send", -1, 0, 50),
+        ("pp", "all_reduce", -1, 0, 50),
+        ("cp", "send", -1, 5, 8),
+        ("tp", "all_gather", -1, 20, 21),
+    ]
+    columns = zip(("axis", "kind", "microbatch", "start_ns", "end_ns"), zip(*rows, strict=True), strict=True)
+    comms = Slice(
+        {name: np.array(values, dtype=object if name in ("axis", "kind") else np.int64) for name, values in columns}
+    )
+    assert axes_inside_ops(comms) == {"tp": 8, "cp": 3}
+    assert axes_inside_ops(comms.where(comms["axis"] == "pp")) == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cells", "expected"),
+    [
+        ([2, 2, 2, 2], 48, [(0, 2), (2, 4)]),
+        ([2, 2, 2, 2], 47, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        ([5, 1, 1, 0, 3], 36, [(0, 1), (1, 4), (4, 5)]),
+        ([0, 0, 3], 12, [(0, 3)]),
+        ([1, 1], 0, [(0, 1), (1, 2)]),
+        ([0], 12, []),
+        ([], 12, []),
+    ],
+)
+def test_parts_of_steps_have_no_more_cells_unless_a_step_has(
+    sizes: list[int], cells: int, expected: list[tuple[int, int]]
+) -> None:
+    table = build("1f1b", 2, 3).table
+    assert len(table) == 12
+    steps = [[StepWindow(step, (0, 1), 0, 1)] * size for step, size in enumerate(sizes)]
+    assert list(_parts(table, steps, cells)) == expected
+
+
+def test_blame_sums_charges_by_rank_stage_and_kind_and_gives_hosts_their_part() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        times = random_times(rng)
+        table, waits, bindings = times.table, random_waits(rng, times), bindings_of(times)
+        host_before = np.array([[rng.randint(0, 12) for _ in range(len(table))] for _ in range(WINDOWS)])
+        charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
+        blames = _blames(times, bindings, waits, np.array([0, 0, 2]), [2, 1, 1], host_before)
+        assert blames[1] is None
+        for number, windows in ((0, [0, 1]), (2, [2])):
+            blame = blames[number]
+            assert blame is not None
+            by_rank: Counter[int] = Counter()
+            by_stage: Counter[int] = Counter()
+            by_kind: Counter[str] = Counter(
+                {name: 0 for name, kind in zip(KINDS, Kind, strict=True) if kind.code in table.kind}
+            )
+            by_kind.update({"transfer": 0, "idle": 0, "wait": 0, "host": 0})
+            for window in windows:
+                for row in range(len(table)):
+                    work, transfer, idle, inner = (
+                        int(getattr(charges, name)[window, row]) for name in ("work", "transfer", "idle", "inner")
+                    )
+                    by_rank[times.windows[window].ranks[table.rank[row]]] += work + transfer + idle + inner
+                    by_stage[int(table.stage[row])] += work + transfer + idle + inner
+                    length = int(times.start[window, row] - bindings.ready[window, row] - bindings.moving[window, row])
+                    of_host = idle * min(int(host_before[window, row]), length) // max(length, 1)
+                    inside = min(int(times.host[window, row]), inner)
+                    by_kind[KINDS[table.kind[row]]] += work
+                    by_kind["transfer"] += transfer
+                    by_kind["idle"] += idle - of_host
+                    by_kind["wait"] += inner - inside
+                    by_kind["host"] += of_host + inside
+            if not times.knows_host[windows].all():
+                del by_kind["host"]
+            assert blame.by_rank == {rank: by_rank[rank] for window in windows for rank in times.windows[window].ranks}
+            assert blame.by_stage == {stage: by_stage[stage] for stage in range(table.num_stages)}
+            assert blame.by_kind == dict(by_kind)
+            assert blame.total_ns == by_rank.total()
+            assert blame.ops == _most_blamed(charges, times, np.array(windows))
+
+
+def test_the_ten_ops_with_the_largest_charges_are_named() -> None:
+    times = random_times(random.Random(2))
+    table = times.table
+    rng = random.Random(9)
+    work = np.array([[rng.randint(1, 10**6) for _ in range(len(table))] for _ in range(WINDOWS)])
+    nothing = np.zeros_like(work)
+    windows = np.array([2, 0])
+    ops = _most_blamed(Charges(work, nothing, nothing, nothing), times, windows)
+    cells = sorted(
+        ((int(work[window, row]), window, row) for window in (0, 2) for row in range(len(table))), reverse=True
+    )
+    assert [op.ns for op in ops] == [ns for ns, *_ in cells[:10]]
+    for op, (_, window, row) in zip(ops, cells, strict=False):
+        where = (
+            times.windows[window].ranks[table.rank[row]],
+            KINDS[table.kind[row]],
+            table.stage[row],
+            table.microbatch[row],
+        )
+        assert (op.rank, op.kind, op.stage, op.microbatch) == where
+    few = nothing.copy()
+    few[0, 1] = 5
+    (only,) = _most_blamed(Charges(few, nothing, nothing, nothing), times, windows)
+    assert (only.ns, only.microbatch) == (5, table.microbatch[1])

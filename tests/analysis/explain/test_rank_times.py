@@ -1,0 +1,232 @@
+"""Windows of a rank cut at its ops, nanosecond by nanosecond; rows and matrices of some windows alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from pptrace.analysis.explain.measured import _moved_together
+from pptrace.analysis.explain.step_times import (
+    UNKNOWN,
+    RankTimes,
+    StepTimes,
+    _collections,
+    _cut,
+    _knows_host,
+    _starved_between,
+    planned_rows,
+    rows_in_steps,
+)
+from pptrace.intervals import EMPTY, Int64, union
+from pptrace.model.device_idle import IdleTime
+from pptrace.model.tables import GARBAGE_COLLECTION
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import NONE
+from pptrace.schedule.registry import build
+from pptrace.slices import Slice
+from pptrace.timeline.lanes import Lane
+from tests.analysis.explain.op_by_op import WINDOWS, random_times
+
+SEEDS = range(80)
+
+
+def random_set(rng: random.Random) -> set[int]:
+    begins = [100 * window + rng.randint(0, 40) for window in range(3) for _ in range(4)]
+    return {at for begin in begins for at in range(begin, begin + rng.randint(0, 6))}
+
+
+def covered(times: set[int]) -> Int64:
+    return union(sorted(times), [at + 1 for at in sorted(times)])
+
+
+def idle_of(starved: set[int], unknown: set[int]) -> IdleTime:
+    return IdleTime(launch_starved=covered(starved), unknown=covered(unknown))
+
+
+def random_ops(rng: random.Random) -> Slice:
+    rows = []
+    for window in range(3):
+        at = 100 * window + rng.randint(0, 5)
+        for row in range(rng.randint(0, 5)):
+            at += rng.choice((0, rng.randint(0, 7)))
+            length = rng.randint(0, 9)
+            rows.append((window, 10 * window + row, at, at + length))
+            at += max(0, length - rng.choice((0, 0, 3)))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Slice(dict(zip(("window", "row", "start_ns", "end_ns"), columns, strict=True)))
+
+
+def test_a_window_is_cut_at_its_ops_and_what_is_neither_compute_nor_exposed_is_bubble() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        ops, compute, exposed, unknown = random_ops(rng), random_set(rng), random_set(rng), random_set(rng)
+        lane = Lane(covered(compute), EMPTY, covered(exposed), EMPTY, EMPTY, True, idle_of(set(), unknown))
+        begin = np.array([100 * window - rng.randint(0, 3) for window in range(3)])
+        finish = begin + 60
+        found, tails = _cut(lane, begin, finish, ops["window"], ops["row"], ops)
+        assert list(found["window"]) == list(ops["window"])
+        of_tails = []
+        for window in range(3):
+            rows = np.flatnonzero(ops["window"] == window).tolist()
+            busy_until, before = int(begin[window]), NONE
+            for row in rows:
+                start, end = int(ops["start_ns"][row]), int(ops["end_ns"][row])
+                gap = set(range(min(busy_until, start), start))
+                inside = set(range(max(start, busy_until), max(end, busy_until)))
+                assert (found["start"][row], found["end"][row]) == (start, end)
+                assert found["before"][row] == before
+                assert found["gap_exposed"][row] == len(gap & exposed)
+                assert found["gap_bubble"][row] == len(gap - compute - exposed)
+                assert found["inner_bubble"][row] == len(inside - compute - exposed), seed
+                busy_until, before = max(busy_until, end), int(ops["row"][row])
+            if rows:
+                of_tail, whole = set(range(busy_until, int(finish[window]))), set(range(begin[window], finish[window]))
+                of_tails.append((window, before, len(of_tail - compute - exposed), not whole & unknown))
+        names = ("window", "row", "bubble", "knows_host")
+        assert list(zip(*(tails[name].tolist() for name in names), strict=True)) == of_tails
+        assert not _knows_host(replace(lane, idle=None), begin, finish).any()
+
+
+def test_hosts_starve_devices_between_ops_and_collections_count_where_they_do() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        ops, starved = random_ops(rng), random_set(rng)
+        lane = Lane(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, True, idle_of(starved, set()))
+        inside = {at for begin, end in zip(ops["start_ns"], ops["end_ns"], strict=True) for at in range(begin, end)}
+        between = starved - inside if len(ops) else set()
+        assert _starved_between(lane, ops).tolist() == covered(between).tolist()
+        assert not len(_starved_between(replace(lane, idle=None), ops))
+        spans = Slice(
+            {
+                **ops.columns,
+                "kind": np.array(
+                    [rng.choice((GARBAGE_COLLECTION, "OPTIMIZER")) for _ in range(len(ops))], dtype=object
+                ),
+            }
+        )
+        chosen = spans["kind"] == GARBAGE_COLLECTION
+        collecting = union(ops["start_ns"][chosen], ops["end_ns"][chosen])
+        moments = {at for begin, end in collecting.tolist() for at in range(begin, end)}
+        assert _collections(spans, lane).tolist() == covered(moments & starved).tolist()
+        assert not len(_collections(spans, replace(lane, idle=None)))
+        assert _collections(spans, replace(lane, on_device=False)).tolist() == collecting.tolist()
+
+
+def test_rows_of_some_steps_get_the_index_of_their_step() -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        present = sorted(rng.choices(range(12), k=rng.randint(0, 20)))
+        steps = rng.sample(range(12), rng.randint(1, 6))
+        indices = np.array(rng.sample(range(50), len(steps)))
+        rows = Slice({"step": np.array(present, dtype=np.int64), "at": np.arange(len(present))})
+        found, index = rows_in_steps(rows, np.array(steps), indices)
+        chosen = [at for at, step in enumerate(present) if step in steps]
+        assert found["at"].tolist() == chosen
+        assert index.tolist() == [indices[steps.index(present[at])] for at in chosen]
+
+
+def test_the_row_of_an_op_is_that_of_its_kind_stage_and_microbatch() -> None:
+    for name in ("zb-h1", "dualpipe"):
+        table = build(name, 2, 4).table
+        actions = {
+            (int(kind), int(stage), int(microbatch)): row
+            for row, (kind, stage, microbatch) in enumerate(zip(table.kind, table.stage, table.microbatch, strict=True))
+        }
+        keys = [(kind, stage, microbatch) for kind in Kind for stage in range(-1, 3) for microbatch in range(-1, 5)]
+        columns = {
+            "kind": np.array([str(kind) for kind, *_ in keys], dtype=object),
+            "stage": np.array([stage for _, stage, _ in keys]),
+            "microbatch": np.array([microbatch for *_, microbatch in keys]),
+        }
+        expected = [actions.get((kind.code, stage, microbatch), NONE) for kind, stage, microbatch in keys]
+        assert planned_rows(table, Slice(columns)).tolist() == expected
+
+
+def test_the_whole_windows_are_the_rows_of_those_that_have_every_op() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        times = random_times(rng)
+        assert times.whole() is times
+        is_whole = np.array([rng.random() < 0.6 for _ in range(WINDOWS)])
+        if is_whole.all():
+            continue
+        whole = replace(times, is_whole=is_whole).whole()
+        kept = np.flatnonzero(is_whole).tolist()
+        assert whole.windows == tuple(times.windows[window] for window in kept)
+        for name in ("start", "end", "arrival", "transfer", "tail_bubble", "knows_host", "before"):
+            assert getattr(whole, name).tolist() == getattr(times, name)[kept].tolist()
+        assert whole.is_whole.tolist() == [True] * len(kept)
+        waits = [
+            (kept.index(step), rank, freed, peer, ready)
+            for step, rank, freed, peer, ready in zip(*waits_of(times), strict=True)
+            if step in kept
+        ]
+        assert list(zip(*waits_of(whole), strict=True)) == waits
+        assert whole.begin.tolist() == [times.windows[window].start_ns for window in kept]
+        assert whole.finish.tolist() == [times.windows[window].end_ns for window in kept]
+
+
+def test_what_messages_cost_by_the_trace_alone_is_kept_where_it_differs() -> None:
+    for seed in range(20):
+        times = random_times(random.Random(seed))
+        found = _moved_together(times)
+        expected = [
+            (window, message, times.recorded[window, message])
+            for window, message in np.ndindex(times.arrival.shape)
+            if times.arrival[window, message] != UNKNOWN
+            if times.recorded[window, message] != times.transfer[window, message]
+        ]
+        assert list(zip(found["window"], found["message"], found["ns"], strict=True)) == expected
+
+
+def waits_of(times: StepTimes) -> list[list[int]]:
+    return [getattr(times.waits, name).tolist() for name in ("step", "rank", "freed", "peer", "ready")]
+
+
+def test_the_times_of_some_windows_are_those_rows_numbered_from_the_first_of_them() -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        parts = []
+        for number in range(6):
+            window = np.array(sorted(rng.choices(range(6), k=rng.randint(0, 9))), dtype=np.int64)
+            parts.append(Slice({"window": window, "at": 100 * number + np.arange(len(window))}))
+        sets = [covered(random_set(rng)) for _ in range(3)]
+        ops, tails, messages, waits, inner, outside = parts
+        first = rng.randint(0, 4)
+        last = rng.randint(first, 6)
+        found = RankTimes(ops, tails, messages, waits, *sets, inner, outside).of_windows(first, last)
+        for before, after in zip(
+            parts,
+            (found.ops, found.tails, found.messages, found.waits, found.inner, found.outside),
+            strict=True,
+        ):
+            chosen = [
+                (window - first, at)
+                for window, at in zip(before["window"], before["at"], strict=True)
+                if first <= window < last
+            ]
+            assert list(zip(after["window"], after["at"], strict=True)) == chosen
+        assert [found.starved is sets[0], found.exposed is sets[1], found.collections is sets[2]] == [True] * 3
+
+
+def test_what_lies_between_when_ops_could_have_run_and_their_starts() -> None:
+    rng = random.Random(2)
+    for _ in range(20):
+        sets = [random_set(rng) for _ in range(3)]
+        rows = [(window, row, 100 * window + rng.randint(10, 40)) for window in range(3) for row in range(2)]
+        columns = dict(zip(("window", "row", "start"), np.array(rows).T, strict=True))
+        nothing = Slice({"window": np.empty(0, dtype=np.int64)})
+        times = RankTimes(Slice(columns), nothing, nothing, nothing, *map(covered, sets), nothing, nothing)
+        number = np.array([[0, 1, 2], [-1, 0, 1], [0, -1, 1]][rng.randrange(3)])
+        starts = np.array(rows)[:, 2].reshape(3, 2)
+        kept = np.flatnonzero(number >= 0)
+        ready = starts[kept] - np.array([[rng.randint(0, 12) for _ in range(2)] for _ in kept])
+        for found, moments in zip((times.host_before, times.exposed_before, times.collected_before), sets, strict=True):
+            expected = [
+                (number[window], row, len(moments & set(range(ready[number[window], row], start))))
+                for window, row, start in rows
+                if number[window] >= 0
+            ]
+            assert list(zip(*found(ready, number), strict=True)) == expected

@@ -1,0 +1,405 @@
+"""Late ops, costs alike, noise and sequences of unequal length, found one by one on random costs of two pipelines."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from math import pi
+from statistics import NormalDist, correlation, fmean, median
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.stragglers import alike, hosts, noise, sequences
+from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
+from pptrace.analysis.stragglers.noise import Noise
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from pptrace.slices import Slice
+
+PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4))
+STEPS = 3
+
+
+def random_costs(rng: random.Random, pipelines: int = 2) -> MeasuredCosts:
+    table = build(*rng.choice(PLANS)).table
+    windows = STEPS * pipelines
+
+    def some(most: int, columns: int = len(table), least: int = 0) -> Int64:
+        return np.array([[rng.randint(least, most) for _ in range(columns)] for _ in range(windows)])
+
+    held = sorted(
+        (rng.randrange(windows), rng.randrange(len(table)), rng.randint(1, 30), rng.randint(0, 1)) for _ in range(5)
+    )
+    window, row, ns, is_late = (np.array(column) for column in zip(*held, strict=True))
+    durations = some(900, least=100)
+    return MeasuredCosts(
+        table,
+        step=np.repeat(np.arange(STEPS), pipelines),
+        ranks=np.array(
+            [[10 * place + index for place in range(table.pp)] for _ in range(STEPS) for index in range(pipelines)]
+        ),
+        durations=durations,
+        transfers=some(40, table.num_messages, -1),
+        delays=np.where(some(2) == 0, some(900), 0),
+        sender_is_last=some(1, table.num_messages) > 0,
+        moving=some(9),
+        moved_with=some(3),
+        inner=some(9),
+        collected_before=some(9),
+        collected_inside=some(9),
+        spans=np.array([rng.randint(10**4, 10**5) for _ in range(windows)]),
+        holds=Slice({"window": window, "row": row, "rank": row, "ns": ns, "is_late": is_late}),
+    )
+
+
+SEEDS = range(40)
+
+
+def cell_of(costs: MeasuredCosts, row: int) -> tuple[int, int]:
+    return int(costs.table.kind[row]), int(costs.table.stage[row])
+
+
+def rows_of_cells(costs: MeasuredCosts) -> dict[tuple[int, int], list[int]]:
+    cells: dict[tuple[int, int], list[int]] = {}
+    for row in range(len(costs.table)):
+        cells.setdefault(cell_of(costs, row), []).append(row)
+    return dict(sorted(cells.items()))
+
+
+def own_costs(costs: MeasuredCosts) -> Int64:
+    """The durations without what ops waited for other members of collectives."""
+    own = costs.durations.copy()
+    for window, row, ns, is_late in zip(
+        *(costs.holds[name] for name in ("window", "row", "ns", "is_late")), strict=True
+    ):
+        own[window, row] -= 0 if is_late else ns
+    return np.maximum(own, 0)
+
+
+def usual_of_cells(costs: MeasuredCosts) -> dict[tuple[int, tuple[int, int]], float]:
+    """By the first rank of the pipeline and by cell."""
+    own = own_costs(costs)
+    return {
+        (first, cell): median(own[np.ix_(costs.ranks[:, 0] == first, rows)].ravel().tolist())
+        for first in sorted(set(costs.ranks[:, 0].tolist()))
+        for cell, rows in rows_of_cells(costs).items()
+    }
+
+
+def test_typical_costs_are_medians_of_a_kind_and_stage_in_a_pipeline() -> None:
+    for seed in SEEDS:
+        costs = random_costs(random.Random(seed))
+        usual, found = usual_of_cells(costs), alike.typical_cells(costs)
+        for window, first in enumerate(costs.ranks[:, 0].tolist()):
+            assert found[window].tolist() == [usual[first, cell] for cell in rows_of_cells(costs)]
+
+
+def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        costs = random_costs(rng, rng.choice((2, 3)))
+        table, usual, typical = costs.table, usual_of_cells(costs), alike.typical_cells(costs)
+        cells = rows_of_cells(costs)
+        firsts = sorted(set(costs.ranks[:, 0].tolist()))
+        of_windows = {cell: sorted(usual[first, cell] for first in costs.ranks[:, 0].tolist()) for cell in cells}
+        lowest = {cell: values[(len(values) - 1) // 2] for cell, values in of_windows.items()}
+        excess: Counter[int] = Counter()
+        for kind, stage in cells:
+            others = [lowest[other] for other in cells if other[0] == kind and other[1] != stage]
+            excess[stage] += (lowest[kind, stage] - median(others) if others else 0) * len(costs.step)
+        slowest = max(range(table.num_stages), key=lambda stage: excess[stage])
+        assert alike._slowest_stage([costs], [typical]) == (slowest if excess[slowest] > 0 else None)
+        replicas = {cell: sorted(usual[first, cell] for first in firsts)[(len(firsts) - 1) // 2] for cell in cells}
+        of_ranks: Counter[int] = Counter()
+        for window, row in np.ndindex(costs.durations.shape):
+            cell = cell_of(costs, row)
+            beyond = max(usual[int(costs.ranks[window, 0]), cell] - replicas[cell], 0)
+            of_ranks[int(costs.ranks[window, table.rank[row]])] += beyond
+        worst = max(sorted(of_ranks), key=lambda rank: of_ranks[rank])
+        found = alike._slowest_rank([costs], [typical])
+        assert found is not None
+        assert of_ranks[found] == of_ranks[worst] > 0
+        stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
+        as_others = alike._with_stage_as_others(costs, typical, stage)
+        as_replicas = alike._with_rank_as_replicas(costs, typical, rank)
+        for window, row in np.ndindex(costs.durations.shape):
+            cell, duration = cell_of(costs, row), int(costs.durations[window, row])
+            others = [lowest[other] for other in cells if other[0] == cell[0] and other[1] != cell[1]]
+            factor = min(median(others) / lowest[cell], 1) if others and cell[1] == stage else 1
+            assert as_others[window, row] == pytest.approx(duration * factor, abs=0.5)
+            own = usual[int(costs.ranks[window, 0]), cell]
+            factor = min(replicas[cell] / own, 1) if costs.ranks[window, table.rank[row]] == rank else 1
+            assert as_replicas[window, row] == pytest.approx(duration * factor, abs=0.5)
+
+
+def test_long_ops_are_far_beyond_what_is_typical_of_their_rank() -> None:
+    num_long = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        costs = random_costs(rng)
+        steady = 500 + costs.durations // 20
+        steady[tuple(rng.randrange(size) for size in steady.shape)] += rng.choice((200, 400, 900))
+        costs = replace(costs, durations=steady)
+        usual, cells = usual_of_cells(costs), rows_of_cells(costs)
+        excess = alike._excess(costs)
+        for window, row in np.ndindex(steady.shape):
+            first = int(costs.ranks[window, 0])
+            typical = usual[first, cell_of(costs, row)]
+            alikes = steady[np.ix_(costs.ranks[:, 0] == first, cells[cell_of(costs, row)])].ravel().tolist()
+            spread = median(abs(ns - typical) for ns in alikes)
+            beyond = int(steady[window, row]) - typical
+            is_long = beyond > max(6 * 1.4826 * spread, typical / 2)
+            assert excess[window, row] == pytest.approx(beyond if is_long else 0, abs=0.5)
+            num_long += is_long
+    assert 10 < num_long < 40
+
+
+def test_a_place_with_half_of_the_excess_is_named() -> None:
+    costs = random_costs(random.Random(0))
+    table = costs.table
+    rows = [int(np.flatnonzero(table.rank == place)[0]) for place in (0, 1)]
+    excess = np.zeros_like(costs.durations)
+    excess[0, rows[0]], excess[1, rows[1]] = 30, 30
+    for find in (lambda: alike._where([costs], [excess]), lambda: hosts._worst([costs], [excess])[1]):
+        assert find() == {"rank": int(costs.ranks[0, 0])}
+    excess[2, rows[1]] = 1
+    assert alike._where([costs], [excess]) == {}
+    assert hosts._worst([costs], [excess]) == (int(costs.ranks[0, 0]), {})
+
+
+def test_ops_are_late_beyond_what_is_usual_of_their_rank() -> None:
+    num_late = 0
+    for seed in SEEDS:
+        costs = random_costs(random.Random(seed))
+        table = costs.table
+        late = hosts._late_firsts(costs)
+        expected = np.zeros_like(late)
+        for first in set(costs.ranks[:, 0].tolist()):
+            windows = np.flatnonzero(costs.ranks[:, 0] == first)
+            for place in range(table.pp):
+                rows = np.flatnonzero(table.rank == place)
+                usual = round(median(costs.delays[np.ix_(windows, rows)].ravel().tolist()))
+                beyond = [max(int(costs.delays[window, rows[0]]) - usual, 0) for window in windows]
+                if median(beyond) >= costs.durations.mean() / 4:
+                    expected[windows, rows[0]] = beyond
+        assert late.tolist() == expected.tolist()
+        num_late += int((late > 0).sum())
+        medians = sorted(
+            median(costs.delays[window, table.rank == place].tolist())
+            for window in range(len(costs.delays))
+            for place in range(table.pp)
+        )
+        assert hosts._usual_delay(costs, costs.delays) == round(medians[(len(medians) - 1) // 2])
+    assert num_late > 50
+
+
+def test_late_launches_are_those_of_the_worst_rank_or_of_all() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        costs = random_costs(rng)
+        delays = np.full_like(costs.delays, 100)
+        worst = int(costs.ranks[rng.randrange(2), 0])
+        is_worst = costs.ranks[:, costs.table.rank] == worst
+        delays[is_worst] += rng.choice((0, 400))
+        costs = replace(costs, delays=delays)
+        usual = hosts._usual_delay(costs, delays)
+        reason = hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)])
+        assert reason is not None
+        if delays.max() == 500:
+            assert reason.where == {"rank": worst}
+            assert reason.evidence == {"typical_ns": 500, "usual_ns": usual}
+        else:
+            assert reason.where == {}
+            assert reason.evidence == {"typical_ns": 100, "usual_ns": 100}
+        assert hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)], [delays]) is None
+
+
+def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:
+    for seed in SEEDS:
+        costs = random_costs(random.Random(seed), 3)
+        costs = replace(costs, holds=costs.holds.where(costs.holds["ns"] > 99))
+        cells, usual = rows_of_cells(costs), usual_of_cells(costs)
+        firsts = sorted(set(costs.ranks[:, 0].tolist()))
+        deviation = {}
+        for (first, cell), typical in usual.items():
+            values = costs.durations[np.ix_(costs.ranks[:, 0] == first, cells[cell])].ravel().tolist()
+            correction = len(values) / max(len(values) - 0.8, 0.2)
+            deviation[first, cell] = 1.4826 * median(abs(ns - typical) for ns in values) * correction
+        relative = median(deviation[key] / usual[key] for key in usual)
+        found = noise._Medians.of(costs)
+        assert found.rows.tolist() == [len(rows) for rows in cells.values()]
+        variance = {}
+        for index, first in enumerate(firsts):
+            for number, (cell, rows) in enumerate(cells.items()):
+                most = max(deviation[first, cell], relative * usual[first, cell])
+                variance[first, cell] = pi / 2 * most**2 / (STEPS * len(rows))
+                assert found.median[index, number] == usual[first, cell]
+                assert found.variance[index, number] == pytest.approx(variance[first, cell])
+        ranks = {entry.place: entry for entry in noise._ranks(costs, found)}
+        for first in firsts:
+            others = [other for other in firsts if other != first]
+            for place in range(costs.table.pp):
+                ns = spread = 0.0
+                for cell, rows in cells.items():
+                    if costs.table.rank[rows[0]] == place:
+                        ns += len(rows) * (usual[first, cell] - median(usual[other, cell] for other in others))
+                        of_others = fmean(variance[other, cell] for other in others)
+                        spread += len(rows) ** 2 * (variance[first, cell] + of_others)
+                entry = ranks["rank", first + 10 * place]
+                assert (entry.ns, entry.variance) == (pytest.approx(ns), pytest.approx(spread))
+        stages = {entry.place: entry for entry in noise._stages(costs, found)}
+        cost = {cell: median(usual[first, cell] for first in firsts) for cell in cells}
+        of_cost = {cell: fmean(variance[first, cell] for first in firsts) * pi / 2 / 3 for cell in cells}
+        for stage in range(costs.table.num_stages):
+            ns = spread = 0.0
+            for cell, rows in cells.items():
+                others_ = [other for other in cells if other[0] == cell[0] and other[1] != cell[1]]
+                if cell[1] == stage and others_:
+                    ns += len(rows) * (cost[cell] - median(cost[other] for other in others_))
+                    scale = pi / 2 / len(others_) if len(others_) > 2 else 1.0
+                    spread += len(rows) ** 2 * (of_cost[cell] + scale * fmean(of_cost[other] for other in others_))
+            entry = stages["stage", stage]
+            assert (entry.ns, entry.variance) == (pytest.approx(ns), pytest.approx(spread))
+
+
+def test_an_excess_beyond_chance_is_more_than_one_of_a_thousand_runs_has() -> None:
+    limit = NormalDist().inv_cdf(1 - 0.001 / 2)
+    places = [noise._Excess(("rank", 1), 2 * limit + 0.01, 4.0), noise._Excess(("rank", 2), 2 * limit - 0.01, 4.0)]
+    assert noise._beyond_chance(iter(places)) == {("rank", 1)}
+    assert noise._beyond_chance(iter(())) == frozenset()
+    assert noise._beyond_chance(iter([noise._Excess(("rank", 1), 0.0, 0.0)])) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("cause", "where", "gain", "explained"),
+    [
+        ("jitter", {}, 100, True),
+        ("jitter", {}, 101, False),
+        ("jitter", {"rank": 1}, 100, False),
+        ("imbalance", {"stage": 3}, 5, False),
+        ("imbalance", {"stage": 2}, 5, True),
+        ("imbalance", {}, 5, False),
+        ("straggler", {}, 5, True),
+        ("straggler", {"rank": 3}, 5, True),
+        ("host", {}, 5, False),
+    ],
+)
+def test_noise_explains_what_is_at_no_slow_place(
+    cause: str, where: dict[str, int | str], gain: int, explained: bool
+) -> None:
+    assert Noise(frozenset({("stage", 3)}), 100, 3).explains(cause, where, gain) is explained
+
+
+def test_in_pipelines_of_two_ranks_one_has_most_of_the_jitter() -> None:
+    assert Noise(frozenset(), 100, 2).explains("jitter", {"rank": 1}, 100)
+
+
+def test_microbatches_are_compared_with_their_stage_and_stages_with_the_others() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        costs = random_costs(rng)
+        table = costs.table
+        factor = np.array([1 + 0.4 * (microbatch % 3) for microbatch in range(table.num_microbatches)])
+        costs = replace(
+            costs, durations=np.rint((500 + costs.durations // 9) * factor[table.microbatch]).astype(np.int64)
+        )
+        found = sequences._of_microbatches(costs)
+        assert found is not None
+        forward, backward = (
+            {
+                (window, int(table.stage[row]), int(table.microbatch[row])): int(costs.durations[window, row])
+                for window, row in np.ndindex(costs.durations.shape)
+                if table.kind[row] in codes
+            }
+            for codes in ((Kind.F.code,), (Kind.B.code, Kind.I.code))
+        )
+        windows, stages, microbatches = range(len(costs.step)), range(table.num_stages), range(table.num_microbatches)
+        ratios = []
+        for taken, deviations in ((forward, found.forward), (backward, found.backward)):
+            ratio = {}
+            for stage in stages:
+                means = [fmean(taken[window, stage, microbatch] for microbatch in microbatches) for window in windows]
+                usual = median(means)
+                for window in windows:
+                    for microbatch in microbatches:
+                        ratio[window, stage, microbatch] = taken[window, stage, microbatch] / usual
+                        beyond = (taken[window, stage, microbatch] - means[window]) / usual
+                        assert deviations[window, stage, microbatch] == pytest.approx(beyond)
+            ratios.append(ratio)
+        both = {key: (ratios[0][key] + ratios[1][key]) / 2 for key in ratios[0]}
+        assert all(found.ratio[key] == pytest.approx(value) for key, value in both.items())
+        own, others = found.stage_and_others
+        total = found.forward + found.backward
+        for window, stage, microbatch in both:
+            rest = fmean(total[window, other, microbatch] for other in stages if other != stage)
+            assert (own[window, stage, microbatch], others[window, stage, microbatch]) == (
+                pytest.approx(total[window, stage, microbatch]),
+                pytest.approx(rest),
+            )
+        evened = found.evened(costs)
+        for window in windows:
+            of_window = [fmean(both[window, stage, microbatch] for microbatch in microbatches) for stage in stages]
+            shared = sorted(of_window)[(len(of_window) - 1) // 2]
+            for row in range(len(table)):
+                microbatch = int(table.microbatch[row])
+                within = median(both[window, stage, microbatch] / of_window[stage] for stage in stages)
+                even = costs.durations[window, row] / (shared * within)
+                assert evened[window, row] == pytest.approx(even, abs=0.5001)
+
+
+def test_plans_of_one_stage_or_one_microbatch_have_nothing_to_compare() -> None:
+    costs = random_costs(random.Random(0))
+    for pp, num_microbatches in ((1, 3), (2, 1)):
+        table = build("1f1b", pp, num_microbatches).table
+        durations = np.full((len(costs.step), len(table)), 100)
+        assert sequences._of_microbatches(replace(costs, table=table, durations=durations)) is None
+    free = costs.durations * (costs.table.kind != Kind.F.code)
+    assert sequences._of_microbatches(replace(costs, durations=free)) is None
+
+
+def test_the_correlation_is_pearsons_of_all_pairs_together() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=(2, 3)), rng.normal(size=(2, 3))) for _ in range(2)]
+    first, second = (np.concatenate([pair[side].ravel() for pair in pairs]).tolist() for side in (0, 1))
+    assert sequences._correlation(pairs) == pytest.approx(correlation(first, second))
+    assert sequences._correlation([(np.ones(3), np.arange(3.0))]) == 0.0
+
+
+def test_costs_of_some_windows_steps_and_without_collections() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        costs = random_costs(rng)
+        assert [windows.tolist() for windows in costs.of_pipelines()] == [[0, 2, 4], [1, 3, 5]]
+        assert costs.every(2).step.tolist() == [0, 0, 2, 2]
+        assert costs.every(1) is costs
+        chosen = np.array(rng.sample(range(6), 4))
+        some = costs.of_windows(chosen)
+        assert some.durations.tolist() == costs.durations[chosen].tolist()
+        names = ("window", "row", "ns")
+        holds = [
+            (chosen.tolist().index(window), row, ns)
+            for window, row, ns in zip(*(costs.holds[name].tolist() for name in names), strict=True)
+            if window in chosen
+        ]
+        assert sorted(zip(*(some.holds[name].tolist() for name in names), strict=True)) == sorted(holds)
+        held = np.zeros_like(costs.durations)
+        for window, row, ns in zip(*(costs.holds[name] for name in names), strict=True):
+            held[window, row] += ns
+        assert costs.held(costs.holds["ns"] > 0).tolist() == np.minimum(held, costs.durations).tolist()
+        together = Slice({"window": np.array([1, 4]), "message": np.array([0, 1]), "ns": np.array([77, 88])})
+        recorded = replace(costs, moved_together=together).as_recorded()
+        transfers = costs.transfers.copy()
+        transfers[[1, 4], [0, 1]] = 77, 88
+        assert recorded.transfers.tolist() == transfers.tolist()
+        assert recorded.as_recorded() is recorded
+        without = costs.without_collections()
+        assert without.durations.tolist() == (costs.durations - costs.collected_inside).tolist()
+        assert without.delays.tolist() == (costs.delays - costs.collected_before).tolist()
+        assert (costs.has_collections, without.has_collections) == (True, False)
+        nothing = np.zeros_like(costs.collected_before)
+        assert replace(costs, collected_before=nothing).has_collections
+        assert replace(costs, collected_inside=nothing).has_collections
+    assert longest_of_steps(np.array([4, 4, 7, 9, 9]), np.array([3, 5, 1, 8, 2])).tolist() == [5, 1, 8]

@@ -1,0 +1,97 @@
+"""Messages of predictions: a fitted latency stays, what is left changes with bandwidth and size; runs on paper are the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.study import Study, study_run
+from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.errors import PptraceError
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.synthetic import record, run_on_paper
+
+PLAN = build("1f1b", 3, 6)
+LATENCY, OF_BYTES = 20_000, 60_000
+
+
+def cost(size: float = 1.0) -> dict[str, int]:
+    return {"F": round(100_000 * size), "B": round(200_000 * size)}
+
+
+@pytest.fixture(scope="module")
+def measured() -> Analysis:
+    return analyse(record(PLAN, lambda action: cost()[action.kind], LATENCY + OF_BYTES, steps=6).traces())
+
+
+def on_paper(transfer: int, size: float = 1.0) -> int:
+    begin, end = run_on_paper(PLAN, lambda action: cost(size)[action.kind], transfer).window
+    return end - begin
+
+
+def study_of(analysis: Analysis, latency: int | None) -> Study:
+    links = tuple(replace(link, latency_ns=latency) for link in analysis.report.links)
+    assert len(links) == 4
+    report = replace(analysis.report, links=links)
+    return study_run(report, analysis.costs, analysis.schedule, None)
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0, 6.0])
+def test_faster_links_leave_the_latency_as_it_was(measured: Analysis, speed: float) -> None:
+    study = study_of(measured, LATENCY)
+    assert study.baseline.error == 0
+    scenario = study.scenario(Change(link_speed=speed), "links")
+    assert scenario.span_ns == pytest.approx(on_paper(round(LATENCY + OF_BYTES / speed)), abs=5)
+    assert scenario.note == "messages keep the latency that was fitted to their links"
+
+
+def test_larger_microbatches_leave_the_latency_as_it_was(measured: Analysis) -> None:
+    scenario = study_of(measured, LATENCY).scenario(Change(microbatch_size=2.0), "twice the size")
+    assert scenario.span_ns == pytest.approx(on_paper(LATENCY + 2 * OF_BYTES, 2.0), abs=5)
+
+
+def test_a_latency_longer_than_the_message_is_all_of_it(measured: Analysis) -> None:
+    scenario = study_of(measured, 10 * OF_BYTES).scenario(Change(link_speed=100.0), "links")
+    assert scenario.span_ns == on_paper(LATENCY + OF_BYTES)
+
+
+def test_without_a_fit_all_of_a_message_is_divided_and_the_interval_has_none_of_it(measured: Analysis) -> None:
+    scenario = study_of(measured, None).scenario(Change(link_speed=4.0), "links")
+    assert scenario.span_ns == pytest.approx(on_paper((LATENCY + OF_BYTES) // 4), abs=5)
+    assert scenario.low_ns <= scenario.span_ns < on_paper(LATENCY + OF_BYTES) <= scenario.high_ns
+    assert "none could be fitted" in scenario.note
+    fitted = study_of(measured, LATENCY).scenario(Change(link_speed=4.0), "links")
+    assert fitted.high_ns < on_paper(LATENCY + OF_BYTES)
+
+
+def test_another_plan_takes_the_latencies_of_its_links(measured: Analysis) -> None:
+    study = study_of(measured, LATENCY)
+    slow, fast = (study.scenario(Change(schedule="gpipe", link_speed=speed), "gpipe").span_ns for speed in (1.0, 1e6))
+    plan = build("gpipe", 3, 6)
+    spans = [run_on_paper(plan, lambda action: cost()[action.kind], taken).window for taken in (80_000, 20_000)]
+    assert [slow, fast] == pytest.approx([end - begin for begin, end in spans], abs=5)
+
+
+def test_a_link_without_a_fit_leaves_the_latencies_unknown(measured: Analysis) -> None:
+    report = measured.report
+    links = (replace(report.links[0], latency_ns=LATENCY), *report.links[1:])
+    study = study_run(replace(report, links=links), measured.costs, measured.schedule, None)
+    assert not study.costs.knows_latency
+    assert "none could be fitted" in study.scenario(Change(link_speed=2.0), "links").note
+
+
+def test_latencies_of_another_run_count_where_this_one_has_none(measured: Analysis) -> None:
+    of_pipeline = [replace(link, latency_ns=LATENCY) for link in measured.report.links]
+    elsewhere = tuple(replace(link, axis="unknown", latency_ns=10**9, count=10**6) for link in of_pipeline)
+    asked = Wishes(link_speed=2.0, links=(*of_pipeline, *elsewhere))
+    scenario = predict_changes(measured, asked).result.scenarios[0]
+    assert scenario.span_ns == pytest.approx(on_paper(LATENCY + OF_BYTES // 2), abs=5)
+    assert not Wishes(links=elsewhere)
+
+
+def test_a_run_whose_links_have_no_latency_is_refused_with_the_reason(measured: Analysis) -> None:
+    with pytest.raises(PptraceError, match=r"--links: no latency could be fitted .*: all messages have 4096 bytes"):
+        predict_changes(measured, Wishes(link_speed=2.0, links=measured.report.links))

@@ -1,0 +1,83 @@
+"""Runs with ``--probe``: the losses are those without, probed steps stand alone, and the report says what they showed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from instrument.launch.window import default_steps
+from pptrace.schedule.probe import parse_probes
+from pptrace.workflow.load import load
+from tests.support.programs import EXAMPLE, Ended, pptrace
+
+pytestmark = pytest.mark.processes
+
+_MODEL = (
+    "--layers",
+    "4",
+    "--hidden",
+    "16",
+    "--heads",
+    "2",
+    "--seq",
+    "8",
+    "--microbatch-size",
+    "1",
+    "--microbatches",
+    "4",
+)
+_SLEEP = ("--sleep-forward", "30", "--sleep-backward", "60")
+MARKED = """
+import time, pptrace
+for step in range(10):
+    with pptrace.mark("step"):
+        for microbatch in range(2):
+            with pptrace.mark("forward", microbatch=microbatch, stage=0): time.sleep(0.02)
+            with pptrace.mark("backward", microbatch=microbatch, stage=0): time.sleep(0.04)
+"""
+
+
+def losses(ended: Ended) -> list[str]:
+    assert ended.code == 0, ended.err
+    return re.findall(r"step +\d+ +loss +(\S+)", ended.out)
+
+
+def test_a_probed_run_learns_the_same_and_says_what_a_faster_target_would_gain(tmp_path: Path) -> None:
+    script = (EXAMPLE, "--steps", "16", *_MODEL, *_SLEEP)
+    probed = pptrace(
+        "run", "-n", "2", "--probe", "F:0.5", "--steps", "2:15", "-o", tmp_path / "run", *script, forked=True
+    )
+    plain = pptrace("run", "-n", "2", "--profiler", "none", "-o", tmp_path / "plain", *script, forked=True)
+    assert losses(probed) == losses(plain)
+    assert len(losses(plain)) == 16
+    assert "What a faster target would gain" in probed.out
+
+    report = load([tmp_path / "run"]).report
+    assert [step.step for step in report.steps] == list(range(2, 15, 2))
+    (one,) = report.probes
+    assert (one.target, one.epsilon, one.steps, one.reason) == ("F", 0.5, tuple(range(3, 15, 2)), None)
+    assert one.slope is not None
+    assert one.slope_low is not None
+    assert one.slope_high is not None
+    assert one.critical_path_share == pytest.approx(1 / 3, abs=0.05)
+    assert one.slope == pytest.approx(one.critical_path_share, abs=0.2)  # a busy machine
+    assert one.slope_low <= one.slope <= one.slope_high
+
+
+def test_ops_that_a_script_marks_itself_are_delayed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MARKED)
+    run = tmp_path / "run"
+    ended = pptrace("run", "--probe", "B:1", "--steps", "0:9", "-o", run, tmp_path / "train.py", forked=True)
+    assert ended.code == 0, ended.err
+    ops = load([run]).data.ops
+    lengths = ops.assign(ns=ops["end_ns"] - ops["start_ns"], is_probed=ops["step"] % 2 == 1)
+    medians = lengths.groupby(["kind", "is_probed"], observed=True)["ns"].median()
+    assert medians["F", True] / medians["F", False] == pytest.approx(2, abs=0.4)
+    assert medians["B", True] / medians["B", False] == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize(("probes", "window"), [((), "2:5"), (("F:0.1",), "2:19"), (("F:0.1", "B:0.1"), "2:35")])
+def test_without_steps_each_probe_comes_eight_times(probes: tuple[str, ...], window: str) -> None:
+    assert default_steps(parse_probes(probes)) == window
