@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from dashboards.components import Node, fact
+from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
+from dashboards.routes import add_routes
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
@@ -26,8 +30,11 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path]) -> Dash:
-    """The dashboard of some traces or of a run directory. Nothing is read before the first request."""
+def create_app(paths: Sequence[Path], hosts: Sequence[str] = ()) -> Dash:
+    """The dashboard of some traces or of a run directory. Nothing is read before the first request.
+
+    ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name.
+    """
     app = Dash(
         __name__,
         title="pptrace",
@@ -40,8 +47,10 @@ def create_app(paths: Sequence[Path]) -> Dash:
     app.layout = _shell()
     _register(app, store)
     overview.register(app, store)
-    timeline.register(app, store)
+    timeline.register(app)
     schedules.register(app, store)
+    add_routes(app.server, store)
+    guard(app, hosts)
     return app
 
 
@@ -70,15 +79,20 @@ def _register(app: Dash, store: Store) -> None:
         Output("step", "value"),
         Output("step-box", "className"),
         Input("location", "pathname"),
+        State("location", "search"),
         State("step", "value"),
     )
-    def describe(_path: str, step: int | None) -> Any:
+    def describe(_path: str, search: str | None, step: int | None) -> Any:
         loaded = store.get()
         options = [
             {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
             for entry in loaded.steps
         ]
-        chosen = no_update if loaded.step(step if step is not None else -1) else _first_step(loaded)
+        asked = _step_of(search)
+        if asked is not None and loaded.step(asked):
+            chosen: Any = no_update if asked == step else asked
+        else:
+            chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
         return loaded.title, _facts(loaded), options, chosen, "step-box" if options else "step-box hidden"
 
     @app.callback(
@@ -94,7 +108,13 @@ def _register(app: Dash, store: Store) -> None:
             return schedules.layout(loaded), *marks
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
-        return timeline.layout(loaded) if current == "/timeline" else overview.layout(), *marks
+        return timeline.layout() if current == "/timeline" else overview.layout(), *marks
+
+
+def _step_of(search: str | None) -> int | None:
+    """The step that an address asks for."""
+    values = parse_qs((search or "").removeprefix("?")).get("step", [])
+    return int(values[0]) if values and re.fullmatch(r"-?\d{1,15}", values[0], re.ASCII) else None
 
 
 def _first_step(loaded: Loaded) -> int | None:

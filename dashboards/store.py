@@ -6,13 +6,16 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import open_inputs, read_trace
+from pptrace.memory import give_back_freed_memory
 from pptrace.model.tables import InputFormat
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
@@ -41,6 +44,8 @@ class Loaded:
     error: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[InputFile, ...] = ()
+    token: str = ""
+    """Stands for the state of the files that this was read from."""
 
     @property
     def title(self) -> str:
@@ -63,14 +68,35 @@ class Store:
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
         self._fingerprint: Fingerprint = ()
+        self._timeline: tuple[str, Timeline] | None = None
 
     def get(self) -> Loaded:
         """The analysis of the files as they are now."""
         with self._lock:
             fingerprint = _fingerprint(self._paths)
             if self._loaded is None or fingerprint != self._fingerprint:
-                self._loaded, self._fingerprint = _load(self._paths), fingerprint
+                self._timeline = None
+                loaded = replace(_load(self._paths), token=_token_of(fingerprint))
+                if loaded.analysis is not None and len(loaded.analysis.data.ops) > MOST_KEPT_OPS:
+                    self._timeline = loaded.token, Timeline(loaded.analysis)
+                    loaded = replace(loaded, analysis=without_tables(loaded.analysis))
+                    give_back_freed_memory()
+                self._loaded, self._fingerprint = loaded, fingerprint
             return self._loaded
+
+    def timeline(self, token: str) -> Timeline | None:
+        """The timeline of what was loaded last, made when it is first asked for; None where its token is another one."""
+        with self._lock:
+            loaded = self._loaded
+            if loaded is None or loaded.analysis is None or loaded.token != token:
+                return None
+            if self._timeline is None or self._timeline[0] != token:
+                self._timeline = token, Timeline(loaded.analysis)
+            return self._timeline[1]
+
+
+def _token_of(fingerprint: Fingerprint) -> str:
+    return blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
 
 
 def _load(paths: tuple[Path, ...]) -> Loaded:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, html
+from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
+from dashboards.evidence import evidence_of
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.tables import Amount, tables_of, tables_of_step, unknown_line, warning_lines
@@ -110,6 +111,7 @@ def _findings(report: Report) -> Node:
                             "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step",
                             className="gain",
                         ),
+                        *_show_me(finding, report),
                     ],
                     className="finding-head",
                 ),
@@ -122,6 +124,12 @@ def _findings(report: Report) -> Node:
     shown = cards or [html.P("Nothing stands out.", className="empty")]
     unknown = [html.P(line, className="empty")] if (line := unknown_line(report)) else []
     return panel("Findings", *shown, *unknown, note="over all steps", id="findings")
+
+
+def _show_me(finding: Finding, report: Report) -> list[Node]:
+    """A link to the timeline at the finding's evidence; none where there is no pipeline to look at."""
+    address = evidence_of(finding, report)
+    return [] if address is None else [dcc.Link("show me", href=address, className="show-me")]
 
 
 def _warnings(report: Report) -> Node:

@@ -26,7 +26,7 @@ def command(paths: tuple[Path, ...], host: str, port: int, no_open: bool) -> Non
     for path in paths:
         require_path(path)
     listener = bind(host, port)
-    app = create_app(paths)
+    app = create_app(paths, [host])
     url = url_of(listener)
     with suppress(KeyboardInterrupt):
         click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")

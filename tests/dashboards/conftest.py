@@ -155,18 +155,3 @@ def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
     """Open an address; its page is judged when the test ends."""
     with visiting(browser) as open_page:
         yield open_page
-
-
-@pytest.fixture(scope="module")
-def page_of_p4(browser: Any, run_p4: Path, serve: Callable[[Sequence[Path]], str]) -> Iterator[Any]:
-    """The timeline of a small run, opened once: most of what a test costs is the first drawing of its page."""
-    with visiting(browser) as open_page:
-        yield open_page(serve([run_p4]) + "timeline").page
-
-
-@pytest.fixture
-def timeline_p4(page_of_p4: Any, run_p4: Path, serve: Callable[[Sequence[Path]], str]) -> Any:
-    """The page for tests that leave it as it was, or are its last."""
-    serve([run_p4])
-    page_of_p4.wait_for_selector("#timeline .barlayer .trace.bars")
-    return page_of_p4

@@ -6,10 +6,7 @@ from types import ModuleType
 import pytest
 
 import dashboards.store
-from dashboards.planned import plan_step
 from dashboards.store import Loaded, Store
-from pptrace.simulator import simulate, uniform
-from pptrace.workflow.load import load
 
 
 def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -49,17 +46,3 @@ def test_a_mistake_of_our_own_is_a_line_too(tmp_path: Path, monkeypatch: pytest.
 
 def test_several_paths_are_named_after_the_first(tmp_path: Path) -> None:
     assert Loaded((tmp_path / "a", tmp_path / "b")).title == "a and 1 more"
-
-
-def test_a_planned_step_is_the_plan_at_the_mean_cost_of_each_kind(run_p4: Path) -> None:
-    analysis = load([run_p4])
-    planned = plan_step(analysis, 2)
-    assert planned is not None
-    assert analysis.schedule.plan is not None
-    forward, backward = 4_000_000 * (1 + 0.3 / 4), 8_000_000 * (1 + 0.3 / 4)
-    expected = simulate(analysis.schedule.plan, uniform(round(forward), round(backward)))
-    assert planned.span_ns == expected.makespan_ns == (8 + 4 - 1) * round(forward + backward)
-    assert planned.windows[0].ranks == (0, 1, 2, 3)
-    assert set(planned.ops["source"]) == {"simulated"}
-    assert planned.ops["start_ns"].min() == analysis.windows[0].start_ns
-    assert plan_step(analysis, 99) is None

@@ -1,0 +1,956 @@
+/* The timeline: mounts itself into #timeline, keeps its view in the address, and answers mouse and keys. Names of a trace are drawn
+   or set as text, never as markup. */
+(() => {
+  const T = (window.pptraceTimeline = window.pptraceTimeline || {});
+  const LABELS = 168;
+  const LEAST_SPAN = 50; // ns
+  const LANE = 6;
+  const MOST_DEPTHS = 4;
+  const MOST_OPEN = 64;
+  const STAND_IN_LEVELS = 12;
+  const NO_STEPS = "No pipeline steps in these traces.";
+  const KEYS = [
+    ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
+    ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
+    ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
+    ["G", "group by stage or by pipeline"], ["1 2 3", "planned, simulated, measured"], ["+ / −", "taller, flatter rows"],
+    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["Esc", "undo selection"], ["?", "this list"],
+  ];
+
+  const make = (tag, options = {}, ...children) => {
+    const { className, text, title, ...rest } = options;
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    if (title) element.title = title;
+    for (const [name, value] of Object.entries(rest)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+
+  class Timeline {
+    constructor(root) {
+      this.root = root;
+      root.timeline = this;
+      this.sources = ["measured"];
+      this.order = "stage";
+      this.open = null; // indices of open groups; null: as many ranks as can be seen
+      this.scroll = 0;
+      this.rowScale = 1;
+      this.showLanes = true;
+      this.frames = [];
+      this.rows = [];
+      this.left = LABELS;
+      this.build();
+      this.start();
+    }
+
+    async start() {
+      this.about = await T.json("about").catch(() => null);
+      if (!this.about || !this.about.ranks.length) {
+        this.root.dataset.complete = true;
+        const tools = this.root.querySelectorAll("button, input, canvas");
+        tools.forEach((tool) => (tool.tagName === "CANVAS" ? tool.remove() : (tool.disabled = true)));
+        this.say(this.about ? `${NO_STEPS} Nor do they have any other op.` : "Nothing to draw: reload the page when there are traces.");
+        this.about = null;
+        return;
+      }
+      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."));
+      this.blockOf = {};
+      for (const [order, groups] of Object.entries(this.about.orders)) {
+        this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
+      }
+      this.right = this.size().width;
+      const asked = new URLSearchParams(location.search);
+      this.read(asked);
+      if (!this.about.steps.length) {
+        this.say(`${NO_STEPS} What they have besides is drawn; the overview has tables of it.`);
+        if (!this.t1) this.show(0, this.about.span);
+      } else if (this.step === undefined) {
+        const first = typeof T.dropdown === "number" ? T.dropdown : this.about.steps[0][0];
+        this.goToStep(first);
+      } else if (!this.t1) this.goToStep(this.step);
+      else this.tellStep();
+      this.isReady = true;
+      this.updateTools();
+      if (asked.get("select")) this.select(...asked.get("select").split(".").map(Number));
+      if (asked.get("critical") === "1") this.toggleCritical();
+      if (asked.get("find")) this.find(asked.get("find"));
+      this.redraw();
+    }
+
+    /* The view and its address */
+
+    read(asked) {
+      const number = (name) => (asked.has(name) && Number.isFinite(Number(asked.get(name))) ? Number(asked.get(name)) : undefined);
+      const step = number("step");
+      if (this.about.steps.some(([known]) => known === step)) this.step = step;
+      const sources = (asked.get("sources") || "").split(",").filter((source) => this.about.sources.includes(source));
+      if (sources.length) this.sources = this.about.sources.filter((source) => sources.includes(source));
+      if (asked.get("order") in this.about.orders) this.order = asked.get("order");
+      if (asked.has("open")) this.open = new Set(asked.get("open").split(".").filter(Boolean).map(Number));
+      if (asked.get("lanes") === "0") this.showLanes = false;
+      this.rowScale = Math.min(Math.max(number("scale") || 1, 0.2), 6);
+      this.marked = new Set((asked.get("rows") || "").split(".").filter(Boolean).map(Number));
+      const [from, to] = [number("from"), number("to")];
+      if (from !== undefined && to !== undefined && to - from >= LEAST_SPAN) [this.t0, this.t1] = [from, to];
+      this.lay();
+      this.scroll = number("top") || 0;
+      if (asked.get("rows") && !asked.has("top")) this.scrollToMarked();
+    }
+
+    scrollToMarked() {
+      const row = this.rows.find((each) => each.type === "rank" && this.marked.has(each.at));
+      if (row) this.scroll = Math.max(row.y - 60, 0);
+    }
+
+    write() {
+      clearTimeout(this.writing);
+      this.writing = setTimeout(() => {
+        if (!this.isReady || !this.root.isConnected) return;
+        const said = new URLSearchParams();
+        if (this.step !== undefined) said.set("step", this.step);
+        said.set("from", Math.round(this.t0));
+        said.set("to", Math.round(this.t1));
+        if (this.sources.join() !== "measured") said.set("sources", this.sources.join());
+        if (this.order !== "stage") said.set("order", this.order);
+        if (this.open) said.set("open", [...this.open].join("."));
+        if (!this.showLanes) said.set("lanes", 0);
+        if (this.rowScale !== 1) said.set("scale", this.rowScale.toFixed(3));
+        if (this.scroll) said.set("top", Math.round(this.scroll));
+        if (this.marked.size) said.set("rows", [...this.marked].join("."));
+        if (this.journey) said.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
+        if (this.isCritical) said.set("critical", 1);
+        if (this.found) said.set("find", this.found.text);
+        history.replaceState(history.state, "", `${location.pathname}?${said}`);
+      }, 120);
+    }
+
+    get zero() {
+      const step = this.about.steps.find(([number]) => number === this.step);
+      return step ? step[1] : 0;
+    }
+
+    x(time) {
+      return this.left + ((time - this.t0) / (this.t1 - this.t0)) * (this.right - this.left);
+    }
+
+    timeAt(x) {
+      return this.t0 + ((x - this.left) / (this.right - this.left)) * (this.t1 - this.t0);
+    }
+
+    show(t0, t1) {
+      const all = this.about.span;
+      const width = Math.min(Math.max(t1 - t0, LEAST_SPAN), all * 1.1);
+      let begin = (t0 + t1) / 2 - width / 2;
+      begin = Math.min(Math.max(begin, -0.05 * all - width * 0.5), all * 1.05 - width * 0.5);
+      this.t0 = Math.round(begin); // as the address has it, so that a link restores every pixel
+      this.t1 = this.t0 + Math.round(width);
+      this.redraw();
+      this.write();
+    }
+
+    zoom(factor, x = (this.left + this.right) / 2) {
+      const middle = this.timeAt(x);
+      this.show(middle - (middle - this.t0) * factor, middle + (this.t1 - middle) * factor);
+    }
+
+    move(part) {
+      const by = (this.t1 - this.t0) * part;
+      this.show(this.t0 + by, this.t1 + by);
+    }
+
+    goToStep(number) {
+      const step = this.about.steps.find(([known]) => known === number);
+      if (!step) return;
+      this.step = number;
+      const margin = (step[2] - step[1]) * 0.015;
+      this.critical = null;
+      this.show(step[1] - margin, step[2] + margin);
+      if (this.isCritical) this.loadCritical();
+      this.tellStep();
+    }
+
+    tellStep() {
+      if (T.dropdown !== this.step && window.dash_clientside && window.dash_clientside.set_props) {
+        T.dropdown = this.step;
+        window.dash_clientside.set_props("step", { value: this.step });
+      }
+    }
+
+    neighbourStep(by) {
+      const index = this.about.steps.findIndex(([number]) => number === this.step) + by;
+      if (this.about.steps[index]) this.goToStep(this.about.steps[index][0]);
+    }
+
+    /* Rows */
+
+    size() {
+      const box = this.box.getBoundingClientRect();
+      return { width: Math.max(Math.round(box.width), 360), height: this.height || 400 };
+    }
+
+    lanesOf(source, compute) {
+      const lanes = [{ name: "compute", table: "ops", lane: 0, height: compute, isCompute: true, depths: 1 }];
+      const { ops, comms } = this.about.tables;
+      lanes[0].depths = ops.depths.compute || 1;
+      if (source !== "measured" || !this.showLanes) return lanes;
+      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2);
+      comms.lanes.forEach((name, lane) => {
+        const depths = comms.depths[name];
+        if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
+      });
+      ["ranges", "steps"].forEach((name, index) => {
+        const depths = ops.depths[name];
+        if (depths && name === "ranges") lanes.push({ name, table: "ops", lane: index + 1, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
+      });
+      return lanes;
+    }
+
+    lay() {
+      if (!this.about) return;
+      const groups = this.about.orders[this.order];
+      const numRanks = this.about.ranks.length;
+      const isGrouped = (this.isGrouped = numRanks > 16);
+      const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
+      const room = Math.max(window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY - 60, 300) - T.AXIS;
+      this.isOpen = (group) => !isGrouped || open.has(group);
+      const shown = groups.reduce((sum, [, ranks], index) => sum + (this.isOpen(index) ? ranks.length : 0), 0);
+      const sources = this.sources;
+      const extra = this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      const perRank = room / Math.max(shown, 1) - (sources.includes("measured") ? extra : 0) - 8;
+      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, numRanks > 16 ? 12 : 14), 56) * this.rowScale;
+      this.rows = [];
+      let y = 0;
+      groups.forEach(([label, ranks], index) => {
+        if (isGrouped) {
+          const height = this.isOpen(index) ? 22 : Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
+          this.rows.push({ type: "group", index, label, ranks, y, height, isOpen: this.isOpen(index) });
+          y += height;
+        }
+        if (!this.isOpen(index)) return;
+        for (const at of ranks) {
+          let top = 3;
+          const parts = [];
+          for (const source of sources) {
+            const lanes = this.lanesOf(source, compute).map((lane) => {
+              const laid = { ...lane, top };
+              top += lane.height + 1;
+              return laid;
+            });
+            parts.push({ source, top: lanes[0].top, compute, lanes, bottom: top });
+            top += 2;
+          }
+          this.rows.push({ type: "rank", at, y, height: top + 2, sources: parts });
+          y += top + 2;
+        }
+      });
+      this.content = y;
+      this.height = Math.round(Math.min(Math.max(y + T.AXIS + 2, 200), room + T.AXIS));
+      this.rowOfRank = new Map(this.rows.filter((row) => row.type === "rank").map((row) => [row.at, row]));
+      this.rowOfGroup = new Map(this.rows.filter((row) => row.type === "group").map((row) => [row.index, row]));
+      this.scroll = Math.min(this.scroll, Math.max(this.content - this.height + T.AXIS, 0));
+    }
+
+    placeOf(source, table, at, laneCode, depth) {
+      const row = this.rowOfRank.get(at);
+      const part = row && row.sources.find((each) => each.source === source);
+      if (!part) return null;
+      const isBack = table === "back";
+      const lane = isBack ? part.lanes[0] : part.lanes.find((each) => each.table === table && each.lane === laneCode);
+      if (!lane || (isBack && laneCode === 0)) return null;
+      const y = row.y - this.scroll + T.AXIS + lane.top;
+      if (y > this.height || y + lane.height < T.AXIS) return null;
+      const each = lane.height / lane.depths;
+      return isBack || lane.depths === 1 ? [y, lane.height] : [y + depth * each, Math.max(each - (each > 3 ? 1 : 0), 0.7)];
+    }
+
+    rowSpot(at) {
+      const row = this.rowOfRank.get(at);
+      const part = row && row.sources.find((each) => each.source === "measured");
+      return part ? [row.y - this.scroll + T.AXIS + part.top - 2, part.bottom - part.top + 3] : null;
+    }
+
+    groupSpot(index, source) {
+      const row = this.rowOfGroup.get(index);
+      if (!row || row.isOpen) return null;
+      const y = row.y - this.scroll + T.AXIS;
+      if (y > this.height || y + row.height < T.AXIS) return null;
+      const each = (row.height - 5) / this.sources.length;
+      return [y + 2 + this.sources.indexOf(source) * each, each - 1];
+    }
+
+    visibleRows() {
+      return this.rows.filter((row) => row.y - this.scroll + row.height > 0 && row.y - this.scroll < this.height - T.AXIS);
+    }
+
+    /* Tiles */
+
+    get shift() {
+      const perPixel = (this.t1 - this.t0) / (this.right - this.left);
+      return Math.max(0, Math.floor(Math.log2(perPixel)));
+    }
+
+    time(shift, index) {
+      const width = this.about.buckets * 2 ** shift;
+      return { begin: index * width, end: (index + 1) * width };
+    }
+
+    path(kind, source, block, shift, index) {
+      const step = source === "measured" ? 0 : this.step ?? 0;
+      return kind === "tile" ? `tile/${source}/${step}/${this.order}/${block}/${shift}/${index}` : `groups/${source}/${step}/${this.order}/${shift}/${index}`;
+    }
+
+    parts() {
+      return this.drawn;
+    }
+
+    gather() {
+      const rows = this.visibleRows();
+      const blocks = new Set(rows.filter((row) => row.type === "rank").map((row) => this.blockOf[this.order].get(row.at)));
+      const hasGroups = rows.some((row) => row.type === "group" && !row.isOpen);
+      const shift = this.shift;
+      const width = this.about.buckets * 2 ** shift;
+      const first = Math.max(Math.floor(this.t0 / width), 0);
+      const last = Math.floor(Math.min(this.t1, this.about.span) / width);
+      const wanted = [];
+      this.drawn = [];
+      this.numMissing = 0;
+      for (const source of this.sources) {
+        for (let index = first; index <= last; index += 1) {
+          for (const block of blocks) this.take("tile", source, block, shift, index, wanted);
+          if (hasGroups) this.take("groups", source, 0, shift, index, wanted);
+        }
+      }
+      const mini = this.miniPath();
+      if (!this.tiles.get(mini)) wanted.push(mini);
+      this.tiles.want(wanted);
+    }
+
+    take(kind, source, block, shift, index, wanted) {
+      const path = this.path(kind, source, block, shift, index);
+      const clip = Object.values(this.time(shift, index));
+      const tile = this.tiles.get(path);
+      if (tile) {
+        if (!tile.missing) this.addPart(kind, source, tile, this.time(shift, index), clip, false);
+        return;
+      }
+      wanted.push(path);
+      this.numMissing += 1;
+      for (let up = 1; up <= STAND_IN_LEVELS; up += 1) {
+        const parent = this.tiles.get(this.path(kind, source, block, shift + up, Math.floor(index / 2 ** up)));
+        if (parent && !parent.missing) return this.addPart(kind, source, parent, this.time(shift + up, Math.floor(index / 2 ** up)), clip, true);
+      }
+      for (let child = 0; child < 2 && shift > 0; child += 1) {
+        const finer = this.tiles.get(this.path(kind, source, block, shift - 1, index * 2 + child));
+        const time = this.time(shift - 1, index * 2 + child);
+        if (finer && !finer.missing) this.addPart(kind, source, finer, time, Object.values(time), true);
+      }
+    }
+
+    addPart(kind, source, tile, time, clip, isStandIn) {
+      const { sections } = tile;
+      this.drawn.push({
+        type: kind, source, tile, sections, time, clip, isStandIn,
+        texts: sections.ops ? { kind: sections.ops.kinds } : null,
+        placeOf: (table, at, lane, depth) => this.placeOf(source, table, at, lane, depth),
+        rowOf: (at) => (source === "measured" ? this.rowSpot(at) : null),
+        groupSpot: (index) => this.groupSpot(index, source),
+      });
+    }
+
+    miniPath() {
+      const shift = Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
+      return `groups/measured/0/pipeline/${shift}/0`;
+    }
+
+    /* Drawing */
+
+    redraw() {
+      if (this.isAsked || !this.about || this.t1 === undefined) return;
+      this.isAsked = true;
+      requestAnimationFrame(() => {
+        this.isAsked = false;
+        if (this.root.isConnected) this.draw();
+      });
+    }
+
+    draw() {
+      const began = performance.now();
+      this.lay();
+      const size = this.size();
+      this.right = size.width;
+      const ratio = window.devicePixelRatio || 1;
+      if (this.canvas.width !== size.width * ratio || this.canvas.height !== size.height * ratio) {
+        this.canvas.width = size.width * ratio;
+        this.canvas.height = size.height * ratio;
+        this.canvas.style.height = `${size.height}px`;
+      }
+      this.gather();
+      const ctx = this.canvas.getContext("2d", { alpha: false });
+      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+      T.draw(ctx, this, size, this.marks());
+      const mini = this.mini.getContext("2d");
+      if (this.mini.width !== size.width - LABELS) this.mini.width = size.width - LABELS;
+      const tile = this.tiles.get(this.miniPath());
+      if (tile && tile.sections) tile.bucket = 2 ** Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
+      T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
+      this.frames.push(performance.now() - began);
+      if (this.frames.length > 400) this.frames.shift();
+      const isComplete = this.isReady && !this.tiles.isWaiting && this.numMissing === 0;
+      this.root.dataset.complete = isComplete;
+      this.status.textContent = isComplete || !this.tiles.isWaiting ? "" : "loading …";
+    }
+
+    marks() {
+      const found = this.found && this.found.bars.map((bar, index) => [...bar, index === this.found.index]);
+      return {
+        colours: this.palette, critical: this.isCritical ? this.critical : null, journey: this.journey, found,
+        measure: this.measured, rows: this.marked,
+      };
+    }
+
+    /* What is under the pointer */
+
+    barAt(x, y) {
+      if (x < this.left || y < T.AXIS) return null;
+      const time = this.timeAt(x);
+      const slack = ((this.t1 - this.t0) / (this.right - this.left)) * 2;
+      for (const table of ["ops", "comms", "back"]) {
+        let best = null;
+        for (const part of this.drawn || []) {
+          if (part.type === "groups" || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
+          const section = part.sections[table];
+          const spots = section.rank.map((at, index) => {
+            const spot = part.placeOf(table, at, section.lane[index], section.depth[index]);
+            return spot && y >= spot[0] - 0.5 && y < spot[0] + spot[1] + 0.5 ? spot : null;
+          });
+          for (let bar = 0; bar < section.start.length; bar += 1) {
+            if (!spots[section.track[bar]]) continue;
+            const [start, end] = [section.start[bar], section.start[bar] + section.length[bar]];
+            const away = Math.max(start - time, time - end, 0);
+            if (away <= slack && (!best || away < best.away || (away === best.away && section.length[bar] < best.length))) {
+              const track = section.track[bar];
+              best = { part, table, section, bar, away, start, length: section.length[bar], at: section.rank[track], lane: section.lane[track], row: section.row[bar] };
+            }
+          }
+          if (best) continue;
+          const bucket = Math.floor((time - part.time.begin) / 2 ** Math.round(Math.log2((part.time.end - part.time.begin) / this.about.buckets)));
+          for (let cell = 0; cell < section.cellTrack.length; cell += 1) {
+            if (section.cellBucket[cell] === bucket && spots[section.cellTrack[cell]]) {
+              const track = section.cellTrack[cell];
+              best = { part, table, section, cell, away: 0, count: section.cellCount[cell], row: section.cellLongest[cell], at: section.rank[track], lane: section.lane[track] };
+            }
+          }
+        }
+        if (best) return best;
+      }
+      return null;
+    }
+
+    groupAt(x, y) {
+      const row = this.rows.find((each) => each.type === "group" && y - T.AXIS + this.scroll >= each.y && y - T.AXIS + this.scroll < each.y + each.height);
+      return row && x >= 0 ? row : null;
+    }
+
+    localLines(hit) {
+      const { part, section, bar, at, table } = hit;
+      if (hit.cell !== undefined) {
+        const words = hit.count > 1 ? `${hit.count.toLocaleString("en")} bars begin here, the longest:` : "too short to be seen at this zoom:";
+        return [["", words]];
+      }
+      const lines = [];
+      if (table === "ops") {
+        const kind = part.texts.kind[section.kind[bar]];
+        const microbatch = section.microbatch[bar];
+        lines.push(["", `${this.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`]);
+      } else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
+      lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
+      return lines;
+    }
+
+    hover(event) {
+      const [x, y] = this.pointer(event);
+      const hit = this.barAt(x, y);
+      clearTimeout(this.asking);
+      if (!hit) {
+        this.tip.hidden = true;
+        const group = x > this.left && this.groupAt(x, y);
+        if (group && !group.isOpen) this.showTip(event, [["", group.label], ["ranks", String(group.ranks.length)], ["", "click to open"]]);
+        this.lastHit = "";
+        return;
+      }
+      const { source } = hit.part;
+      const name = `${source}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}/${hit.row}`;
+      const local = this.localLines(hit);
+      if (name !== this.lastHit) {
+        this.lastHit = name;
+        this.more = null;
+        this.asking = setTimeout(async () => {
+          const more = await T.json(`bar/${this.about.token}/${name}`).catch(() => null);
+          if (!more || this.lastHit !== name) return;
+          this.more = more;
+          this.showTip(event, this.merged(hit, local, more));
+        }, 60);
+      }
+      this.showTip(event, this.more ? this.merged(hit, local, this.more) : local);
+    }
+
+    merged(hit, local, more) {
+      if (hit.cell !== undefined) return [...local, ...more.map(([name, value]) => [name, value])];
+      const [title, ...rest] = more;
+      const from = local.find(([name]) => name === "from");
+      const note = hit.part.source === "measured" ? [] : [["source", hit.part.source]];
+      return [title, ...note, from, ...rest].filter(Boolean);
+    }
+
+    showTip(event, lines) {
+      this.tip.replaceChildren(
+        ...lines.map(([name, value]) => (name ? make("div", {}, make("span", { className: "tip-name", text: name }), make("span", { text: value })) : make("strong", { text: value }))),
+      );
+      this.tip.hidden = false;
+      const box = this.box.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      const width = this.tip.offsetWidth;
+      const height = this.tip.offsetHeight;
+      this.tip.style.left = `${x + 16 + width > box.width ? Math.max(x - width - 12, 0) : x + 16}px`;
+      this.tip.style.top = `${Math.max(Math.min(y + 14, this.height - height - 4), 0)}px`;
+    }
+
+    /* Journey, critical path, search */
+
+    async select(rank, microbatch, step) {
+      const source = this.sources.includes("measured") ? "measured" : this.sources[0];
+      const hops = await T.json(`journey/${this.about.token}/${source}/${step}/${rank}/${microbatch}`).catch(() => []);
+      if (!hops.length) return;
+      this.journey = { rank, microbatch, step, source, hops, focus: null };
+      this.listJourney();
+      this.redraw();
+      this.write();
+    }
+
+    listJourney() {
+      const { microbatch, step, hops } = this.journey;
+      const items = hops.map((hop) => {
+        const isComm = hop.table === "comms";
+        const name = isComm ? `${hop.what === "send" ? "send to" : "receive from"} rank ${hop.peer}` : `${this.about.kindNames[hop.what] || hop.what}`;
+        const where = `rank ${hop.rank}${hop.stage >= 0 ? ` · stage ${hop.stage}` : ""}`;
+        const when = T.duration(hop.start_ns - this.zero);
+        const long = isComm ? `${T.duration(hop.transfer_ns)} transfer, ${T.duration(hop.wait_ns)} wait` : T.duration(hop.end_ns - hop.start_ns);
+        const late = hop.late_ns === null ? "" : `${hop.late_ns < 0 ? "−" : "+"}${T.duration(Math.abs(hop.late_ns))}`;
+        const chip = make("span", { className: "hop-chip" });
+        chip.style.background = isComm ? this.about.colours.transfer : T.kindColour(this.about, hop.what, 0)[0];
+        const button = make("button", { type: "button", className: "hop" },
+          chip, make("span", { className: "hop-name", text: name }), make("span", { className: `hop-late${hop.late_ns > 0 ? " bad" : ""}`, text: late, title: "later than in the plan at mean costs with free messages" }),
+          make("span", { className: "hop-where", text: `${where} · at ${when} · ${long}` }));
+        button.addEventListener("click", () => this.focusHop(hop));
+        return make("li", { "data-what": hop.what, "data-rank": hop.rank }, button);
+      });
+      this.side.replaceChildren(
+        make("div", { className: "side-head" }, make("h2", { text: `Microbatch ${microbatch}, step ${step}` }), this.button("×", "Close (Esc)", () => this.escape())),
+        make("p", { className: "note", text: `${hops.length} hops; the signed time is how much later than in the plan` }),
+        make("ol", { id: "timeline-journey" }, ...items),
+      );
+      this.side.hidden = false;
+    }
+
+    focusHop(hop) {
+      this.journey.focus = hop;
+      const middle = (hop.start_ns + hop.end_ns) / 2;
+      if (middle < this.t0 || middle > this.t1) this.show(middle - (this.t1 - this.t0) / 2, middle + (this.t1 - this.t0) / 2);
+      this.reveal(hop.at);
+      this.redraw();
+    }
+
+    reveal(at) {
+      let row = this.rowOfRank.get(at);
+      if (!row) {
+        const index = this.about.orders[this.order].findIndex(([, ranks]) => ranks.includes(at));
+        this.toggleGroup(index, true);
+        row = this.rowOfRank.get(at);
+      }
+      if (!row) return;
+      if (row.y < this.scroll) this.scroll = row.y;
+      if (row.y + row.height > this.scroll + this.height - T.AXIS) this.scroll = row.y + row.height - this.height + T.AXIS;
+    }
+
+    async loadCritical() {
+      const { ops, reason } = await T.json(`critical/${this.about.token}/${this.step}`).catch(() => ({ ops: [], reason: "" }));
+      this.critical = ops;
+      this.say(reason ? `Critical path: ${reason}` : "");
+      this.redraw();
+    }
+
+    toggleCritical() {
+      this.isCritical = !this.isCritical;
+      if (this.isCritical) this.loadCritical();
+      else this.say("");
+      this.updateTools();
+      this.redraw();
+      this.write();
+    }
+
+    async find(text) {
+      this.searchBox.value = text;
+      const { total, found, unknown } = await T.json(`find/${this.about.token}?q=${encodeURIComponent(text)}`).catch(() => ({ total: 0, found: [], unknown: [] }));
+      this.found = text ? { text, bars: found, index: -1, total } : null;
+      this.foundNote.textContent = !text ? "" : unknown.length ? `not known here: ${unknown.join(", ")}` : total ? `${total.toLocaleString("en")} found` : "none";
+      if (found.length) this.nextFound(1);
+      else this.redraw();
+      this.write();
+    }
+
+    nextFound(by) {
+      const { bars, total } = this.found;
+      this.found.index = (this.found.index + by + bars.length) % bars.length;
+      const [at, start, length] = bars[this.found.index];
+      this.foundNote.textContent = `${(this.found.index + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
+      const width = Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000);
+      this.show(start + length / 2 - width / 2, start + length / 2 + width / 2);
+      this.reveal(at);
+      const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
+      if (step && step[0] !== this.step) {
+        this.step = step[0];
+        this.tellStep();
+      }
+      this.redraw();
+    }
+
+    escape() {
+      this.journey = null;
+      this.measured = null;
+      this.isMeasuring = false;
+      this.found = null;
+      this.foundNote.textContent = "";
+      this.searchBox.value = "";
+      this.marked.clear();
+      this.side.hidden = true;
+      this.help.hidden = true;
+      this.updateTools();
+      this.redraw();
+      this.write();
+    }
+
+    toggleSource(source) {
+      if (!this.about.sources.includes(source)) return;
+      const shown = this.sources.includes(source) ? this.sources.filter((each) => each !== source) : [...this.sources, source];
+      if (!shown.length) return;
+      this.sources = this.about.sources.filter((each) => shown.includes(each));
+      this.changed();
+    }
+
+    toggleGroup(index, isOpen) {
+      const groups = this.about.orders[this.order];
+      const open = new Set([...groups.keys()].filter((each) => this.isOpen(each)));
+      if (isOpen ?? !open.has(index)) open.add(index);
+      else open.delete(index);
+      this.open = open;
+      this.changed();
+    }
+
+    regroup() {
+      this.order = this.order === "stage" ? "pipeline" : "stage";
+      this.open = null;
+      this.changed();
+    }
+
+    scaleRows(factor) {
+      this.rowScale = Math.min(Math.max(this.rowScale * factor, 0.2), 6);
+      this.changed();
+    }
+
+    changed() {
+      this.lay();
+      this.updateTools();
+      this.redraw();
+      this.write();
+    }
+
+    /* Elements */
+
+    build() {
+      this.palette = T.colours(this.root);
+      this.canvas = make("canvas", { className: "timeline-canvas", tabindex: 0, role: "img", "aria-label": "Timeline of all ranks; press ? for keys" });
+      this.mini = make("canvas", { className: "timeline-mini", height: 34, "aria-hidden": "true" });
+      this.tip = make("div", { className: "timeline-tip", role: "tooltip" });
+      this.tip.hidden = true;
+      this.side = make("aside", { className: "timeline-side" });
+      this.side.hidden = true;
+      this.help = make("dl", { className: "timeline-help" }, ...KEYS.flatMap(([key, text]) => [make("dt", { text: key }), make("dd", { text })]));
+      this.help.hidden = true;
+      this.status = make("span", { className: "note timeline-status" });
+      this.message = make("p", { className: "note timeline-message", id: "timeline-message" });
+      this.message.hidden = true;
+      this.box = make("div", { className: "timeline-box" }, this.canvas, this.tip, this.help);
+      this.root.replaceChildren(this.tools(), this.message, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
+      this.listen();
+    }
+
+    button(text, title, action, options = {}) {
+      const button = make("button", { type: "button", className: "tool", text, title, ...options });
+      button.addEventListener("click", action);
+      return button;
+    }
+
+    tools() {
+      this.sourceButtons = new Map(["planned", "simulated", "measured"].map((source, index) => [source, this.button(source[0].toUpperCase() + source.slice(1), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source })]));
+      this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", "aria-label": "Search", id: "timeline-search", maxlength: 200 });
+      this.searchBox.addEventListener("keydown", (event) => {
+        event.stopPropagation();
+        if (event.key === "Enter") {
+          if (this.found && this.found.text === this.searchBox.value && this.found.bars.length) this.nextFound(event.shiftKey ? -1 : 1);
+          else this.find(this.searchBox.value);
+        }
+        if (event.key === "Escape") {
+          this.escape();
+          this.canvas.focus();
+        }
+      });
+      this.foundNote = make("span", { className: "note", id: "timeline-found" });
+      this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
+      this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
+      this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order" });
+      this.measureButton = this.button("Measure", "Drag to measure a stretch (M, or Shift and drag)", () => this.toggleMeasure());
+      const groups = [
+        make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()),
+        make("div", { className: "tool-group" }, this.criticalButton, this.laneButton, this.groupButton, this.measureButton),
+        make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), this.button("Step", "Whole step (F)", () => this.goToStep(this.step)), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
+        make("div", { className: "tool-group" }, this.searchBox, this.foundNote),
+        make("div", { className: "tool-group right" }, this.status, this.button("PNG", "Save this view as PNG", () => this.savePng(), { id: "timeline-png" }), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), { id: "timeline-svg" }), this.button("?", "Keys (?)", () => this.toggleHelp())),
+      ];
+      return make("div", { className: "timeline-tools" }, ...groups);
+    }
+
+    updateTools() {
+      if (!this.about) return;
+      for (const [source, button] of this.sourceButtons) {
+        button.classList.toggle("on", this.sources.includes(source));
+        button.setAttribute("aria-pressed", this.sources.includes(source));
+        button.disabled = !this.about.sources.includes(source);
+        if (button.disabled) button.title = "No plan of this run is known";
+      }
+      for (const [button, isOn] of [[this.criticalButton, this.isCritical], [this.laneButton, this.showLanes], [this.measureButton, this.isMeasuring]]) {
+        button.classList.toggle("on", Boolean(isOn));
+        button.setAttribute("aria-pressed", Boolean(isOn));
+      }
+      this.groupButton.textContent = `By ${this.order}`;
+      this.groupButton.hidden = this.about.ranks.length <= 16;
+    }
+
+    legend() {
+      this.legendBox = make("div", { className: "timeline-legend" });
+      return this.legendBox;
+    }
+
+    fillLegend() {
+      const { about } = this;
+      const entry = (style, text) => {
+        const chip = make("span", { className: "legend-chip" });
+        Object.assign(chip.style, style);
+        return make("span", { className: "legend-entry" }, chip, text);
+      };
+      const kinds = Object.keys(about.palette).filter((kind) => kind !== "STEP" && about.tables.ops.texts.kind.includes(kind));
+      const place = (kind) => (about.opClasses.includes(kind) ? about.opClasses.indexOf(kind) : about.opClasses.length);
+      const names = kinds.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+      const entries = names.map((kind) => entry({ background: about.palette[kind][0][0] }, about.kindNames[kind] || kind));
+      if (about.numBars.comms) entries.push(entry({ background: about.colours.transfer }, "Transfer"), entry({ background: T.WAIT_COLOUR }, "Waiting"));
+      for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push(entry({ background: colour.replace(/0\.\d+\)/, "0.4)") }, phase));
+      for (const cause of about.causes) {
+        const lean = cause === "drain" || cause === "late collective" ? "-45deg" : "45deg";
+        const colour = T.CAUSE_COLOURS[cause];
+        entries.push(entry({ background: `repeating-linear-gradient(${lean}, ${colour} 0 1px, transparent 1px 4px)` }, `bubble: ${cause}`));
+      }
+      this.legendBox.replaceChildren(...entries);
+    }
+
+    say(text) {
+      this.message.textContent = text;
+      this.message.hidden = !text;
+    }
+
+    toggleLanes() {
+      this.showLanes = !this.showLanes;
+      this.changed();
+    }
+
+    toggleMeasure() {
+      this.isMeasuring = !this.isMeasuring;
+      if (!this.isMeasuring) this.measured = null;
+      this.updateTools();
+      this.redraw();
+    }
+
+    toggleHelp() {
+      this.help.hidden = !this.help.hidden;
+    }
+
+    save(content, name) {
+      const link = make("a", { href: URL.createObjectURL(content), download: name });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
+    savePng() {
+      this.canvas.toBlob((content) => this.save(content, "pptrace-timeline.png"));
+    }
+
+    svg() {
+      const size = this.size();
+      const ctx = new T.SvgContext(size.width, size.height, `12px ${T.FONT}`);
+      T.draw(ctx, this, size, this.marks());
+      return ctx.toString();
+    }
+
+    saveSvg() {
+      this.save(new Blob([this.svg()], { type: "image/svg+xml" }), "pptrace-timeline.svg");
+    }
+
+    /* Mouse and keys */
+
+    pointer(event) {
+      const box = this.canvas.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    }
+
+    listen() {
+      const { canvas } = this;
+      canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
+      canvas.addEventListener("pointerdown", (event) => this.onDown(event));
+      canvas.addEventListener("pointermove", (event) => this.onMove(event));
+      canvas.addEventListener("pointerup", (event) => this.onUp(event));
+      canvas.addEventListener("pointerleave", () => {
+        clearTimeout(this.asking);
+        this.lastHit = "";
+        this.tip.hidden = true;
+      });
+      canvas.addEventListener("dblclick", (event) => this.onDouble(event));
+      const jump = (event) => {
+        if (event.buttons !== 1) return;
+        const box = this.mini.getBoundingClientRect();
+        const middle = ((event.clientX - box.left) / box.width) * this.about.span;
+        this.show(middle - (this.t1 - this.t0) / 2, middle + (this.t1 - this.t0) / 2);
+      };
+      this.mini.addEventListener("pointerdown", jump);
+      this.mini.addEventListener("pointermove", jump);
+      this.observer = new ResizeObserver(() => this.redraw());
+      this.observer.observe(this.box);
+      const dark = matchMedia("(prefers-color-scheme: dark)");
+      dark.addEventListener("change", () => {
+        this.palette = T.colours(this.root);
+        this.redraw();
+      });
+    }
+
+    onWheel(event) {
+      event.preventDefault();
+      if (!this.isReady) return;
+      const [x, y] = this.pointer(event);
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.move((event.deltaX || event.deltaY) / 1200);
+      else if (x < this.left || event.altKey) this.scrollBy(event.deltaY);
+      else this.zoom(Math.exp(event.deltaY * 0.0016), x);
+      this.tip.hidden = true;
+    }
+
+    scrollBy(by) {
+      this.scroll = Math.min(Math.max(this.scroll + by, 0), Math.max(this.content - this.height + T.AXIS, 0));
+      this.redraw();
+      this.write();
+    }
+
+    onDown(event) {
+      if (event.button !== 0 || !this.isReady) return;
+      const [x, y] = this.pointer(event);
+      this.canvas.setPointerCapture(event.pointerId);
+      const isMeasure = this.isMeasuring || event.shiftKey;
+      this.grip = { x, y, t0: this.t0, t1: this.t1, scroll: this.scroll, moved: false, isMeasure, time: this.timeAt(x) };
+    }
+
+    onMove(event) {
+      if (!this.isReady) return;
+      const [x, y] = this.pointer(event);
+      const { grip } = this;
+      if (!grip) return this.hover(event);
+      if (!grip.moved && Math.hypot(x - grip.x, y - grip.y) < 4) return;
+      grip.moved = true;
+      this.tip.hidden = true;
+      if (grip.isMeasure) {
+        this.measured = [grip.time, this.timeAt(x)];
+        this.redraw();
+        return;
+      }
+      const by = ((grip.x - x) / (this.right - this.left)) * (grip.t1 - grip.t0);
+      this.scroll = Math.min(Math.max(grip.scroll + grip.y - y, 0), Math.max(this.content - this.height + T.AXIS, 0));
+      this.show(grip.t0 + by, grip.t1 + by);
+    }
+
+    onUp(event) {
+      const { grip } = this;
+      this.grip = null;
+      if (!grip || grip.moved) return;
+      const [x, y] = this.pointer(event);
+      if (y < T.AXIS) {
+        const time = this.timeAt(x);
+        const step = this.about.steps.find(([, begin, end]) => time >= begin && time <= end);
+        if (step && x > this.left) this.goToStep(step[0]);
+        return;
+      }
+      const group = this.groupAt(x, y);
+      if (group) return this.toggleGroup(group.index);
+      const hit = this.barAt(x, y);
+      if (hit && hit.cell === undefined && hit.table !== "back" && hit.section.microbatch[hit.bar] >= 0) {
+        const time = hit.start;
+        const step = hit.table === "ops" ? hit.section.step[hit.bar] : (this.about.steps.find(([, begin, end]) => time >= begin && time <= end) || [this.step])[0];
+        this.select(this.about.ranks[hit.at].rank, hit.section.microbatch[hit.bar], step);
+      } else if (this.journey) this.escape();
+      this.canvas.focus({ preventScroll: true });
+    }
+
+    onDouble(event) {
+      const hit = this.barAt(...this.pointer(event));
+      if (hit && hit.cell === undefined) this.show(hit.start - hit.length, hit.start + 2 * hit.length);
+      else this.zoom(0.2, this.pointer(event)[0]);
+    }
+
+    onKey(event) {
+      const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+      const actions = {
+        w: () => this.zoom(1 / 1.4), s: () => this.zoom(1.4), a: () => this.move(-0.2), d: () => this.move(0.2),
+        ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2), ArrowUp: () => this.scrollBy(-60), ArrowDown: () => this.scrollBy(60),
+        f: () => this.goToStep(this.step), 0: () => this.show(0, this.about.span), n: () => this.neighbourStep(1), p: () => this.neighbourStep(-1),
+        c: () => this.toggleCritical(), l: () => this.toggleLanes(), g: () => this.regroup(), m: () => this.toggleMeasure(),
+        1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"),
+        "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),
+      };
+      if (!this.isReady || event.ctrlKey || event.metaKey || event.altKey || !actions[key]) return;
+      event.preventDefault();
+      actions[key]();
+    }
+  }
+
+  const fill = Timeline.prototype.updateTools;
+  Timeline.prototype.updateTools = function update() {
+    fill.call(this);
+    if (this.about) this.fillLegend();
+  };
+
+  /* Dash: the step that was chosen in the page's header. */
+  const chooseStep = (value) => {
+    const isChosen = T.dropdown !== value;
+    T.dropdown = value;
+    const { current } = T;
+    if (typeof value === "number" && isChosen && current && current.isReady && current.root.isConnected && current.step !== value) current.goToStep(value);
+    return window.dash_clientside.no_update;
+  };
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { pptraceTimeline: { chooseStep } });
+
+  const mount = () => {
+    const root = document.getElementById("timeline");
+    if (root && !root.timeline) T.current = new Timeline(root);
+  };
+  new MutationObserver(mount).observe(document, { subtree: true, childList: true });
+  document.addEventListener("keydown", (event) => {
+    const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.target.isContentEditable;
+    const isElsewhere = event.target.tagName === "BUTTON" && !event.target.closest("#timeline");
+    if (!isTyping && !isElsewhere && T.current && T.current.root.isConnected) T.current.onKey(event);
+  });
+})();

@@ -1,0 +1,77 @@
+/* What the timeline asks the server for: tiles of bars as arrays, kept as long as they are likely to be seen again. */
+(() => {
+  const T = (window.pptraceTimeline = window.pptraceTimeline || {});
+  const BASE = "/timeline-data/";
+  const MOST_TILES = 500;
+  const MOST_AT_ONCE = 5;
+  const ARRAYS = { Int8: Int8Array, Uint8: Uint8Array, Int16: Int16Array, Uint16: Uint16Array, Int32: Int32Array, Uint32: Uint32Array, Float64: Float64Array };
+
+  const decode = (buffer) => {
+    const length = new DataView(buffer).getUint32(0, true);
+    const { sections } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    for (const section of Object.values(sections)) {
+      for (const [name, [type, place, count]] of Object.entries(section.arrays)) {
+        section[name] = new ARRAYS[type](buffer, 4 + length + place, count);
+      }
+    }
+    return sections;
+  };
+
+  T.json = async (path, signal) => {
+    const answer = await fetch(BASE + path, { signal });
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    return answer.json();
+  };
+
+  /* Tiles by their path. What is wanted no more before its turn comes is never asked for. */
+  T.Tiles = class {
+    constructor(token, onArrival, onStale) {
+      this.token = token;
+      this.onArrival = onArrival;
+      this.onStale = onStale;
+      this.kept = new Map();
+      this.asked = new Set();
+      this.queue = [];
+    }
+
+    get(path) {
+      const tile = this.kept.get(path);
+      if (tile) {
+        this.kept.delete(path);
+        this.kept.set(path, tile);
+      }
+      return tile;
+    }
+
+    want(paths) {
+      this.queue = paths.filter((path) => !this.kept.has(path) && !this.asked.has(path));
+      this.next();
+    }
+
+    get isWaiting() {
+      return this.queue.length + this.asked.size > 0;
+    }
+
+    next() {
+      while (this.queue.length && this.asked.size < MOST_AT_ONCE) this.fetch(this.queue.shift());
+    }
+
+    async fetch(path) {
+      this.asked.add(path);
+      let tile = { missing: true };
+      try {
+        const [kind, ...rest] = path.split("/");
+        const answer = await fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
+        if (answer.status === 409) this.onStale();
+        if (answer.ok) tile = { sections: decode(await answer.arrayBuffer()) };
+      } catch (error) {
+        if (!(error instanceof TypeError)) throw error; // the server is gone
+      }
+      this.asked.delete(path);
+      this.kept.set(path, tile);
+      while (this.kept.size > MOST_TILES) this.kept.delete(this.kept.keys().next().value);
+      this.next();
+      this.onArrival();
+    }
+  };
+})();

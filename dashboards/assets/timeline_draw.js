@@ -1,0 +1,613 @@
+/* Draws the timeline: rows of ranks and groups, bars, cells where bars are too short to be seen, and what is marked over them. */
+(() => {
+  const T = (window.pptraceTimeline = window.pptraceTimeline || {});
+  const FONT = '"Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+  const PHASES = { warmup: "rgba(70, 130, 200, 0.13)", steady: "rgba(128, 134, 145, 0.05)", cooldown: "rgba(225, 130, 50, 0.13)" };
+  const CAUSES = { host: "#56708F", fill: "#8D97A5", drain: "#8D97A5", "late message": "#A9467F", "late collective": "#7A4FA3", other: "#B08A3C" };
+  const WAIT = "rgba(128, 134, 145, 0.55)";
+  const MOST_STRIPS = 150;
+  const MOST_ARROWS = 500;
+  const COMPUTE = 0;
+  T.AXIS = 44;
+  T.FONT = FONT;
+
+  T.colours = (root) => {
+    const style = getComputedStyle(root);
+    const of = (name) => style.getPropertyValue(name).trim();
+    return { panel: of("--panel"), line: of("--line"), text: of("--text"), soft: of("--soft"), accent: of("--accent"), bad: of("--bad"), ground: of("--ground") };
+  };
+
+  /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
+  const hatches = new Map();
+  const hatch = (ctx, cause, paper) => {
+    const id = `${cause.replace(" ", "-")}`;
+    const key = id + paper;
+    if (!hatches.has(key)) {
+      const colour = CAUSES[cause] || CAUSES.other;
+      const canvas = document.createElement("canvas");
+      canvas.width = canvas.height = 6;
+      const pen = canvas.getContext("2d");
+      pen.strokeStyle = colour;
+      pen.globalAlpha = 0.8;
+      pen.lineWidth = 1.2;
+      const up = cause !== "drain" && cause !== "late collective";
+      for (const shift of [-6, 0, 6]) {
+        pen.beginPath();
+        pen.moveTo(shift - 1, up ? 7 : -1);
+        pen.lineTo(shift + 7, up ? -1 : 7);
+        pen.stroke();
+      }
+      hatches.set(key, { canvas, hatch: { id, colour, ground: "none", up } });
+    }
+    const made = hatches.get(key);
+    if (ctx instanceof T.SvgContext) return { hatch: made.hatch };
+    const pattern = ctx.createPattern(made.canvas, "repeat");
+    return pattern;
+  };
+
+  /* The cells of a section as a picture: a column for each bucket, for each track that has any some rows, which its classes' shares
+     fill from below. Pictures of tiles that were not drawn lately are given up. */
+  const made = new Set();
+  const strip = (section, colours, levels) => {
+    if (!section.cellTrack.length) return null;
+    made.delete(section);
+    made.add(section);
+    if (section.strip) return section.strip;
+    if (made.size > MOST_STRIPS) {
+      const oldest = made.values().next().value;
+      made.delete(oldest);
+      oldest.strip = null;
+    }
+    const rowOf = new Int32Array(section.rank.length).fill(-1);
+    let numRows = 0;
+    for (const track of section.cellTrack) if (rowOf[track] < 0) rowOf[track] = numRows++;
+    const canvas = document.createElement("canvas");
+    canvas.width = 1024;
+    canvas.height = numRows * levels;
+    const pen = canvas.getContext("2d");
+    const image = pen.createImageData(canvas.width, canvas.height);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let cell = 0; cell < section.cellTrack.length; cell += 1) {
+      const bottom = (rowOf[section.cellTrack[cell]] + 1) * levels - 1;
+      const bucket = section.cellBucket[cell];
+      let filled = 0;
+      let level = 0;
+      for (let group = 0; group < 6; group += 1) {
+        const share = section.cellShares[cell * 6 + group];
+        if (!share) continue;
+        filled += share;
+        const top = Math.min(Math.max(Math.round((filled / 255) * levels), level + (level < levels - 1 ? 1 : 0)), levels);
+        for (; level < top; level += 1) pixels[(bottom - level) * 1024 + bucket] = colours[group];
+      }
+    }
+    pen.putImageData(image, 0, 0);
+    return (section.strip = { canvas, rowOf });
+  };
+
+  const packed = new Map();
+  const pack = (colour) => {
+    if (!packed.has(colour)) {
+      const pen = document.createElement("canvas").getContext("2d");
+      pen.fillStyle = colour;
+      pen.fillRect(0, 0, 1, 1);
+      packed.set(colour, new Uint32Array(pen.getImageData(0, 0, 1, 1).data.buffer)[0]);
+    }
+    return packed.get(colour);
+  };
+
+  T.kindColour = (about, kind, chunk) => {
+    const shades = about.palette[kind] || about.palette.OTHER || [[about.colours.other, "#fff"]];
+    return shades[Math.min(Math.max(chunk, 0), shades.length - 1)];
+  };
+
+  /* One drawing. view: the timeline's state; place: where each rank's lanes are, as T.place gives it. */
+  T.draw = (ctx, view, size, marks) => {
+    const c = marks.colours;
+    ctx.save();
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(0, 0, size.width, size.height);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(view.left, T.AXIS, size.width - view.left, size.height - T.AXIS);
+    ctx.clip();
+    drawStepEdges(ctx, view, size, c);
+    const shown = { comms: [], texts: 0 };
+    for (const part of view.parts()) drawPart(ctx, view, part, c, shown);
+    drawArrows(ctx, view, shown.comms, c);
+    if (marks.critical) drawCritical(ctx, view, marks.critical, c);
+    if (marks.journey) drawJourney(ctx, view, size, marks.journey, c);
+    if (marks.found) drawFound(ctx, view, marks.found, c);
+    if (marks.measure) drawMeasure(ctx, view, size, marks.measure, c);
+    ctx.restore();
+    drawLabels(ctx, view, size, c, marks);
+    drawAxis(ctx, view, size, c);
+    ctx.restore();
+  };
+
+  const drawStepEdges = (ctx, view, size, c) => {
+    ctx.fillStyle = c.line;
+    for (const [, begin, end] of view.about.steps) {
+      for (const time of [begin, end]) {
+        const x = view.x(time);
+        if (x >= view.left && x <= size.width) ctx.fillRect(Math.round(x), T.AXIS, 1, size.height);
+      }
+    }
+  };
+
+  const drawPart = (ctx, view, part, c, shown) => {
+    const { sections, time, clip, yOf, heightOf, type } = part;
+    const from = Math.max(view.x(clip[0]), view.left);
+    const to = view.x(clip[1]);
+    if (to <= from) return;
+    if (type === "groups") return drawGroups(ctx, view, part);
+    if (part.isStandIn) {
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(from, T.AXIS, to - from, 1e5);
+      ctx.clip();
+    }
+    drawBack(ctx, view, sections.back, part, c);
+    drawOps(ctx, view, sections.ops, part, c, shown);
+    drawGaps(ctx, view, sections.back, part, c);
+    drawComms(ctx, view, sections.comms, part, c, shown);
+    if (part.isStandIn) ctx.restore();
+  };
+
+  /* Where each track of a section is: [top, height], null where it is not seen. */
+  const places = (section, table, part) =>
+    section.rank.map((at, index) => part.placeOf(table, at, section.lane[index], section.depth[index]));
+
+  const blit = (ctx, view, section, part, spots, colours, levels) => {
+    const image = strip(section, colours, levels);
+    if (!image) return;
+    const { begin, end } = part.time;
+    const x0 = view.x(begin);
+    const width = view.x(end) - x0;
+    const sx = Math.max(0, Math.floor(((view.left - x0) / width) * 1024));
+    const sw = Math.min(1024, Math.ceil(((view.right - x0) / width) * 1024)) - sx;
+    if (sw <= 0) return;
+    ctx.imageSmoothingEnabled = false;
+    spots.forEach((spot, track) => {
+      const row = image.rowOf[track];
+      if (spot && row >= 0) ctx.drawImage(image.canvas, sx, row * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+    });
+  };
+
+  const eachBar = (view, section, spots, visit) => {
+    const { start, length, track } = section;
+    const [t0, t1] = [view.t0, view.t1];
+    for (let bar = 0; bar < start.length; bar += 1) {
+      const spot = spots[track[bar]];
+      if (!spot || start[bar] > t1 || start[bar] + length[bar] < t0) continue;
+      const x = Math.max(view.x(start[bar]), view.left - 4);
+      const end = Math.min(view.x(start[bar] + length[bar]), view.right + 4);
+      visit(bar, x, Math.max(end - x, 0), spot);
+    }
+  };
+
+  const drawBack = (ctx, view, section, part, c) => {
+    const texts = view.about.tables.back.texts;
+    const spots = places(section, "back", part);
+    const rowSpots = section.rank.map((at, index) => (section.lane[index] === 0 ? part.rowOf(at) : null));
+    eachBar(view, section, rowSpots, (bar, x, width, spot) => {
+      ctx.fillStyle = PHASES[texts.phases[section.group[bar]]];
+      ctx.fillRect(x, spot[0], width, spot[1]);
+    });
+    const bubbles = spots.map((spot, index) => (section.lane[index] === 1 ? spot : null));
+    const colours = texts.bubbles.map((cause) => pack(CAUSES[cause]));
+    ctx.globalAlpha = 0.35;
+    blit(ctx, view, section, part, bubbles, colours, 4);
+    ctx.globalAlpha = 1;
+    const patterns = texts.bubbles.map((cause) => hatch(ctx, cause, c.panel));
+    eachBar(view, section, bubbles, (bar, x, width, spot) => {
+      if (width < 3) {
+        ctx.globalAlpha = 0.35;
+        ctx.fillStyle = CAUSES[texts.bubbles[section.group[bar]]];
+      } else {
+        ctx.fillStyle = patterns[section.group[bar]];
+      }
+      ctx.fillRect(x, spot[0], width, spot[1]);
+      ctx.globalAlpha = 1;
+    });
+  };
+
+  const drawGaps = (ctx, view, section, part, c) => {
+    const texts = view.about.tables.back.texts;
+    const spots = places(section, "back", part).map((spot, index) => (section.lane[index] === 2 ? spot : null));
+    if (!spots.some(Boolean)) return;
+    eachBar(view, section, spots, (bar, x, width, spot) => {
+      if (width < 1) return;
+      ctx.fillStyle = texts.gaps[section.group[bar]] === "not launched" ? view.about.colours.host : c.panel;
+      ctx.globalAlpha = 0.8;
+      ctx.fillRect(x, spot[0] + 1, width, spot[1] - 2);
+      ctx.globalAlpha = 1;
+    });
+  };
+
+  const drawOps = (ctx, view, section, part, c, shown) => {
+    const about = view.about;
+    const spots = places(section, "ops", part);
+    const classes = about.opClasses.map((kind) => pack(T.kindColour(about, kind, 0)[0] || about.colours.other));
+    blit(ctx, view, section, part, spots, classes, 8);
+    const kinds = part.texts.kind;
+    let last = "";
+    const labelled = [];
+    eachBar(view, section, spots, (bar, x, width, spot) => {
+      const [fill, ink] = T.kindColour(about, kinds[section.kind[bar]], section.chunk[bar]);
+      if (fill !== last) ctx.fillStyle = last = fill;
+      const drawn = width > 4 ? width - 1 : Math.max(width, 0.7);
+      ctx.fillRect(x, spot[0], drawn, spot[1]);
+      if (width > 14 && spot[1] > 10) labelled.push([bar, x, width, spot, ink]);
+    });
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    for (const [bar, x, width, spot, ink] of labelled) {
+      const text = section.microbatch[bar] >= 0 ? String(section.microbatch[bar]) : kinds[section.kind[bar]];
+      const size = Math.min(12, spot[1] - 2);
+      if (width < text.length * size * 0.6 + 5) continue;
+      ctx.font = `${size}px ${FONT}`;
+      ctx.fillStyle = ink;
+      ctx.fillText(text, x + width / 2, spot[0] + spot[1] / 2 + 0.5);
+    }
+  };
+
+  const drawComms = (ctx, view, section, part, c, shown) => {
+    const spots = places(section, "comms", part);
+    if (!spots.some(Boolean)) return;
+    const classes = [pack(WAIT), pack(view.about.colours.transfer), 0, 0, 0, 0];
+    blit(ctx, view, section, part, spots, classes, 3);
+    eachBar(view, section, spots, (bar, x, width, spot) => {
+      ctx.fillStyle = WAIT;
+      ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
+      const from = Math.max(view.x(section.start[bar] + section.before[bar]), view.left - 4);
+      const to = Math.min(view.x(section.start[bar] + section.length[bar] - section.after[bar]), view.right + 4);
+      ctx.fillStyle = view.about.colours.transfer;
+      ctx.fillRect(from, spot[0], Math.max(to - from, 0.7), spot[1]);
+      const lane = section.lane[section.track[bar]];
+      if (lane <= 1 && section.match[bar] >= 0) shown.comms.push([section.match[bar], lane, section, bar, part, spot]);
+    });
+  };
+
+  /* A line from each send to its receive, when they are few enough to be followed. */
+  const drawArrows = (ctx, view, comms, c) => {
+    if (!view.showLanes || comms.length > MOST_ARROWS) return;
+    const sends = new Map();
+    for (const [match, lane, section, bar, part, spot] of comms) {
+      if (lane === 1) sends.set(match, [view.x(section.start[bar] + section.before[bar]), spot[0] + spot[1]]);
+    }
+    ctx.strokeStyle = view.about.colours.transfer;
+    ctx.fillStyle = view.about.colours.transfer;
+    ctx.globalAlpha = 0.75;
+    ctx.lineWidth = 1;
+    for (const [match, lane, section, bar, part, spot] of comms) {
+      const from = sends.get(match);
+      if (lane !== 0 || !from) continue;
+      const x = view.x(section.start[bar] + section.length[bar] - section.after[bar]);
+      const y = spot[0] + (from[1] < spot[0] ? 0 : spot[1]);
+      if (x - from[0] > 4 * (view.right - view.left)) continue;
+      const bend = Math.max((x - from[0]) / 2, 6);
+      ctx.beginPath();
+      ctx.moveTo(from[0], from[1]);
+      ctx.bezierCurveTo(from[0] + bend, from[1], x - bend, y, x, y);
+      ctx.stroke();
+      ctx.beginPath();
+      ctx.moveTo(x + 1, y);
+      ctx.lineTo(x - 5, y - 3);
+      ctx.lineTo(x - 5, y + 3);
+      ctx.closePath();
+      ctx.fill();
+    }
+    ctx.globalAlpha = 1;
+  };
+
+  const drawCritical = (ctx, view, ops, c) => {
+    ctx.strokeStyle = c.bad;
+    ctx.lineWidth = 2;
+    let before = null;
+    for (const [at, start, length] of ops) {
+      const spot = view.placeOf("measured", "ops", at, COMPUTE, 0);
+      const here = spot && [view.x(start), view.x(start + length), spot[0] + spot[1] / 2];
+      if (here && here[1] >= view.left && here[0] <= view.right) {
+        ctx.strokeRect(here[0] + 0.5, spot[0] + 0.5, Math.max(here[1] - here[0] - 2, 1), spot[1] - 1);
+      }
+      if (before && here && here[1] >= view.left && before[1] <= view.right) {
+        ctx.beginPath();
+        ctx.moveTo(before[1] - 1, before[2]);
+        ctx.lineTo(here[0] + 1, here[2]);
+        ctx.stroke();
+      }
+      before = here;
+    }
+  };
+
+  /* All else becomes pale, and every hop of the microbatch is drawn again, joined in the order of time. */
+  const drawJourney = (ctx, view, size, journey, c) => {
+    ctx.globalAlpha = 0.72;
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(view.left, T.AXIS, size.width, size.height);
+    ctx.globalAlpha = 1;
+    let before = null;
+    const joints = [];
+    for (const hop of journey.hops) {
+      const isComm = hop.table === "comms";
+      const lane = isComm ? (hop.what === "send" ? 1 : 0) : COMPUTE;
+      const spot = view.placeOf(journey.source, hop.table, hop.at, lane, hop.depth);
+      if (!spot) continue;
+      const x = view.x(hop.start_ns);
+      const width = Math.max(view.x(hop.end_ns) - x, 1.5);
+      ctx.fillStyle = isComm ? WAIT : T.kindColour(view.about, hop.what, 0)[0];
+      if (x + width >= view.left && x <= view.right) {
+        ctx.fillRect(x, spot[0], width, spot[1]);
+        if (isComm) {
+          ctx.fillStyle = view.about.colours.transfer;
+          const from = view.x(hop.start_ns + hop.before_ns);
+          ctx.fillRect(from, spot[0], Math.max(view.x(hop.start_ns + hop.before_ns + hop.transfer_ns) - from, 1.5), spot[1]);
+        }
+        if (!isComm && width > 16) {
+          ctx.textAlign = "center";
+          ctx.textBaseline = "middle";
+          ctx.font = `600 ${Math.min(12, spot[1] - 1)}px ${FONT}`;
+          ctx.fillStyle = T.kindColour(view.about, hop.what, 0)[1];
+          ctx.fillText(String(journey.microbatch), x + width / 2, spot[0] + spot[1] / 2 + 0.5);
+        }
+        if (hop === journey.focus) {
+          ctx.strokeStyle = c.text;
+          ctx.lineWidth = 2;
+          ctx.strokeRect(x - 1, spot[0] - 1, width + 2, spot[1] + 2);
+        }
+      }
+      if (!isComm) {
+        const y = spot[0] + spot[1] / 2;
+        if (before) joints.push([before[0], before[1], x, y]);
+        before = [x + width, y];
+      }
+    }
+    ctx.strokeStyle = c.text;
+    ctx.lineWidth = 1.4;
+    ctx.setLineDash([3, 3]);
+    for (const [x0, y0, x1, y1] of joints) {
+      ctx.beginPath();
+      ctx.moveTo(x0, y0);
+      ctx.lineTo(x1, y1);
+      ctx.stroke();
+    }
+    ctx.setLineDash([]);
+  };
+
+  const drawFound = (ctx, view, found, c) => {
+    ctx.strokeStyle = c.text;
+    ctx.lineWidth = 2;
+    for (const [at, start, length, table, lane, depth, isCurrent] of found) {
+      const spot = view.placeOf("measured", table, at, lane, depth);
+      if (!spot || start > view.t1 || start + length < view.t0) continue;
+      ctx.globalAlpha = isCurrent ? 1 : 0.45;
+      const x = view.x(start);
+      ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(start + length) - x, 2) + 2, spot[1] + 2);
+    }
+    ctx.globalAlpha = 1;
+  };
+
+  const drawMeasure = (ctx, view, size, [a, b], c) => {
+    const [x0, x1] = [view.x(Math.min(a, b)), view.x(Math.max(a, b))];
+    ctx.fillStyle = c.accent;
+    ctx.globalAlpha = 0.16;
+    ctx.fillRect(x0, T.AXIS, x1 - x0, size.height);
+    ctx.globalAlpha = 1;
+    ctx.fillRect(x0, T.AXIS, 1, size.height);
+    ctx.fillRect(x1, T.AXIS, 1, size.height);
+    const text = T.duration(Math.abs(b - a));
+    ctx.font = `600 13px ${FONT}`;
+    const width = ctx.measureText(text).width + 14;
+    const middle = Math.min(Math.max((x0 + x1) / 2, view.left + width / 2), view.right - width / 2);
+    ctx.fillRect(middle - width / 2, T.AXIS + 6, width, 22);
+    ctx.fillStyle = "#ffffff";
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    ctx.fillText(text, middle, T.AXIS + 17.5);
+  };
+
+  const drawGroups = (ctx, view, part) => {
+    const { counts, shares } = part.sections.groups;
+    const numGroups = part.sections.groups.num;
+    const levels = numGroups > 32 ? 12 : 32;
+    if (!part.tile.strips) {
+      const canvas = document.createElement("canvas");
+      canvas.width = 1024;
+      canvas.height = numGroups * levels;
+      const pen = canvas.getContext("2d");
+      const image = pen.createImageData(1024, canvas.height);
+      const pixels = new Uint32Array(image.data.buffer);
+      const colours = view.about.opClasses.map((kind) => pack(T.kindColour(view.about, kind, 0)[0]));
+      for (let group = 0; group < numGroups; group += 1) {
+        for (let bucket = 0; bucket < 1024; bucket += 1) {
+          let filled = 0;
+          let level = 0;
+          for (let kind = 0; kind < 6; kind += 1) {
+            filled += shares[(group * 1024 + bucket) * 6 + kind];
+            const top = Math.round((filled / 255) * levels);
+            for (; level < top; level += 1) pixels[((group + 1) * levels - 1 - level) * 1024 + bucket] = colours[kind];
+          }
+        }
+      }
+      pen.putImageData(image, 0, 0);
+      part.tile.strips = canvas;
+    }
+    const x0 = view.x(part.time.begin);
+    const width = view.x(part.time.end) - x0;
+    const [from, to] = part.clip.map((time) => (time - part.time.begin) / (part.time.end - part.time.begin));
+    const sx = Math.max(0, Math.floor(Math.max((view.left - x0) / width, from) * 1024));
+    const sw = Math.min(1024, Math.ceil(Math.min((view.right - x0) / width, to) * 1024)) - sx;
+    if (sw <= 0) return;
+    ctx.imageSmoothingEnabled = false;
+    for (let group = 0; group < numGroups; group += 1) {
+      const spot = part.groupSpot(group);
+      if (spot) ctx.drawImage(part.tile.strips, sx, group * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+    }
+  };
+
+  const drawLabels = (ctx, view, size, c, marks) => {
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, T.AXIS, size.width, size.height - T.AXIS);
+    ctx.clip();
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(0, T.AXIS, view.left - 1, size.height);
+    ctx.textBaseline = "middle";
+    for (const row of view.rows) {
+      const y = row.y - view.scroll + T.AXIS;
+      if (y + row.height < T.AXIS || y > size.height) continue;
+      ctx.fillStyle = c.line;
+      ctx.fillRect(0, Math.round(y + row.height - 1), size.width, 1);
+      ctx.textAlign = "left";
+      ctx.fillStyle = c.text;
+      if (row.type === "group") {
+        ctx.font = `600 12px ${FONT}`;
+        const middle = y + (row.isOpen ? row.height : Math.min(row.height, 36)) / 2;
+        ctx.fillText(`${row.isOpen ? "▾" : "▸"} ${row.label}`, 6, middle - (row.isOpen ? 0 : 7));
+        ctx.font = `11px ${FONT}`;
+        ctx.fillStyle = c.soft;
+        const words = `${row.ranks.length} rank${row.ranks.length > 1 ? "s" : ""}`;
+        if (row.isOpen) {
+          ctx.textAlign = "right";
+          ctx.fillText(words, view.left - 8, middle);
+        } else ctx.fillText(words, 20, middle + 8);
+        continue;
+      }
+      const { rank, stages } = view.about.ranks[row.at];
+      const isMarked = marks.rows && marks.rows.has(row.at);
+      if (isMarked) {
+        ctx.fillStyle = c.accent;
+        ctx.fillRect(0, y, 4, row.height - 1);
+      }
+      const first = row.sources[0];
+      const middle = y + first.top + first.compute / 2;
+      const fit = Math.min(12, Math.max(first.compute + 2, 7));
+      ctx.font = `600 ${fit}px ${FONT}`;
+      ctx.fillStyle = c.text;
+      const name = `rank ${rank}`;
+      ctx.fillText(name, 10, middle);
+      const taken = ctx.measureText(name).width;
+      ctx.font = `${fit}px ${FONT}`;
+      ctx.fillStyle = c.soft;
+      const isSaid = view.isGrouped && view.order === "stage"; // by the group above
+      if (stages.length && !isSaid) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
+      for (const part of row.sources) {
+        const at = y + part.top + part.compute / 2;
+        if (row.sources.length > 1 && part.compute >= 8) {
+          ctx.textAlign = "right";
+          ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
+          ctx.fillText(part.source, view.left - 8, at);
+        }
+        for (const lane of part.lanes) {
+          if (lane.height < 8 || lane.isCompute) continue;
+          ctx.textAlign = "right";
+          ctx.font = `${Math.min(10, lane.height + 1)}px ${FONT}`;
+          ctx.fillText(lane.name, view.left - 8, y + lane.top + lane.height / 2);
+        }
+        ctx.textAlign = "left";
+      }
+    }
+    ctx.fillStyle = c.line;
+    ctx.fillRect(view.left - 1, T.AXIS, 1, size.height);
+    ctx.restore();
+  };
+
+  const stageText = (stages) => {
+    const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]}, ${stages[1]} … ${stages[stages.length - 1]}`;
+    return `${stages.length > 1 ? "stages" : "stage"} ${names}`;
+  };
+
+  const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+  T.duration = (ns) => {
+    const [size, unit] = UNITS.find(([least]) => Math.abs(ns) >= least) || UNITS[3];
+    const value = ns / size;
+    return `${value.toLocaleString("en", { maximumFractionDigits: unit === "ns" ? 0 : 3, minimumFractionDigits: 0 })} ${unit}`;
+  };
+
+  const niceStep = (least) => {
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least);
+  };
+
+  /* Time from the chosen step's start, and above it which step it is. */
+  const drawAxis = (ctx, view, size, c) => {
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(0, 0, size.width, T.AXIS);
+    const tick = Math.max(niceStep(((view.t1 - view.t0) / (view.right - view.left)) * 90), 1);
+    const [scale, unit] = UNITS.find(([least]) => tick >= least) || UNITS[3];
+    const digits = Math.max(0, Math.ceil(-Math.log10(tick / scale)));
+    ctx.font = `11px ${FONT}`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "center";
+    for (let time = Math.ceil((view.t0 - view.zero) / tick) * tick; time <= view.t1 - view.zero; time += tick) {
+      const x = view.x(time + view.zero);
+      ctx.fillStyle = c.soft;
+      ctx.fillRect(Math.round(x), T.AXIS - 6, 1, 5);
+      const text = (Math.abs(time) < tick / 2 ? 0 : time / scale).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+      if (x > view.left + 12 && x < size.width - 20) ctx.fillText(text, x, T.AXIS - 14);
+    }
+    ctx.textAlign = "right";
+    ctx.fillStyle = c.soft;
+    ctx.fillText(`${unit} from step ${view.step ?? "–"}`, view.left - 8, T.AXIS - 14);
+    let last = -1e9;
+    for (const [step, begin, end] of view.about.steps) {
+      const x0 = Math.max(view.x(begin), view.left);
+      const x1 = Math.min(view.x(end), size.width);
+      if (x1 - x0 < 1) continue;
+      ctx.fillStyle = step === view.step ? c.accent : c.soft;
+      ctx.fillRect(x0, 18, x1 - x0 - 1, step === view.step ? 2 : 1);
+      const text = `step ${step}`;
+      const middle = (x0 + x1) / 2;
+      if (x1 - x0 > 46 && middle - last > 50) {
+        ctx.textAlign = "center";
+        ctx.fillText(text, middle, 9);
+        last = middle;
+      }
+    }
+    ctx.fillStyle = c.line;
+    ctx.fillRect(0, T.AXIS - 1, size.width, 1);
+  };
+
+  /* The whole run's shares of each class of ops over all ranks, drawn once for a width. */
+  const profile = (view, tile, width, height) => {
+    if (tile.profile && tile.profile.width === width) return tile.profile;
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width, height });
+    const ctx = canvas.getContext("2d");
+    const { shares, num } = tile.sections.groups;
+    const buckets = Math.min(1024, Math.ceil(view.about.span / tile.bucket));
+    const fills = view.about.opClasses.map((kind) => T.kindColour(view.about, kind, 0)[0]);
+    const sums = new Float64Array(1024 * 6);
+    for (let group = 0; group < num; group += 1) for (let at = 0; at < sums.length; at += 1) sums[at] += shares[group * sums.length + at];
+    for (let x = 0; x < width; x += 1) {
+      const bucket = Math.min(Math.floor((x / width) * buckets), buckets - 1);
+      let y = height;
+      for (let kind = 0; kind < 6; kind += 1) {
+        const part = (sums[bucket * 6 + kind] / num / 255) * height;
+        if (part <= 0) continue;
+        ctx.fillStyle = fills[kind];
+        ctx.fillRect(x, y - part, 1, part);
+        y -= part;
+      }
+    }
+    return (tile.profile = canvas);
+  };
+
+  T.drawMinimap = (ctx, view, tile, width, height, colours) => {
+    ctx.clearRect(0, 0, width, height);
+    if (tile && tile.sections) ctx.drawImage(profile(view, tile, width, height), 0, 0);
+    const [x0, x1] = [(view.t0 / view.about.span) * width, (view.t1 / view.about.span) * width];
+    ctx.fillStyle = colours.panel;
+    ctx.globalAlpha = 0.6;
+    ctx.fillRect(0, 0, x0, height);
+    ctx.fillRect(x1, 0, width - x1, height);
+    ctx.globalAlpha = 1;
+    ctx.strokeStyle = colours.accent;
+    ctx.lineWidth = 2;
+    ctx.strokeRect(Math.max(x0, 1), 1, Math.max(Math.min(x1, width - 1) - Math.max(x0, 1), 2), height - 2);
+  };
+
+  T.CAUSE_COLOURS = CAUSES;
+  T.PHASE_COLOURS = PHASES;
+  T.WAIT_COLOUR = WAIT;
+})();

@@ -1,0 +1,160 @@
+"""Routes of the server for the timeline: tiles, bars, journeys, search. They only read, and only what was opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flask import Flask, Response, abort, jsonify, request
+
+from dashboards.store import Store
+from dashboards.tiles.cut import NUM_BUCKETS, Range
+from dashboards.tiles.details import details
+from dashboards.tiles.journey import journey
+from dashboards.tiles.layout import BLOCK
+from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, OP_CLASSES, OPS, TABLES
+from dashboards.tiles.replayed import PLANNED, SIMULATED
+from dashboards.tiles.search import search
+from dashboards.tiles.timeline import MEASURED, Timeline
+from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, OTHER, PART_COLOURS, ink, shade
+
+_MOST_SHIFT = 50
+_CACHED = "private, max-age=3600, immutable"
+_BYTES = "application/octet-stream"
+
+
+def add_routes(server: Flask, store: Store) -> None:
+    """Add the routes below ``/timeline-data/``; each but the first has the token of the data that the page shows."""
+
+    def timeline_of(token: str) -> Timeline:
+        timeline = store.timeline(token)
+        if timeline is None:
+            abort(409, "the files have changed; reload the page")
+        return timeline
+
+    def add(rule: str, answer: Callable[..., Any]) -> None:
+        server.add_url_rule(f"/timeline-data/{rule}", f"timeline {rule}", _or_not_found(answer), methods=["GET"])
+
+    def about() -> Any:
+        loaded = store.get()
+        timeline = store.timeline(loaded.token)
+        return jsonify(None if timeline is None else {"token": loaded.token, **_about(timeline)})
+
+    def tile(token: str, source: str, step: int, order: str, block: int, shift: int, index: int) -> Response:
+        answer = timeline_of(token).tile(source, step, order, block, _range(shift, index))
+        return _cached(answer)
+
+    def groups(token: str, source: str, step: int, order: str, shift: int, index: int) -> Response:
+        return _cached(timeline_of(token).group_tile(source, step, order, _range(shift, index)))
+
+    def critical(token: str, step: int) -> Any:
+        return jsonify(_critical(timeline_of(token), step))
+
+    def hops(token: str, source: str, step: int, rank: int, microbatch: int) -> Any:
+        return jsonify(journey(timeline_of(token), source, step, rank, microbatch))
+
+    def bar(token: str, source: str, step: int, table: str, row: int) -> Any:
+        return jsonify(details(timeline_of(token), source, step, table, row))
+
+    def find(token: str) -> Any:
+        return jsonify(search(timeline_of(token), request.args.get("q", "")))
+
+    where = "<token>/<source>/<int(signed=True):step>"
+    add("about", about)
+    add(f"tile/{where}/<order>/<int:block>/<int:shift>/<int:index>", tile)
+    add(f"groups/{where}/<order>/<int:shift>/<int:index>", groups)
+    add("critical/<token>/<int(signed=True):step>", critical)
+    add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
+    add(f"bar/{where}/<table>/<int:row>", bar)
+    add("find/<token>", find)
+
+
+def _or_not_found(answer: Callable[..., Any]) -> Callable[..., Any]:
+    def answered(**parts: Any) -> Any:
+        try:
+            return answer(**parts)
+        except LookupError:
+            abort(404)
+
+    return answered
+
+
+def _range(shift: int, index: int) -> Range:
+    if shift > _MOST_SHIFT or (index + 1) * NUM_BUCKETS << shift >= 2**62:
+        abort(404)
+    return Range(shift, index)
+
+
+def _cached(content: bytes) -> Response:
+    return Response(content, mimetype=_BYTES, headers={"Cache-Control": _CACHED})
+
+
+def _about(timeline: Timeline) -> dict[str, Any]:
+    layout, tables = timeline.layout, timeline.measured.tables
+    spans: dict[int, tuple[int, int]] = {}
+    for window in timeline.windows:
+        low, high = spans.get(window.step, (window.start_ns, window.end_ns))
+        spans[window.step] = min(low, window.start_ns), max(high, window.end_ns)
+    has_plan = any(timeline.schedule.plan_of(step) is not None for step in spans)
+    return {
+        "span": timeline.span_ns,
+        "numBars": {name: len(tables[name].tracks) for name in TABLES},
+        "ranks": [
+            {"rank": row.rank, "pipeline": row.pipeline, "place": row.pp_rank, "stages": row.stages}
+            for row in layout.rows
+        ],
+        "orders": {name: [[label, at] for label, at in groups] for name, groups in layout.orders.items()},
+        "block": BLOCK,
+        "buckets": NUM_BUCKETS,
+        "steps": [
+            [step, low - timeline.origin_ns, high - timeline.origin_ns] for step, (low, high) in sorted(spans.items())
+        ],
+        "tables": {
+            name: {
+                "lanes": tables[name].lanes,
+                "depths": {tables[name].lanes[lane]: depth for lane, depth in tables[name].tracks.depths.items()},
+                "texts": {key: texts for key, texts in tables[name].texts.items() if key != "pair"},
+            }
+            for name in TABLES
+        },
+        "sources": [*((PLANNED, SIMULATED) if has_plan else ()), MEASURED],
+        "palette": _palette(timeline),
+        "opClasses": OP_CLASSES,
+        "causes": _causes_seen(timeline),
+        "colours": {**KIND_COLOURS, "transfer": COMMUNICATION, "other": OTHER, "host": PART_COLOURS["host"]},
+        "kindNames": KIND_NAMES,
+        "hasCritical": not timeline.is_light,
+    }
+
+
+def _causes_seen(timeline: Timeline) -> list[str]:
+    """The causes of bubbles that the run has."""
+    tracks = timeline.measured.tables[BACK].tracks
+    is_bubble = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
+    return [BACK_CLASSES[code] for code in np.unique(tracks.group[is_bubble]).tolist()]
+
+
+def _palette(timeline: Timeline) -> dict[str, list[tuple[str, str]]]:
+    """(fill, ink on it) of each kind of op, for each chunk."""
+    chunks = timeline.measured.tables[OPS].tracks.columns["chunk"]
+    num_chunks = max(int(chunks.max()) + 1 if len(chunks) else 1, 1)
+    kinds = {*KIND_COLOURS, *timeline.measured.tables[OPS].texts["kind"]}
+    fills = {
+        kind: [shade(KIND_COLOURS.get(kind, OTHER), chunk, num_chunks) for chunk in range(num_chunks)] for kind in kinds
+    }
+    return {kind: [(fill, ink(fill)) for fill in of_kind] for kind, of_kind in fills.items()}
+
+
+def _critical(timeline: Timeline, step: int) -> dict[str, Any]:
+    """The ops of a step's critical path in order of time, as [index of the rank, start, length]; or why they are not known."""
+    slack = timeline.slack(step)
+    if slack is None:
+        return {"ops": [], "reason": "not kept for a run of so many ops; pptrace analyze --ops has it"}
+    on_path = slack[slack["on_path"] > 0].sort_values("start_ns", kind="stable")
+    if on_path.empty:
+        return {"ops": [], "reason": "not known: the step lacks ops of its plan, or its ranks' times do not compare"}
+    at = on_path["rank"].map(dict(timeline.layout.position)).tolist()
+    start = (on_path["start_ns"] - timeline.origin_ns).tolist()
+    length = (on_path["end_ns"] - on_path["start_ns"]).tolist()
+    return {"ops": list(zip(at, start, length, strict=True)), "reason": ""}

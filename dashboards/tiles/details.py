@@ -1,0 +1,150 @@
+"""Texts about one bar, shown when the pointer is on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dashboards.tiles.bubbles import CAUSES, GAPS
+from dashboards.tiles.journey import journey
+from dashboards.tiles.measured import BACK, COMMS, OPS, Table
+from dashboards.tiles.replayed import PLANNED
+from dashboards.tiles.timeline import MEASURED, Timeline
+from pptrace.report.colours import KIND_NAMES
+from pptrace.report.units import milliseconds, num_bytes
+
+Lines = list[tuple[str, str]]
+_SOURCES = {"label": "from its label", "inferred": "inferred", "simulated": "simulated"}
+
+
+def details(timeline: Timeline, source: str, step: int, table: str, row: int) -> Lines:
+    """(name, value) of what is known of a bar; the first has no name and is its title.
+
+    Raises:
+        LookupError: there is no such bar.
+    """
+    picture = timeline.picture(source, step)
+    if picture is None or table not in picture.tables or not 0 <= row < len(picture.tables[table].tracks):
+        raise LookupError(f"{source} {table} {row}")
+    of_table = picture.tables[table]
+    tracks = of_table.tracks
+    track = tracks.track_of(row)
+    at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
+    title = _TITLES[table](of_table, row)
+    lines: Lines = [("", title), ("rank", str(timeline.layout.rows[at].rank)), ("length", f"{milliseconds(length)} ms")]
+    if table == OPS:
+        lines += _of_op(timeline, source, of_table, row, at, start)
+    elif table == COMMS:
+        lines += _of_comm(of_table, row)
+    else:
+        lines += _of_back(of_table, row, int(tracks.lane[track]))
+    return lines
+
+
+def _op_title(table: Table, row: int) -> str:
+    columns = table.tracks.columns
+    pair = str(table.texts["pair"][int(columns["pair"][row])])
+    if pair:
+        return pair
+    kind, microbatch = table.texts["kind"][int(columns["kind"][row])], int(columns["microbatch"][row])
+    return f"{KIND_NAMES.get(kind, kind)}{f' of microbatch {microbatch}' if microbatch >= 0 else ''}"
+
+
+def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, start: int) -> Lines:
+    columns = table.tracks.columns
+    known = {name: int(columns[name][row]) for name in ("stage", "chunk", "step")}
+    lines: Lines = [(name, str(value)) for name, value in known.items() if value >= 0]
+    phase = table.texts["phase"][columns["phase"][row]]
+    lines += [("phase", phase)] if phase else []
+    kind, microbatch = table.texts["kind"][columns["kind"][row]], int(columns["microbatch"][row])
+    if microbatch >= 0 and source != PLANNED:
+        rank = timeline.layout.rows[at].rank
+        own = [
+            hop
+            for hop in journey(timeline, source, known["step"], rank, microbatch)
+            if hop["row"] == row and hop["table"] == OPS
+        ]
+        if own and own[0]["late_ns"] is not None:
+            lines.append(
+                ("than in the plan", f"{_signed(own[0]['late_ns'])} later, {_signed(own[0]['longer_ns'])} longer")
+            )
+    return lines + (
+        _of_slack(timeline, known["step"], at, start) + _of_blame(timeline, known, kind, microbatch, at)
+        if source == MEASURED
+        else []
+    )
+
+
+def _signed(ns: int) -> str:
+    return f"{ns / 1e6:+,.3f} ms"
+
+
+def _of_slack(timeline: Timeline, step: int, at: int, start: int) -> Lines:
+    slack = timeline.slack(step)
+    if slack is None:
+        return []
+    rank = timeline.layout.rows[at].rank
+    own: Any = slack[(slack["rank"] == rank) & (slack["start_ns"] == start + timeline.origin_ns)]
+    lines: Lines = []
+    for op in own.head(1).itertuples():
+        if op.source:
+            lines.append(("known", _SOURCES.get(op.source, op.source) + (f", {op.clock} clock" if op.clock else "")))
+        if op.on_path > 0:
+            lines.append(("critical path", "on it: any delay makes the step longer"))
+        elif op.slack_ns >= 0:
+            lines.append(("slack", f"{milliseconds(op.slack_ns)} ms before the step gets longer"))
+    return lines
+
+
+def _of_blame(timeline: Timeline, known: dict[str, int], kind: str, microbatch: int, at: int) -> Lines:
+    rank = timeline.layout.rows[at].rank
+    step = next((step for step in timeline.report.steps if step.step == known["step"]), None)
+    charged = [] if step is None or step.blame is None else step.blame.ops
+    wanted = (rank, kind, known["stage"], microbatch)
+    return [
+        ("blamed for", f"{milliseconds(op.ns)} ms of bubbles")
+        for op in charged
+        if (op.rank, op.kind, op.stage, op.microbatch) == wanted
+    ]
+
+
+_MESSAGES = {"send": "Send to rank {peer}", "recv": "Receive from rank {peer}"}
+
+
+def _comm_title(table: Table, row: int) -> str:
+    columns = table.tracks.columns
+    kind, peer = str(table.texts["kind"][int(columns["kind"][row])]), int(columns["peer"][row])
+    return _MESSAGES.get(kind, kind).format(peer=peer if peer >= 0 else "?") if kind in _MESSAGES else kind
+
+
+def _of_comm(table: Table, row: int) -> Lines:
+    columns = table.tracks.columns
+    waits = int(columns["before"][row]) + int(columns["after"][row])
+    moves = int(table.tracks.length[row]) - waits
+    axis, direction = table.texts["axis"][columns["axis"][row]], table.texts["direction"][columns["direction"][row]]
+    lines: Lines = [("axis", axis or "unknown")]
+    lines += [("carries", {"F": "activations", "B": "gradients"}.get(direction, direction))] if direction else []
+    lines += [(name, str(int(columns[name][row]))) for name in ("microbatch", "step") if int(columns[name][row]) >= 0]
+    if int(columns["match"][row]) < 0:
+        return [*lines, ("other side", "not in the trace: waiting and transfer are not told apart")]
+    lines += [("waits", f"{milliseconds(waits)} ms"), ("transfers", f"{milliseconds(moves)} ms")]
+    size = int(columns["bytes"][row])
+    if size > 0:
+        lines.append(("bytes", num_bytes(size) + (f", {size / moves:,.2f} GB/s" if moves > 0 else "")))
+    return lines
+
+
+def _back_title(table: Table, row: int) -> str:
+    tracks = table.tracks
+    lane = table.lanes[int(tracks.lane[tracks.track_of(row)])]
+    name = table.texts[lane][int(tracks.group[row])]
+    return {"phases": name, "bubbles": f"Bubble: {name}", "gaps": f"Gap in an op: {name}"}[lane]
+
+
+_TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}
+
+
+def _of_back(table: Table, row: int, lane: int) -> Lines:
+    name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
+    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS).get(name, "")
+    return [("why", text)] if text else []

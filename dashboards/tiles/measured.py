@@ -1,0 +1,193 @@
+"""Tracks of what was measured: ops, communication, and what lies behind them (phases, bubbles by cause, gaps in ops)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dashboards.tiles.bubbles import CAUSES, GAPS, SendTimes, bubbles_by_cause, gaps_in_ops
+from dashboards.tiles.pyramid import Level, make_pyramid
+from dashboards.tiles.tracks import Array, Tracks, make_tracks
+from pptrace.errors import ScheduleError
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.schedule.actions import Phase, parse_action
+from pptrace.slices import slice_of
+from pptrace.timeline.phases import phase_spans_of_steps
+from pptrace.timeline.windows import StepWindow
+from pptrace.workflow.analyse import Analysis
+
+OP_CLASSES = ("F", "B", "I", "W", "OVERLAP_F_B", "other")
+COMM_CLASSES = ("wait", "transfer")
+BACK_CLASSES = tuple(CAUSES)
+OPS, COMMS, BACK = "ops", "comms", "back"
+TABLES = (OPS, COMMS, BACK)
+_COMPUTE, _RANGES, _STEPS = 0, 1, 2
+_PHASES, BUBBLES, _GAPS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tracks with their pyramid; ``lanes`` and ``texts`` are the names that codes of lanes and of some columns stand for."""
+
+    tracks: Tracks
+    lanes: tuple[str, ...]
+    texts: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        return make_pyramid(self.tracks)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All tables of one source (measured, planned, simulated) on the run's time, from its origin."""
+
+    tables: Mapping[str, Table]
+
+    def num_bars(self) -> int:
+        return sum(len(table.tracks) for table in self.tables.values())
+
+
+def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
+    """The ops of schema OPS: compute in one lane, other ranges in a second, whole steps in a third."""
+    rows = slice_of(ops)
+    kind, kinds = rows.codes("kind")
+    lane_of = np.array([_lane_of_kind(name) for name in kinds], dtype=np.int64)
+    class_of = np.array([_class_of_kind(name) for name in kinds], dtype=np.int64)
+    phase, phases = rows.codes("phase")
+    pair, pairs = rows.codes("pair")
+    start = rows["start_ns"] - origin_ns
+    columns = {name: rows[name] for name in ("step", "stage", "chunk", "microbatch")}
+    columns |= {"kind": kind, "phase": phase, "pair": pair}
+    tracks = make_tracks(
+        _positions(rows["rank"], position),
+        _of_codes(lane_of, kind),
+        start,
+        rows["end_ns"] - rows["start_ns"],
+        _of_codes(class_of, kind),
+        columns=columns,
+    )
+    return Table(tracks, ("compute", "ranges", "steps"), {"kind": kinds, "phase": phases, "pair": pairs})
+
+
+def _of_codes(values: Array, codes: Array) -> Array:
+    return values[codes] if len(values) else codes
+
+
+def _lane_of_kind(name: str) -> int:
+    return _COMPUTE if name in COMPUTE_KINDS else _STEPS if name == "STEP" else _RANGES
+
+
+def _class_of_kind(name: str) -> int:
+    return OP_CLASSES.index(name) if name in OP_CLASSES else len(OP_CLASSES) - 1
+
+
+def _positions(ranks: Array, position: Mapping[int, int]) -> Array:
+    known = np.array(sorted(position), dtype=np.int64)
+    of_known = np.array([position[rank] for rank in known.tolist()], dtype=np.int64)
+    return of_known[np.searchsorted(known, ranks)] if len(known) else np.zeros(len(ranks), dtype=np.int64)
+
+
+def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Table:
+    """The communication of schema COMMS: receives, sends, and a lane for each other axis."""
+    rows = slice_of(comms)
+    kind, kinds = rows.codes("kind")
+    axis, axes = rows.codes("axis")
+    direction, directions = rows.codes("direction")
+    is_message = np.array([name in MESSAGES for name in kinds], dtype=np.bool_)
+    is_send = np.array([name == "send" for name in kinds], dtype=np.bool_)
+    lane = axis + 2
+    if len(rows):
+        of_pipeline = is_message[kind] & np.array([name == "pp" for name in axes])[axis]
+        lane = np.where(of_pipeline, is_send[kind].astype(np.int64), lane)
+    start, end = rows["start_ns"], rows["end_ns"]
+    transfer_start = np.clip(rows["transfer_start_ns"], start, end)
+    transfer_end = np.clip(rows["transfer_end_ns"], transfer_start, end)
+    tracks = make_tracks(
+        _positions(rows["rank"], position),
+        lane,
+        start - origin_ns,
+        end - start,
+        np.ones(len(rows), dtype=np.int64),
+        second=(transfer_start - start) + (end - transfer_end),
+        columns={name: rows[name] for name in ("step", "stage", "microbatch", "peer", "bytes", "match")}
+        | {"kind": kind, "axis": axis, "direction": direction}
+        | {"before": transfer_start - start, "after": end - transfer_end},
+    )
+    lanes = ("receives", "sends", *(name or "unknown axis" for name in axes))
+    return Table(tracks, lanes, {"kind": kinds, "axis": axes, "direction": directions})
+
+
+def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int) -> Table:
+    """Phases, bubbles by cause and gaps in ops of all ranks; a bar's class is its cause."""
+    parts: list[tuple[int, int, int, Array, Array]] = []
+    sent = SendTimes.of(analysis.data.comms)
+    for rank, windows in _windows_of_ranks(analysis.windows).items():
+        if rank not in position:
+            continue
+        at, (steps, starts, ends) = position[rank], windows
+        rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
+        for code, edges in _phases_of(rows.ops, steps, starts, ends).items():
+            parts.append((at, _PHASES, code, edges[:, 0], edges[:, 1]))
+        bubbles = bubbles_by_cause(rows, lane, starts, ends, steps, sent)
+        for code, cause in enumerate(CAUSES):
+            parts.append((at, BUBBLES, code, *bubbles[cause].T))
+        for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
+            parts.append((at, _GAPS, code, edges[:, 0], edges[:, 1]))
+    counts = [len(part[3]) for part in parts]
+    positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
+    start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
+    tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
+    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(CAUSES), "gaps": tuple(GAPS)}
+    return Table(tracks, ("phases", "bubbles", "gaps"), texts)
+
+
+def _windows_of_ranks(windows: Sequence[StepWindow]) -> dict[int, tuple[Array, Array, Array]]:
+    """(steps, starts, ends) of each rank's windows in order of step."""
+    of_rank: dict[int, list[tuple[int, int, int]]] = {}
+    for window in windows:
+        for rank in window.ranks:
+            of_rank.setdefault(rank, []).append((window.step, window.start_ns, window.end_ns))
+    columns = {rank: np.array(sorted(rows), dtype=np.int64).T for rank, rows in of_rank.items()}
+    return {rank: (table[0], table[1], table[2]) for rank, table in columns.items()}
+
+
+def _phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, Array]:
+    """The times of each phase, of the steps whose ops all have one, shape (steps, 2) by the phase's code."""
+    known = ops.among("phase", [str(phase) for phase in Phase])
+    low, high = (np.searchsorted(ops["step"], steps, side=side) for side in ("left", "right"))
+    before = np.r_[0, np.cumsum(~known)]
+    chosen = np.flatnonzero((high > low) & (before[high] == before[low]))
+    if not len(chosen):
+        return {}
+    of_steps = ops.where(np.isin(ops["step"], steps[chosen]))
+    index = np.searchsorted(steps[chosen], of_steps["step"])
+    spans = phase_spans_of_steps(of_steps, index, starts[chosen].tolist(), ends[chosen].tolist())
+    times = np.array([[(span.start_ns, span.end_ns) for span in of_step] for of_step in spans], dtype=np.int64)
+    return {code: part[part[:, 1] > part[:, 0]] for code, part in enumerate(times.transpose(1, 0, 2))}
+
+
+def measured_picture(analysis: Analysis, position: Mapping[int, int], origin_ns: int) -> Picture:
+    """Everything that was measured, as tracks."""
+    data = analysis.data
+    return Picture(
+        {
+            OPS: ops_table(data.ops, position, origin_ns),
+            COMMS: comms_table(data.comms, position, origin_ns),
+            BACK: _back_table(analysis, position, origin_ns),
+        }
+    )
+
+
+def halves_of(pair: str) -> tuple[tuple[str, int, int | None], ...]:
+    """(kind, stage, microbatch) of the halves of an overlapped pair; () where the text is none."""
+    try:
+        parts = parse_action(pair).parts if pair else ()
+    except ScheduleError:
+        return ()
+    return tuple((str(part.kind), part.stage, part.microbatch) for part in parts)

@@ -1,0 +1,176 @@
+"""The timeline of a run: every source on one axis of time, cut into tiles on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from dashboards.tiles.cut import Range, cut, cut_together, shares_of
+from dashboards.tiles.encode import encode, tile_arrays
+from dashboards.tiles.layout import Layout, layout_of
+from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
+from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
+from pptrace.analysis.aligned import RowsByRank
+from pptrace.analysis.op_slack import slack_of_ops
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.timeline.windows import StepWindow
+from pptrace.workflow.analyse import Analysis, planned_steps
+
+K = TypeVar("K")
+V = TypeVar("V")
+MEASURED = "measured"
+MOST_KEPT_OPS = 2_000_000
+"""Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
+_KEPT_STEPS = 6
+_COMPUTE_LANE = 0
+
+
+class Timeline:
+    """All bars of a run in tracks. Usable from any thread."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        data = analysis.data
+        self.windows = analysis.windows
+        self.schedule, self.mesh, self.report = analysis.schedule, analysis.mesh, analysis.report
+        self.origin_ns = _origin(data.ops, data.comms)
+        self.layout: Layout = layout_of(_ranks(data.ops, data.comms), analysis.mesh, _stages_of_ranks(data.ops))
+        self.measured: Picture = measured_picture(analysis, self.layout.position, self.origin_ns)
+        for table in self.measured.tables.values():
+            table.levels  # noqa: B018  made now, not by the first who asks
+        self.is_light = len(data.ops) > MOST_KEPT_OPS
+        self._analysis = None if self.is_light else analysis
+        self._lock = threading.Lock()
+        self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
+        self._critical: OrderedDict[int, pd.DataFrame | None] = OrderedDict()
+
+    @property
+    def span_ns(self) -> int:
+        """Time from the first bar's start to the last one's end."""
+        tracks = [table.tracks for table in self.measured.tables.values() if len(table.tracks)]
+        return max(
+            (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
+        )
+
+    def windows_of(self, step: int) -> tuple[StepWindow, ...]:
+        return tuple(window for window in self.windows if window.step == step)
+
+    def picture(self, source: str, step: int) -> Picture | None:
+        """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source."""
+        if source not in (PLANNED, SIMULATED):
+            return self.measured if source == MEASURED else None
+        with self._lock:
+            return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
+
+    def _replay(self, source: str, step: int) -> Picture | None:
+        plan, windows = self.schedule.plan_of(step), self.windows_of(step)
+        if plan is None or not windows:
+            return None
+        return replayed_picture(source, plan, windows, self.measured, self.layout.position, self.mesh, self.origin_ns)
+
+    def slack(self, step: int) -> pd.DataFrame | None:
+        """The ops of a step with ``slack_ns`` and ``on_path`` (1, 0), −1 where unknown; None where the run's ops are not kept."""
+        if self._analysis is None:
+            return None
+        with self._lock:
+            return _kept(self._critical, step, lambda: self._slack_of(step))
+
+    def _slack_of(self, step: int) -> pd.DataFrame | None:
+        analysis = self._analysis
+        if analysis is None:
+            return None
+        data = analysis.data
+        of_step = data.ops["step"] == step
+        ops = data.ops[of_step].reset_index(drop=True)
+        comms = data.comms[data.comms["step"] == step].reset_index(drop=True)
+        part = replace(data, ops=ops, comms=comms, rows=RowsByRank(ops, comms))
+        slack = slack_of_ops(planned_steps(self.windows_of(step), part, analysis), part)
+        return ops.assign(slack_ns=slack.slack_ns, on_path=slack.on_critical_path)
+
+    def tile(self, source: str, step: int, order: str, block: int, time: Range) -> bytes:
+        """The tile of a block of ranks: a section for each table.
+
+        Raises:
+            LookupError: there is no such source, order or block.
+        """
+        picture = self._picture_or_error(source, step)
+        ranks = self.layout.blocks(order)[block]
+        sections: dict[str, dict[str, Any]] = {}
+        arrays = {}
+        for name in TABLES:
+            table = picture.tables[name]
+            wanted = table.tracks.tracks_of(ranks)
+            tile = cut(table.tracks, table.levels, wanted, time)
+            sections[name] = {
+                "rank": table.tracks.rank[wanted].tolist(),
+                "lane": table.tracks.lane[wanted].tolist(),
+                "depth": table.tracks.depth[wanted].tolist(),
+                "earlier": tile.num_earlier,
+                "count": tile.count,
+            }
+            arrays[name] = tile_arrays(name, table, tile)
+        sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
+        return encode(sections, arrays)
+
+    def group_tile(self, source: str, step: int, order: str, time: Range) -> bytes:
+        """The tile of all groups of an order: of each, the shares of its ranks' time in each class of ops by bucket.
+
+        Raises:
+            LookupError: there is no such source or order.
+        """
+        table = self._picture_or_error(source, step).tables[OPS]
+        tracks = table.tracks
+        counts, shares = [], []
+        for _, ranks in self.layout.orders[order]:
+            wanted = tracks.tracks_of(ranks)
+            count, busy = cut_together(tracks, table.levels, wanted[tracks.lane[wanted] == _COMPUTE_LANE], time)
+            counts.append(count)
+            shares.append(shares_of(busy, len(ranks) << time.shift))
+        arrays = {"counts": np.concatenate(counts).astype(np.int32), "shares": np.concatenate(shares).reshape(-1)}
+        return encode({"groups": {"num": len(counts)}}, {"groups": arrays})
+
+    def _picture_or_error(self, source: str, step: int) -> Picture:
+        picture = self.picture(source, step)
+        if picture is None:
+            raise LookupError(source)
+        return picture
+
+
+def without_tables(analysis: Analysis) -> Analysis:
+    """An analysis with its report alone: what tracks have is in no table any more."""
+    data = analysis.data
+    ops, comms = data.ops.iloc[:0].copy(), data.comms.iloc[:0].copy()
+    memory = data.memory.iloc[:0].copy()
+    rest = replace(data, ops=ops, comms=comms, memory=memory, rows=RowsByRank(ops, comms), lanes={}, work={})
+    return replace(analysis, data=rest, costs=())
+
+
+def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
+    if key not in cache:
+        cache[key] = make()
+        while len(cache) > _KEPT_STEPS:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
+    return cache[key]
+
+
+def _origin(ops: pd.DataFrame, comms: pd.DataFrame) -> int:
+    return min((int(table["start_ns"].min()) for table in (ops, comms) if len(table)), default=0)
+
+
+def _ranks(ops: pd.DataFrame, comms: pd.DataFrame) -> set[int]:
+    return set(pd.unique(ops["rank"]).tolist()) | set(pd.unique(comms["rank"]).tolist())
+
+
+def _stages_of_ranks(ops: pd.DataFrame) -> Mapping[int, tuple[int, ...]]:
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0)]
+    distinct = compute[["rank", "stage"]].drop_duplicates()
+    stages: dict[int, list[int]] = {}
+    for rank, stage in zip(distinct["rank"].tolist(), distinct["stage"].tolist(), strict=True):
+        stages.setdefault(rank, []).append(stage)
+    return {rank: tuple(sorted(of_rank)) for rank, of_rank in stages.items()}

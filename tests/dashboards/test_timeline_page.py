@@ -1,0 +1,216 @@
+"""The timeline as a person uses it: in a real headless Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from pptrace.schedule.registry import build
+from pptrace.simulator import simulate, uniform
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+DRAWN = "#timeline[data-complete=true]"
+STATE = "document.querySelector('#timeline').timeline"
+
+
+def drawn(page: Any) -> Any:
+    """The page when all its tiles have come."""
+    page.wait_for_selector(DRAWN)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.wait_for_selector(DRAWN)
+    return page
+
+
+def view(page: Any) -> tuple[float, float]:
+    """The range of time that is shown, ns."""
+    t0, t1 = page.evaluate(f"[{STATE}.t0, {STATE}.t1]")
+    return t0, t1
+
+
+def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, float]:
+    """The middle of an op on the screen, px."""
+    x, y = page.evaluate(
+        """([kind, microbatch, rank]) => {
+            const timeline = document.querySelector('#timeline').timeline;
+            const frame = timeline.canvas.getBoundingClientRect();
+            for (const part of timeline.drawn) {
+                const ops = part.sections.ops;
+                for (let bar = 0; part.placeOf && bar < ops.start.length; bar += 1) {
+                    const at = ops.rank[ops.track[bar]];
+                    const isIt = part.texts.kind[ops.kind[bar]] === kind && ops.microbatch[bar] === microbatch;
+                    if (!isIt || timeline.about.ranks[at].rank !== rank || ops.start[bar] > timeline.t1) continue;
+                    const spot = part.placeOf('ops', at, 0, 0);
+                    const x = timeline.x(ops.start[bar] + ops.length[bar] / 2);
+                    return [frame.left + x, frame.top + spot[0] + spot[1] / 2];
+                }
+            }
+        }""",
+        [kind, microbatch, rank],
+    )
+    return x, y
+
+
+def picture(page: Any) -> str:
+    """The pixels of the canvas."""
+    pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
+    return pixels
+
+
+def address(page: Any) -> str:
+    """The address when it has followed the view."""
+    page.wait_for_timeout(200)
+    return str(page.url)
+
+
+@pytest.fixture
+def timeline(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> Any:
+    return drawn(visit(serve([run_p4]) + "timeline").page)
+
+
+def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -> None:
+    timeline.mouse.move(*place_of(timeline, "F", 2, 0))
+    timeline.wait_for_function("document.querySelector('.timeline-tip').textContent.includes('phase')")
+    tip = timeline.inner_text(".timeline-tip")
+    for part in ("Forward of microbatch 2", "4.00 ms", "8 ms", "warmup", "than in the plan"):
+        assert part in tip
+    timeline.mouse.click(*place_of(timeline, "F", 2, 0))
+    timeline.wait_for_selector("#timeline-journey")
+    hops = timeline.locator("#timeline-journey li")
+    shown = [(hop.get_attribute("data-what"), int(hop.get_attribute("data-rank"))) for hop in hops.all()]
+    down = [hop for stage in range(3) for hop in (("F", stage), ("send", stage), ("recv", stage + 1))]
+    up = [hop for stage in (3, 2, 1) for hop in (("B", stage), ("send", stage), ("recv", stage - 1))]
+    assert shown == [*down, ("F", 3), *up, ("B", 0)]
+    lit = picture(timeline)
+    link = address(timeline)
+    assert "select=0.2.2" in link
+    timeline.goto(link)
+    timeline.wait_for_selector("#timeline-journey")
+    assert picture(drawn(timeline)) == lit
+    timeline.keyboard.press("Escape")
+    assert timeline.locator("#timeline-journey:visible").count() == 0
+
+
+def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timeline: Any) -> None:
+    whole = view(timeline)
+    box = timeline.locator(".timeline-canvas").bounding_box()
+    x, y = box["x"] + 600, box["y"] + 120
+    timeline.mouse.move(x, y)
+    timeline.mouse.wheel(0, -500)
+    drawn(timeline)
+    near = view(timeline)
+    assert whole[0] < near[0] < near[1] < whole[1]
+    timeline.mouse.down()
+    timeline.mouse.move(x - 100, y, steps=3)
+    timeline.mouse.up()
+    moved = view(timeline)
+    assert moved[0] > near[0]
+    assert moved[1] - moved[0] == pytest.approx(near[1] - near[0])
+    for key in ("w", "a", "1", "2", "c"):
+        timeline.keyboard.press(key)
+    closer = view(drawn(timeline))
+    assert closer[1] - closer[0] == pytest.approx((moved[1] - moved[0]) / 1.4)
+    timeline.wait_for_function(f"{STATE}.critical")
+    assert timeline.evaluate(f"{STATE}.sources") == ["planned", "simulated", "measured"]
+    before, link = picture(drawn(timeline)), address(timeline)
+    timeline.goto("about:blank")
+    timeline.goto(link)
+    drawn(timeline).wait_for_function(f"{STATE}.critical")
+    assert picture(drawn(timeline)) == before
+    timeline.keyboard.press("f")
+    timeline.keyboard.press("n")
+    assert timeline.evaluate(f"{STATE}.step") == 3
+    timeline.wait_for_function("document.querySelector('#step').textContent.includes('3')")
+    timeline.keyboard.down("Shift")
+    timeline.mouse.move(x, y)
+    timeline.mouse.down()
+    timeline.mouse.move(x + 80, y, steps=2)
+    timeline.mouse.up()
+    timeline.keyboard.up("Shift")
+    first, last = timeline.evaluate(f"{STATE}.measured")
+    assert last - first == pytest.approx(
+        80 * (view(timeline)[1] - view(timeline)[0]) / timeline.evaluate(f"{STATE}.right - 168")
+    )
+
+
+def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
+    timeline.keyboard.press("/")
+    timeline.keyboard.type("rank 3 B 5")
+    timeline.keyboard.press("Enter")
+    timeline.wait_for_function("document.querySelector('#timeline-found').textContent === '1 of 3'")
+    first = view(timeline)
+    timeline.keyboard.press("Enter")
+    timeline.wait_for_function("document.querySelector('#timeline-found').textContent === '2 of 3'")
+    assert view(timeline)[0] > first[1]
+    timeline.fill("#timeline-search", "nonsense")
+    timeline.keyboard.press("Enter")
+    timeline.wait_for_function(
+        "document.querySelector('#timeline-found').textContent.includes('not known here: nonsense')"
+    )
+
+
+def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, visit: Callable[[str], Any]) -> None:
+    """Thousands of ops of 20 ranks: groups open and close, and every op is a bar or counted in a cell."""
+    ops = simulate(build("1f1b", 4, 64), uniform(1_000_000, 2_000_000)).ops()
+    ops = ops[["rank", "kind", "stage", "microbatch", "start_ns", "end_ns"]]
+    rows = pd.concat([ops.assign(rank=ops["rank"] + 4 * replica) for replica in range(20)])
+    rows.to_csv(tmp_path / "ops.csv", index=False)
+    page = drawn(visit(serve([tmp_path]) + "timeline").page)
+    assert page.evaluate(f"{STATE}.rows.map(row => row.type)") == ["group"] * 4
+    page.keyboard.press("g")
+    drawn(page)
+    assert page.evaluate(f"{STATE}.rows.length") == 20
+    page.keyboard.press("g")
+    box = page.locator(".timeline-canvas").bounding_box()
+    page.mouse.click(box["x"] + 40, box["y"] + 55)
+    page.keyboard.press("0")
+    page.set_viewport_size({"width": 700, "height": 900})
+    drawn(page)
+    assert page.evaluate(f"{STATE}.rows.map(row => row.type).slice(0, 3)") == ["group", "rank", "rank"]
+    sections = f"{STATE}.drawn.filter(part => part.type === 'tile').map(part => part.sections.ops)"
+    counts = (
+        f"{sections}.map(ops => [ops.count, ops.start.length - ops.earlier, ops.cellCount.reduce((a, b) => a + b, 0)])"
+    )
+    tiles = page.evaluate(counts)
+    assert all(count == bars + cells for count, bars, cells in tiles)
+    assert sum(count for count, _, _ in tiles) == 32 * len(ops) // 4, "a block of ranks"
+    drawing = ElementTree.fromstring(page.evaluate(f"{STATE}.svg()"))
+    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1"} <= texts
+
+
+def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:
+    hostile = "<img src=x onerror=\"document.title='attacked'\">"
+
+    def attack(route: Any) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        if isinstance(body, dict) and "kindNames" in body:
+            body["kindNames"]["F"] = hostile
+            body["causes"] = [hostile, *body["causes"]]
+        elif body and "what" in body[0]:
+            body[0]["what"] = hostile
+        elif body:
+            body = [["", hostile], [hostile, hostile]]
+        route.fulfill(response=answer, json=body)
+
+    for name in ("about", "bar/**", "journey/**"):
+        browser.route(f"**/timeline-data/{name}", attack)
+    page = drawn(visit(serve([run_p4]) + "timeline").page)
+    page.mouse.move(*place_of(page, "F", 2, 0))
+    page.wait_for_function("document.querySelector('.timeline-tip').textContent.includes('img src=x')")
+    page.mouse.click(*place_of(page, "F", 2, 0))
+    page.wait_for_selector("#timeline-journey")
+    for selector in (".timeline-tip", ".timeline-legend", "#timeline-journey"):
+        assert hostile in page.inner_text(selector)
+    drawing = ElementTree.fromstring(page.evaluate(f"{STATE}.svg()"))
+    browser.unroute_all()
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert page.locator("#timeline img").count() == 0
+    assert page.title() == "pptrace"

@@ -1,0 +1,191 @@
+"""The timeline of a run: the plan beside what was measured, a microbatch's journey, search, details, and its bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.tiles.cut import Range
+from dashboards.tiles.details import details
+from dashboards.tiles.journey import journey
+from dashboards.tiles.search import search
+from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
+from pptrace.schedule.registry import build
+from pptrace.simulator import simulate, uniform
+from pptrace.workflow.load import load
+
+BYTES = {"Int8": "i1", "Uint8": "u1", "Int16": "i2", "Uint16": "u2", "Int32": "i4", "Uint32": "u4", "Float64": "f8"}
+
+
+@pytest.fixture(scope="module")
+def timeline(run_p4: Path) -> Timeline:
+    return Timeline(load([run_p4]))
+
+
+def sections_of(content: bytes) -> dict[str, Any]:
+    """Sections of a tile, as a browser reads them."""
+    length = int.from_bytes(content[:4], "little")
+    sections: dict[str, Any] = json.loads(content[4 : 4 + length])["sections"]
+    for section in sections.values():
+        for name, (kind, place, count) in section["arrays"].items():
+            section[name] = np.frombuffer(content, BYTES[kind], count, 4 + length + place)
+    return sections
+
+
+def test_a_tile_says_of_each_bar_what_the_table_has(timeline: Timeline, run_p4: Path) -> None:
+    ops = load([run_p4]).data.ops
+    section = sections_of(timeline.tile(MEASURED, 0, "stage", 0, Range(20, 0)))["ops"]
+    assert section["count"] == len(ops)
+    kinds = section["kinds"]
+    shown = sorted(
+        zip(
+            np.array(section["rank"])[section["track"]].tolist(),
+            (section["start"].astype(np.int64) + timeline.origin_ns).tolist(),
+            section["length"].tolist(),
+            [kinds[code] for code in section["kind"]],
+            section["microbatch"].tolist(),
+            strict=True,
+        )
+    )
+    length = ops["end_ns"] - ops["start_ns"]
+    assert shown == sorted(
+        zip(ops["rank"], ops["start_ns"], length, map(str, ops["kind"]), ops["microbatch"], strict=True)
+    )
+
+
+def test_the_plan_in_time_is_the_closed_form(timeline: Timeline) -> None:
+    """Means over stages of which one is 1.3 times as slow; 1F1B takes (m + p − 1)(f + b)."""
+    picture = timeline.picture(PLANNED, 2)
+    assert picture is not None
+    tracks = picture.tables["ops"].tracks
+    forward, backward = round(4_000_000 * (1 + 0.3 / 4)), round(8_000_000 * (1 + 0.3 / 4))
+    expected = simulate(build("1f1b", 4, 8), uniform(forward, backward))
+    start = timeline.windows_of(2)[0].start_ns - timeline.origin_ns
+    assert int(tracks.start.min()) == start
+    assert int((tracks.start + tracks.length).max()) - start == expected.makespan_ns == 11 * (forward + backward)
+    assert timeline.picture(PLANNED, 99) is None
+
+
+def test_the_simulated_step_has_each_stages_cost_and_messages(timeline: Timeline) -> None:
+    picture = timeline.picture(SIMULATED, 3)
+    assert picture is not None
+    tracks = picture.tables["ops"].tracks
+    of_rank = np.repeat(tracks.rank, np.diff(tracks.ptr))
+    assert set(tracks.length[of_rank == 1].tolist()) == {round(4e6 * 1.2 * 1.3), round(8e6 * 1.2 * 1.3)}
+    assert set(tracks.length[of_rank == 0].tolist()) == {round(4e6 * 1.2), round(8e6 * 1.2)}
+    measured = timeline.windows_of(3)[0].span_ns
+    span = int((tracks.start + tracks.length).max() - tracks.start.min())
+    assert span == pytest.approx(measured, rel=0.01), "the run was simulated at these costs"
+
+
+def test_the_journey_of_each_microbatch_has_every_op_and_message_in_order(timeline: Timeline) -> None:
+    down = [hop for stage in range(3) for hop in (("F", stage), ("send", stage), ("recv", stage + 1))]
+    up = [hop for stage in (3, 2, 1) for hop in (("B", stage), ("send", stage), ("recv", stage - 1))]
+    expected = [*down, ("F", 3), *up, ("B", 0)]
+    for microbatch in range(8):
+        hops = journey(timeline, MEASURED, 4, rank=2, microbatch=microbatch)
+        assert [(hop["what"], hop["rank"]) for hop in hops] == expected
+        planned = {(hop["what"], hop["rank"]): hop for hop in journey(timeline, PLANNED, 4, 2, microbatch)}
+        for hop in hops:
+            if hop["what"] in "FB":
+                of_plan = planned[hop["what"], hop["rank"]]
+                assert hop["late_ns"] == hop["start_ns"] - of_plan["start_ns"]
+                assert of_plan["late_ns"] == of_plan["longer_ns"] == 0
+            else:
+                assert hop["late_ns"] is not None
+    assert journey(timeline, MEASURED, 4, 2, 99) == []
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "dualpipe-v"])
+def test_the_journey_has_the_ops_of_every_schedule(
+    schedule: str, tmp_path: Path, to_tables: Callable[..., Path]
+) -> None:
+    plan = build(schedule, pp=4, num_microbatches=8)
+    simulation = simulate(plan, uniform(1_000_000, 2_000_000))
+    timeline = Timeline(load([to_tables(tmp_path, simulation.ops())]))
+    actions = [part for row in plan.ranks for action in row for part in (action.parts or (action,))]
+    computing = [part for part in actions if part.kind.is_compute]
+    for microbatch in (0, 5):
+        hops = journey(timeline, MEASURED, 0, 0, microbatch)
+        expected = sorted((str(part.kind), part.stage) for part in computing if part.microbatch == microbatch)
+        assert sorted((hop["what"], hop["stage"]) for hop in hops) == expected
+        assert [hop["start_ns"] for hop in hops] == sorted(hop["start_ns"] for hop in hops)
+
+
+@pytest.fixture
+def to_tables() -> Callable[..., Path]:
+    def write(folder: Path, ops: Any) -> Path:
+        ops.to_csv(folder / "ops.csv", index=False)
+        return folder / "ops.csv"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        ("rank 1 F", 24),
+        ("step 2", 104),
+        ("2B7", 3),
+        ("F 3 step 4", 4),
+        ("mb 7 backward rank 0", 3),
+        ("send rank 3", 24),
+    ],
+)
+def test_a_search_finds_what_the_words_say(text: str, total: int, timeline: Timeline) -> None:
+    if text == "step 2":
+        tables = timeline.measured.tables
+        total = sum(int((tables[name].tracks.columns["step"] == 2).sum()) for name in ("ops", "comms"))
+    answer = search(timeline, text)
+    assert (answer["total"], answer["unknown"]) == (total, [])
+    starts = [bar[1] for bar in answer["found"]]
+    assert starts == sorted(starts)
+
+
+def test_a_search_sorts_by_length_and_says_what_it_does_not_know(timeline: Timeline) -> None:
+    lengths = [bar[2] for bar in search(timeline, "longest B")["found"]]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 8_000_000 * 1.3 * 1.4
+    assert search(timeline, "nonsense 4") == {"total": 0, "found": [], "unknown": ["nonsense"]}
+    assert search(timeline, "") == {"total": 0, "found": [], "unknown": []}
+
+
+def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:
+    hops = journey(timeline, MEASURED, 2, 0, 3)
+    said = dict(details(timeline, MEASURED, 2, "ops", hops[0]["row"]))
+    assert said[""] == "Forward of microbatch 3"
+    assert (said["rank"], said["stage"], said["step"]) == ("0", "0", "2")
+    assert "later" in said["than in the plan"]
+    assert said.get("critical path") or said.get("slack")
+    message = dict(details(timeline, MEASURED, 2, "comms", hops[1]["row"]))
+    assert (message[""], message["carries"], message["transfers"]) == ("Send to rank 1", "activations", "0.40 ms")
+    with pytest.raises(LookupError):
+        details(timeline, MEASURED, 2, "ops", 10**9)
+
+
+def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = load([run_p4])
+    monkeypatch.setattr("dashboards.tiles.timeline.MOST_KEPT_OPS", 10)
+    timeline = Timeline(analysis)
+    assert MOST_KEPT_OPS > 10
+    assert timeline.slack(2) is None
+    light = without_tables(analysis)
+    assert light.report == analysis.report
+    assert (len(light.data.ops), len(light.data.comms)) == (0, 0)
+
+
+def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, synthetic: ModuleType, to_tables: Any) -> None:
+    import pandas as pd
+
+    ops = simulate(build("1f1b", 2, 2), uniform(1_000_000, 2_000_000)).ops()
+    both = pd.concat([ops, ops.assign(rank=ops["rank"] + 2)])
+    layout = Timeline(load([to_tables(tmp_path, both)])).layout
+    assert layout.orders["stage"] == (("stage 0", (0, 2)), ("stage 1", (1, 3)))
+    assert layout.orders["pipeline"] == (("pipeline 0", (0, 1)), ("pipeline 1", (2, 3)))
+    assert layout.blocks("stage") == ((0, 2, 1, 3),)
