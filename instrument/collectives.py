@@ -171,6 +171,17 @@ class AxisGroup:
         self._require_divisible(tensor, 0)
         return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor))
 
+    def all_to_all_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send the next ``sent[i]`` rows to each rank i; the result has ``received[i]`` rows of each, in the order of ranks.
+
+        Any of them may be 0. What one rank sends to another is what that one receives from it.
+        """
+        if self.size == 1:
+            return rows
+        row_bytes = rows.shape[1:].numel() * rows.itemsize
+        with self.recorder.uneven_all_to_all(self.axis, sent, received, row_bytes, self.recorder.step):
+            return self._all_to_all_rows(rows, sent, received).wait()
+
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Broadcast from rank ``source`` of the axis, in place; returns ``tensor``."""
         return self._run(Collective.BROADCAST, tensor.nbytes, tensor, lambda: self._broadcast(tensor, source, False))
@@ -248,6 +259,12 @@ class AxisGroup:
         received = self._receive_buffer(buffer.shape, tensor)
         work = dist.all_to_all_single(received, buffer, group=self._group)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
+
+    def _all_to_all_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> _Posted[Tensor]:
+        buffer = self._to_backend(rows.contiguous())
+        incoming = self._receive_buffer((sum(received), *rows.shape[1:]), rows)
+        work = dist.all_to_all_single(incoming, buffer, list(received), list(sent), group=self._group)
+        return _Posted((work,), lambda: self._from_backend(incoming, rows.device), buffer)
 
     def _rotate(self, tensor: Tensor, target: int, source: int) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())

@@ -4,6 +4,9 @@ Ranks are ordered as in Megatron-LM, tp fastest, then cp, dp and pp:
 rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)); any other order of the axes can be asked for.
 Groups carry the description ``mesh_<axis>``, so that traces name the axis.
 
+Experts are spread over the same ranks: the dp · cp · tp ranks of a stage are edp · ep of them too, ep fastest
+(:func:`pptrace.axes.expert_group_of`).
+
 Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGenerator``.
 """
 
@@ -20,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pptrace import axes
-from pptrace.axes import MESH_ORDER, Axis
+from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 from pptrace.errors import UsageError
 
 AXES = tuple(reversed(MESH_ORDER))
@@ -30,13 +33,17 @@ _LISTED = f"{', '.join(MESH_ORDER[:-1])} and {MESH_ORDER[-1]}"
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest."""
+    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest.
+
+    ``ep`` of the ranks of a stage share its experts; it takes no ranks of its own.
+    """
 
     pp: int
     dp: int = 1
     cp: int = 1
     tp: int = 1
     order: tuple[Axis, ...] = MESH_ORDER
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
@@ -44,6 +51,21 @@ class MeshShape:
                 f"the order of axes is {'-'.join(self.order)}; expected {_LISTED} once each, fastest first, such as "
                 f"{'-'.join(MESH_ORDER)}"
             )
+        if self.ep < 1 or self.of_stage % self.ep:
+            raise UsageError(
+                f"ep={self.ep} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
+                "spread; choose a divisor"
+            )
+
+    @property
+    def of_stage(self) -> int:
+        """Ranks of one stage: dp · cp · tp."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts of a stage."""
+        return self.of_stage // self.ep
 
     @property
     def world(self) -> int:
@@ -70,8 +92,14 @@ class MeshShape:
         """The ranks that differ from this one in ``axis`` alone, itself included, in the order of their places on it."""
         return axes.group_of(rank, (axis,), self._size_of_axis, self.order)
 
+    def expert_group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """The ranks that share the experts of a stage with this one (EP), or hold the same ones (EDP)."""
+        return axes.expert_group_of(rank, axis, self._size_of_axis, self.order, self.ep)
+
     def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
+        if along and along[0] in OF_EXPERTS:
+            return sorted({self.expert_group_of(rank, along[0]) for rank in range(self.world)})
         if Axis.DP_CP in along:
             along = (*along, Axis.DP, Axis.CP)
         return axes.groups_of(along, self._size_of_axis, self.order)
@@ -98,13 +126,15 @@ def fit_shape(
     cp: int = 1,
     tp: int = 1,
     order: tuple[Axis, ...] = MESH_ORDER,
+    ep: int = 1,
 ) -> MeshShape:
     """The shape that fills ``world`` ranks. A ``pp`` or ``dp`` left out takes what the others leave (pp first).
 
     Needs no process group, so that a mistake is reported before any rank waits for another.
 
     Raises:
-        UsageError: a size below 1, or sizes whose product is not the world.
+        UsageError: a size below 1, sizes whose product is not the world, or an ``ep`` that the ranks of a stage do not
+            divide into.
     """
     named = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     sizes = {name: size for name, size in named.items() if size is not None}
@@ -120,18 +150,18 @@ def fit_shape(
     rest = world // product_of_sizes
     pp, rest = (rest, 1) if pp is None else (pp, rest)
     dp = rest if dp is None else dp
-    return MeshShape(pp, dp, cp, tp, order)
+    return MeshShape(pp, dp, cp, tp, order, ep)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
     """This rank's coordinates and the process groups it belongs to.
 
-    ``groups`` has one of each axis, and of dp × cp where both are larger than 1. ``embedding`` joins the first and the last
-    rank of each pipeline, which both hold a tied embedding; None on the ranks between, and where the pipeline has one rank.
-    ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for each direction, messages of both directions
-    overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r where they hold copies of the same stages
-    (DualPipe).
+    ``groups`` has one of each axis, of dp × cp where both are larger than 1, and of ep and edp of a model with experts.
+    ``embedding`` joins the first and the last rank of each pipeline, which both hold a tied embedding; None on the ranks
+    between, and where the pipeline has one rank. ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for
+    each direction, messages of both directions overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r
+    where they hold copies of the same stages (DualPipe).
     """
 
     shape: MeshShape
@@ -180,7 +210,7 @@ class Mesh:
         return self.shape.group_of(self.rank, Axis.PP)[pp_rank]
 
 
-def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False) -> Mesh:
+def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False, experts: bool = False) -> Mesh:
     """Make the groups of every axis. Every rank of the world calls this, after ``init_process_group``.
 
     Args:
@@ -188,6 +218,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
         device_type: "cpu" or "cuda": where tensors that go through the groups live.
         backend: "gloo" or "nccl".
         mirrored: with the ``mirror`` groups, which a plan of two chains needs.
+        experts: with the groups of ep and edp, which a model with experts needs.
 
     Raises:
         UsageError: the shape does not fill the world.
@@ -208,6 +239,10 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     both = make_groups(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
     if both is not None:
         groups[Axis.DP_CP] = both
+    for axis in (Axis.EP, Axis.EDP) if experts else ():
+        along = make_groups(shape.groups_of(axis), backend, f"mesh_{axis}")
+        assert along is not None  # every rank is in one group of each
+        groups[axis] = along
     return Mesh(
         shape,
         dist.get_rank(),

@@ -35,8 +35,9 @@ MESH_ORDER = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
 WITHIN_STAGE = tuple(axis for axis in MESH_ORDER if axis is not Axis.PP)
 """The axes along which the ranks of one stage differ."""
 SHARING = (Axis.EP,)
-"""Axes that share the ranks of others: experts are spread over ranks that tp, cp and dp number already. Groups of ETP and EDP
-are read too, but a mesh has no size of theirs."""
+"""Axes that share the ranks of others: experts are spread over ranks that tp, cp and dp number already."""
+OF_EXPERTS = (Axis.ETP, Axis.EP, Axis.EDP)
+"""The axes of experts within one stage, fastest-varying first; EDP is what the other two leave of its ranks."""
 SIZED = (*WITHIN_STAGE, *SHARING)
 """The axes whose sizes a mesh has besides that of its pipelines."""
 
@@ -80,6 +81,19 @@ def group_of(
             members = [member + (index - coordinate) * stride for index in range(sizes[axis]) for member in members]
         stride *= sizes[axis]
     return tuple(sorted(members))
+
+
+def expert_group_of(
+    rank: int, axis: Axis, sizes: Mapping[Axis, int], order: Sequence[Axis], ep: int, etp: int = 1
+) -> tuple[int, ...]:
+    """The global ranks of the group along an axis of experts (:data:`OF_EXPERTS`) that ``rank`` belongs to, in its order.
+
+    Experts are folded over the ranks of a stage, counted in ascending order: etp fastest, then ep, then edp. ``ep · etp``
+    divides them. Source: Megatron-LM's parallel folding (arXiv 2504.14960).
+    """
+    stage = group_of(rank, WITHIN_STAGE, sizes, order)
+    folded = {Axis.ETP: etp, Axis.EP: ep, Axis.EDP: len(stage) // (ep * etp)}
+    return tuple(stage[place] for place in group_of(stage.index(rank), (axis,), folded, OF_EXPERTS))
 
 
 def groups_of(

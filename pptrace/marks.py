@@ -7,6 +7,7 @@ Grammar, version 1:
     p2p    = "p2p" … ops=transfer{","transfer}       e.g.  pp1:p2p step=7 axis=pp ops=2SEND_F3>5@4096,2RECV_B0<5@4096
     wait   = "wait" … op=transfer                    e.g.  pp1:wait step=7 op=2RECV_B0<5@4096
     collective = "all_reduce" | "all_gather" | …     e.g.  pp1:all_reduce step=7 axis=dp size=4 bytes=1048576
+                 … got= rows=sent{","sent}">"got{","got}    pp1:all_to_all step=7 axis=ep size=2 bytes=640 got=256 rows=3,7>3,1
     exchange = "exchange" … ops=link{","link}        e.g.  pp1:exchange step=7 axis=cp ops=>5@4096,<3@4096
     call   = "call" … kind= group= seq=              e.g.  pp1:call step=7 kind=send group=0 seq=4 bytes=4096 peer=5 handle=3
     await  = "await" …                               e.g.  pp1:await step=7 axis=cp handle=12
@@ -20,6 +21,9 @@ reported, never guessed at. A name that does not begin with "pp<digits>:" is no 
 A ``p2p`` range begins when its transfers are posted and lasts until all are complete; inside it each transfer has a ``wait``
 range, whose end says when that transfer was seen complete. Where transfers are posted ahead of the compute that reads them,
 the ``p2p`` range ends with the posting and the ``wait`` ranges follow later, one for each transfer all the same.
+
+An all-to-all of uneven parts hands in ``bytes`` and gets ``got``; ``rows`` are how many it sends to each member and gets from
+each, in the order of the group: what one sends to another is what that one gets from it.
 
 An ``exchange`` is point-to-point too, but its messages carry no microbatch: the steps of a ring, or control messages. A
 collective or an exchange whose range ends with the posting has a ``handle``, a number that its rank uses once; an ``await``
@@ -108,8 +112,20 @@ class WaitMark:
 
 
 @dataclass(frozen=True, slots=True)
+class Uneven:
+    """What an all-to-all of uneven parts brings a rank: bytes, and the rows sent to and received from each member."""
+
+    received_bytes: int
+    sent_rows: tuple[int, ...]
+    received_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveMark:
-    """A collective over ``size`` ranks of ``axis``; ``bytes`` is this rank's message, as nccl-tests counts it."""
+    """A collective over ``size`` ranks of ``axis``; ``bytes`` is this rank's message, as nccl-tests counts it.
+
+    Of an all-to-all of uneven parts ``bytes`` is what the rank hands in; ``uneven`` has what it receives.
+    """
 
     kind: Collective
     axis: Axis
@@ -117,6 +133,7 @@ class CollectiveMark:
     bytes: int
     step: int
     handle: int | None = None
+    uneven: Uneven | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +213,9 @@ def format_mark(mark: Mark) -> str:
             return f"{PREFIX}p2p step={step} axis={axis} ops={','.join(map(_format_transfer, transfers))}"
         case WaitMark(transfer, step):
             return f"{PREFIX}wait step={step} op={_format_transfer(transfer)}"
-        case CollectiveMark(kind, axis, size, num_bytes, step, handle):
-            return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}{_format_handle(handle)}"
+        case CollectiveMark(kind, axis, size, num_bytes, step, handle, uneven):
+            end = f"{_format_uneven(uneven)}{_format_handle(handle)}"
+            return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}{end}"
         case ExchangeMark(links, axis, step, handle):
             ops = ",".join(map(_format_link, links))
             return f"{PREFIX}exchange step={step} axis={axis} ops={ops}{_format_handle(handle)}"
@@ -252,6 +270,7 @@ def _parse_body(head: str, values: dict[str, str]) -> Mark:
             _number(values["bytes"]),
             step,
             _parse_handle(values),
+            _parse_uneven(values),
         )
     if head == "exchange":
         links = tuple(_parse_link(item) for item in values["ops"].split(","))
@@ -290,6 +309,20 @@ def _format_handle(handle: int | None) -> str:
 
 def _parse_handle(values: dict[str, str]) -> int | None:
     return _number(values["handle"]) if "handle" in values else None
+
+
+def _format_uneven(uneven: Uneven | None) -> str:
+    if uneven is None:
+        return ""
+    sent, received = (",".join(map(str, rows)) for rows in (uneven.sent_rows, uneven.received_rows))
+    return f" got={uneven.received_bytes} rows={sent}>{received}"
+
+
+def _parse_uneven(values: dict[str, str]) -> Uneven | None:
+    if "rows" not in values:
+        return None
+    sent, received = (tuple(map(_number, part.split(","))) for part in values["rows"].split(">"))
+    return Uneven(_number(values["got"]), sent, received)
 
 
 def _format_transfer(transfer: Transfer) -> str:

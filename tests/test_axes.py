@@ -6,7 +6,7 @@ from itertools import combinations, permutations, product
 
 import pytest
 
-from pptrace.axes import MESH_ORDER, Axis, coordinates_of, group_of, groups_of, rank_of
+from pptrace.axes import MESH_ORDER, Axis, coordinates_of, expert_group_of, group_of, groups_of, rank_of
 
 SIZES = {**dict.fromkeys(MESH_ORDER, 1), Axis.TP: 2, Axis.DP: 3, Axis.PP: 4}
 WORLD = 24
@@ -39,3 +39,33 @@ def test_a_group_holds_the_ranks_that_differ_along_its_axes_alone(
     alike = [tuple(other for other in range(WORLD) if fixed(other) == fixed(rank)) for rank in range(WORLD)]
     assert [group_of(rank, along, SIZES, order) for rank in range(WORLD)] == alike
     assert groups_of(along, SIZES, order) == sorted(set(alike))
+
+
+def groups_of_experts(
+    axis: Axis, world: int, order: tuple[Axis, ...] = MESH_ORDER, **sizes: int
+) -> list[tuple[int, ...]]:
+    ep, etp = sizes.pop("ep"), sizes.pop("etp", 1)
+    of_mesh = {axis: sizes.get(axis, 1) for axis in MESH_ORDER}
+    return sorted({expert_group_of(rank, axis, of_mesh, order, ep, etp) for rank in range(world)})
+
+
+def test_groups_of_experts_are_those_of_megatron_cores_rank_generator() -> None:
+    """As its ``RankGenerator`` (0.16.1, order tp-cp-ep-dp-pp) makes them, and ``get_expert_data_parallel_group``."""
+    assert groups_of_experts(Axis.EP, 8, tp=2, dp=4, ep=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert groups_of_experts(Axis.EDP, 8, tp=2, dp=4, ep=4) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert groups_of_experts(Axis.EP, 8, tp=2, dp=2, pp=2, ep=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert groups_of_experts(Axis.EDP, 8, tp=2, dp=2, pp=2, ep=4) == [(rank,) for rank in range(8)]
+    sixteen = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}
+    assert groups_of_experts(Axis.EDP, 16, **sixteen, ep=4)[:4] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert groups_of_experts(Axis.EP, 16, **sixteen, ep=2, etp=2)[:3] == [(0, 2), (1, 3), (4, 6)]
+    assert groups_of_experts(Axis.EDP, 16, **sixteen, ep=2, etp=2)[:3] == [(0, 4), (1, 5), (2, 6)]
+    assert groups_of_experts(Axis.ETP, 16, **sixteen, ep=2, etp=2) == [(rank, rank + 1) for rank in range(0, 16, 2)]
+
+
+@pytest.mark.parametrize("order", list(permutations(MESH_ORDER))[::5])
+def test_experts_stay_within_a_stage_whatever_the_order(order: tuple[Axis, ...]) -> None:
+    for rank in range(WORLD):
+        stage = group_of(rank, (Axis.TP, Axis.CP, Axis.DP), SIZES, order)
+        along = [expert_group_of(rank, axis, SIZES, order, ep=3, etp=2) for axis in (Axis.ETP, Axis.EP, Axis.EDP)]
+        assert [len(group) for group in along] == [2, 3, 1]
+        assert all(rank in group and set(group) <= set(stage) for group in along)

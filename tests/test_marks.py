@@ -24,6 +24,7 @@ from pptrace.marks import (
     SpanKind,
     SpanMark,
     Transfer,
+    Uneven,
     UnknownMark,
     WaitMark,
     format_mark,
@@ -49,11 +50,14 @@ p2p_kinds = st.sampled_from([kind for kind in Kind if kind.is_p2p])
 transfers = st.builds(Transfer, st.builds(Action, p2p_kinds, small, small), small, large)
 links = st.builds(Link, st.booleans(), small, large)
 handles = st.none() | large
+rows = st.lists(large, min_size=1, max_size=5).map(tuple)
+unevens = st.builds(Uneven, large, rows, rows)
 marks: st.SearchStrategy[Mark] = st.one_of(
     st.builds(OpMark, st.one_of(compute, overlapped), large),
     st.builds(P2PMark, st.lists(transfers, min_size=1, max_size=4).map(tuple), st.sampled_from(Axis), large),
     st.builds(WaitMark, transfers, large),
     st.builds(CollectiveMark, st.sampled_from(Collective), st.sampled_from(Axis), small, large, large, handles),
+    st.builds(CollectiveMark, st.just(Collective.ALL_TO_ALL), st.just(Axis.EP), small, large, large, handles, unevens),
     st.builds(ExchangeMark, st.lists(links, min_size=1, max_size=4).map(tuple), st.sampled_from(Axis), large, handles),
     st.builds(
         CallMark,

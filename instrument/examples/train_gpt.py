@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from instrument.mesh import Mesh, make_mesh
 from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import VOCABULARY, GptStage
+from instrument.models.gpt import VOCABULARY, GptConfig, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -74,7 +74,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     """Run the training loop, in a process group that exists."""
     observer = session.current()
     mirrored = settings.plan.num_chains > 1
-    mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored)
+    has_experts = settings.model.experts is not None
+    mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored, has_experts)
     wiring = settings.wiring
     parallel = make_parallel(mesh, wiring.parallel, observer.recorder, wiring.route, options.seed)
     if options.balance:
@@ -119,6 +120,8 @@ def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, opt
     """Record mesh, plan and model in the trace."""
     shape = mesh.shape
     sizes = {"vpp": settings.plan.num_chunks, **{str(axis): shape.size_of(axis) for axis in MESH_ORDER}}
+    if settings.model.experts is not None:
+        sizes |= {"ep": shape.ep, "etp": 1}
     observer.describe(
         mesh=sizes | {"order": "-".join(shape.order)},
         plan=settings.plan,
@@ -171,6 +174,8 @@ def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
 
 def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh, use: MemoryUse) -> str:
     """One line: predicted memory, to compare with the measured one, which includes messages in transit."""
+    if settings.model.experts is not None:
+        return f"memory   rank {mesh.rank}   predicted nothing, because what experts hold depends on the routes"
     form, num_unrecomputed = _form(settings, options), options.recompute_microbatches_beyond
     most = rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, num_unrecomputed)
     numbers = (most.bytes, most.layers_bytes, most.ends_bytes, most.paper_bytes)
@@ -283,7 +288,16 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
         "sleep_per_layer": options.sleep_per_layer,
+        **_describe_experts(settings.model),
     }
+
+
+def _describe_experts(model: GptConfig) -> dict[str, object]:
+    """The options of the experts; nothing of a model without."""
+    if model.experts is None:
+        return {}
+    options = asdict(model.experts)
+    return {"experts": options.pop("num"), **{f"experts_{name}": value for name, value in options.items()}}
 
 
 if __name__ == "__main__":

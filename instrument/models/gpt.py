@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from instrument.collectives import AxisGroup
+from instrument.expert.layer import ExpertLayer, RoutesOfForward
+from instrument.expert.options import ExpertOptions
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
@@ -28,6 +30,8 @@ from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, Ro
 from pptrace.errors import UsageError
 
 VOCABULARY = 256  # bytes
+_STD = 0.02
+"""Of initial weights."""
 
 
 class Recompute(StrEnum):
@@ -43,7 +47,7 @@ class GptConfig:
     """Sizes of the whole model. ``sequence`` is the longest one that the learned positions allow.
 
     ``kv_heads`` below ``heads`` make attention grouped-query; None means as many as heads. ``dropout`` is the probability
-    after the embedding, the attention and the MLP of each layer.
+    after the embedding, the attention and the MLP of each layer. ``experts`` stand in place of some layers' MLP.
     """
 
     layers: int
@@ -56,6 +60,7 @@ class GptConfig:
     recompute: Recompute = Recompute.NONE
     kv_heads: int | None = None
     dropout: float = 0.0
+    experts: ExpertOptions | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "kv_heads"):
@@ -66,6 +71,10 @@ class GptConfig:
             raise UsageError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts in place of its MLP."""
+        return self.experts is not None and self.experts.in_layer(layer)
 
     @property
     def num_kv_heads(self) -> int:
@@ -99,6 +108,9 @@ class Embedding(nn.Module):
         self.positions.weight.data.copy_(whole.positions.weight)
 
 
+_TensorParallel = ColumnParallelLinear | RowParallelLinear
+
+
 class Block(nn.Module):
     """One transformer layer; (microbatch, sequence / cp, hidden) in and out, with SP this rank's shard of that."""
 
@@ -114,32 +126,47 @@ class Block(nn.Module):
         self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
         self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
         self.mlp_norm = LayerNorm(hidden, region.shards_sequence, dtype)
-        self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
-        self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
+        self.experts = None
+        if config.experts is not None and config.has_experts(layer):
+            self.experts = ExpertLayer(hidden, config.experts, region, parallel.experts, dtype=dtype)
+        else:
+            self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
+            self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
+        routes = RoutesOfForward()
         if recompute or self.recompute is Recompute.FULL:
-            return _checkpointed(lambda x: self._compute(x, microbatch_key), x)
-        return self._compute(x, microbatch_key)
+            return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x)
+        return self._compute(x, microbatch_key, routes)
 
     def take(self, whole: Block) -> None:
         """Copy this rank's part of the whole layer's values."""
         for name in ("attention_norm", "mlp_norm"):
             getattr(self, name).load_state_dict(getattr(whole, name).state_dict())
-        for layer, source in (
+        pairs: list[tuple[_TensorParallel, _TensorParallel]] = [
             (self.qkv, whole.qkv),
             (self.attention_out, whole.attention_out),
-            (self.mlp_in, whole.mlp_in),
-            (self.mlp_out, whole.mlp_out),
-        ):
+        ]
+        if self.experts is not None and whole.experts is not None:
+            self.experts.take(whole.experts)
+        else:
+            pairs += [(self.mlp_in, whole.mlp_in), (self.mlp_out, whole.mlp_out)]
+        for layer, source in pairs:
             layer.take(source.weight, source.bias)
 
-    def _compute(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
+    def _compute(self, x: Tensor, microbatch_key: MicrobatchKey, routes: RoutesOfForward) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
         attended = _checkpointed(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
         x = x + self._drop(self.attention_out(attended), microbatch_key, 0)
-        return x + self._drop(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))), microbatch_key, 1)
+        return x + self._drop(self._transform(self.mlp_norm(x), routes), microbatch_key, 1)
+
+    def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
+        """The MLP, or the experts in its place."""
+        if isinstance(self.experts, ExpertLayer):
+            return self.experts.forward(x, routes)
+        output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
+        return output
 
     def _attend(self, qkv: Tensor) -> Tensor:
         return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
@@ -196,7 +223,7 @@ class GptStage(nn.Module):
             self.embedding.take(drawn_embedding(config))
         for layer, block in self.blocks.items():
             assert isinstance(block, Block)
-            whole = Block(config)
+            whole = Block(config, layer=int(layer))
             _draw(whole, config, part=1 + int(layer))
             block.take(whole)
         if self.head is not None:
@@ -269,13 +296,15 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = Non
 
 
 def _draw(module: nn.Module, config: GptConfig, part: int) -> None:
-    """Draw initial values, seeded by the part's index: GPT-2's, without its depth scaling."""
+    """Draw initial values, seeded by the part's index, of experts by their ids too: GPT-2's, without its depth scaling."""
     generator = torch.Generator().manual_seed(mix(config.seed, part))
     for layer in module.modules():
         if isinstance(layer, nn.LayerNorm):
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.Linear | nn.Embedding):
-            nn.init.normal_(layer.weight, std=0.02, generator=generator)
+            nn.init.normal_(layer.weight, std=_STD, generator=generator)
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+        elif isinstance(layer, ExpertLayer):
+            layer.draw_experts(mix(config.seed, part), _STD)

@@ -85,11 +85,13 @@ def make_gpt_runtime(
 
     Raises:
         UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
-            with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
+            with copies of its stages on a mesh without mirror groups, or experts on one without theirs, or what
+            :func:`check_zero` refuses.
     """
     plan, config = gpt.plan, gpt.config
     _check(mesh, plan, config, wiring)
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
+    parallel = parallel.with_loss_weight(mesh.shape.cp / plan.num_microbatches)
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
@@ -120,6 +122,10 @@ def _make_stages(mesh: Mesh, gpt: GptPipeline, parallel: Parallel, device: torch
 def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:
     """Raise the UsageErrors of :func:`make_gpt_runtime`."""
     check_zero(wiring.zero, mesh.shape, plan, config)
+    if config.experts is not None and Axis.EP not in mesh.groups:
+        raise UsageError(
+            f"the model has {config.experts.num} experts in a layer; make the mesh with its groups of experts"
+        )
     if plan.num_chains > 1 and mesh.mirror is None:
         raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
     ends = {plan.placement[0], plan.placement[-1]}
@@ -158,7 +164,7 @@ def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> N
 
     Raises:
         UsageError: there is only one replica; or, with gradients or parameters sharded, a plan that splits the backward
-            or has stages twice, KV heads that are copied, or a tied embedding in two stages of one rank.
+            or has stages twice, KV heads that are copied, experts, or a tied embedding in two stages of one rank.
     """
     if zero is Zero.NONE:
         return
@@ -170,6 +176,10 @@ def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> N
         raise UsageError(
             f"ZeRO-{zero:d} frees weights after a backward, and {plan.name} needs them again for its W; use ZeRO-1, "
             "or a schedule with whole backwards"
+        )
+    if config.experts is not None:
+        raise UsageError(
+            f"ZeRO-{zero:d} shards all parameters over the same replicas, and experts have others; use ZeRO-1"
         )
     if config.num_kv_heads < shape.tp:
         raise UsageError(

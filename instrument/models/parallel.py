@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +12,8 @@ from torch import Tensor
 from instrument.collectives import AxisGroup, axis_group
 from instrument.context.attention import ContextAttention, check_context, make_context_groups
 from instrument.context.shard import ContextShape, positions
+from instrument.expert.groups import ExpertGroups, expert_groups
+from instrument.expert.options import ExpertOptions, check_experts
 from instrument.mesh import Mesh, MeshShape
 from instrument.recorder import Recorder
 from instrument.route import Route
@@ -48,19 +50,28 @@ class ParallelOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parallel:
-    """One rank's share: its tensor-parallel region, its attention, and which positions of a sequence it holds."""
+    """One rank's share: its tensor-parallel region, its attention, which positions of a sequence it holds, and with whom it
+    shares experts.
+    """
 
     region: Region
     attention: ContextAttention | None
     context: ContextShape
     cp_rank: int
     seeds: DropoutSeeds
+    experts: ExpertGroups | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``."""
         if self.attention is not None:
             return self.attention(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+    def with_loss_weight(self, weight: float) -> Parallel:
+        """The share with the weight of losses inside the layers: context ranks by microbatches
+        (:class:`instrument.expert.groups.ExpertGroups`).
+        """
+        return self if self.experts is None else replace(self, experts=replace(self.experts, loss_weight=weight))
 
     def positions(self, held: int, device: torch.device) -> Tensor:
         """Position ids of this rank's activations, if its batch holds ``held`` tokens of each sequence."""
@@ -97,14 +108,21 @@ def make_parallel(
     if context.size > 1:
         attention = ContextAttention(make_context_groups(mesh, context, recorder, route))
     seeds = DropoutSeeds(seed, (mesh.dp_rank, mesh.cp_rank), mesh.tp_rank)
-    return Parallel(region, attention, context, mesh.cp_rank, seeds)
+    return Parallel(region, attention, context, mesh.cp_rank, seeds, expert_groups(mesh, context, recorder, route))
 
 
-def check_parallel(shape: MeshShape, options: ParallelOptions, sequence: int, heads: int, kv_heads: int) -> None:
+def check_parallel(
+    shape: MeshShape,
+    options: ParallelOptions,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    experts: ExpertOptions | None = None,
+) -> None:
     """Refuse sizes that cannot be sharded, before any process group is made.
 
     Raises:
-        UsageError: heads that neither divide nor can be copied, or a sequence that does not divide.
+        UsageError: heads that neither divide nor can be copied, a sequence that does not divide, or experts that do not.
     """
     share_heads(heads, kv_heads, 0, shape.tp)
     context = options.context(shape.cp)
@@ -116,3 +134,7 @@ def check_parallel(shape: MeshShape, options: ParallelOptions, sequence: int, he
             f"sequence length {sequence}{of_rank} does not divide into sequence shards for tp={shape.tp} ranks; choose a "
             f"multiple of {math.lcm(context.divisor, shape.cp * shape.tp)}"
         )
+    if experts is not None:
+        check_experts(experts, shape.ep, shape.tp, held)
+    elif shape.ep > 1:
+        raise UsageError(f"ep is {shape.ep} and the model has no experts to share out; give it some, or leave ep out")

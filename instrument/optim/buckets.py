@@ -82,16 +82,22 @@ class Mean(Protocol):
 
 
 class WholeMean:
-    """Average every gradient on every replica, in ``.grad``."""
+    """Average every gradient on every replica, in ``.grad``.
 
-    def __init__(self, group: AxisGroup) -> None:
+    Args:
+        group: the replicas, over which gradients are summed.
+        divisor: of the sums.
+    """
+
+    def __init__(self, group: AxisGroup, divisor: int) -> None:
         self._group = group
+        self._divisor = divisor
 
     def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:  # noqa: ARG002
         return self._group.start_all_reduce(gradients)
 
     def finish(self, bucket: Bucket, summed: Tensor) -> None:
-        bucket.take_gradients(summed.div_(self._group.size))
+        bucket.take_gradients(summed.div_(self._divisor))
 
 
 class OverlappedMean:
@@ -107,6 +113,10 @@ class OverlappedMean:
         self._missing: dict[int, int] = {}
         self._pending: dict[int, Pending[Tensor]] = {}
         self._clear()
+
+    def parameters(self) -> Iterator[int]:
+        """Ids of the parameters."""
+        return iter(self._bucket_of)
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Report that a parameter has the gradients of all microbatches; once per parameter and step."""

@@ -22,7 +22,7 @@ class ControlChannel:
     Args:
         mesh: of this rank.
         recorder: writes the ranges.
-        sharded: replicas count parts of their gradients (ZeRO), so that sums go over them as well.
+        sharded: replicas count parts of their gradients (ZeRO) or experts, so that sums go over them as well.
     """
 
     def __init__(self, mesh: Mesh, recorder: Recorder, sharded: bool = False) -> None:

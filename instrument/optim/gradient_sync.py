@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from instrument.backward_split.gradients_of import gradient_of
 from instrument.backward_split.split import Splittable
 from instrument.collectives import AxisGroup
+from instrument.expert.bias import biased_routers, forget_counts, update_biases
+from instrument.expert.linear import expert_parameters
 from instrument.mesh import Mesh
-from instrument.optim.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean, WholeMean, make_buckets
-from instrument.optim.main_parameters import Shards, Zero, main_parameters
+from instrument.optim.averages import Averages
+from instrument.optim.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean
+from instrument.optim.main_parameters import Joined, MainParameters, Zero, main_parameters
 from instrument.route import Route
 from instrument.sequence.partial import partial_gradients, sum_partial_gradients
 from instrument.tensor.shards import Share, counted_shares
@@ -69,6 +72,9 @@ class GradientSync:
     """Averages gradients over dp × cp and sums parts of one gradient: over tp those of norms under SP and of copied KV
     heads, over the first and last stage those of a tied embedding, over mirrored ranks (DualPipe) those of whole stages.
 
+    Experts are averaged over edp. Their gradients are sums over the tokens of all ranks of ep already, which the way back of
+    the tokens brought, so that the sum over edp is divided by dp · cp, as all others' over dp × cp are.
+
     The averages overlap with the last microbatch's backward, except of parameters whose parts have to be summed first.
     A loss is the mean over one rank's tokens, of which every rank of dp × cp has equally many, so that the mean over these
     ranks is the mean over all tokens. Every sum has an order that the backend chooses: runs agree up to rounding.
@@ -96,27 +102,37 @@ class GradientSync:
         self._tensor = tensor_group
         self._partials = [partial for stage in modules for partial in partial_gradients(stage)]
         self._replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, route)
+        self._has_experts = Axis.EDP in mesh.groups
+        edp = AxisGroup(mesh.groups.get(Axis.EDP), Axis.EDP, recorder, route)
+        experts = {id(parameter) for stage in modules for parameter in expert_parameters(stage)}
         self._mirror = None if mesh.mirror is None else AxisGroup(mesh.mirror, Axis.MIRROR, recorder, route)
         has_copy = tied is not None and mesh.embedding is not None
+        self._routers = biased_routers(modules)
         self._embedding = AxisGroup(mesh.embedding, Axis.EMBEDDING, recorder, route) if has_copy else None
-        self._shares = self._counted_shares(modules)
         parameters = list(nn.ModuleList(modules).parameters())
         late = self._late_parameters(parameters)
         # Backward finishes the last layers first.
         early = [parameter for parameter in reversed(parameters) if id(parameter) not in late]
-        self._fully_sharded = fully_sharded
-        self.sharded = zero is not Zero.NONE
-        multiple = self._replicas.size if zero is Zero.OPTIMIZER else 1
-        early_buckets = list(make_buckets(early, averaging.bucket_bytes, multiple))
         last = [parameter for parameter in parameters if id(parameter) in late]
-        self._late_buckets = list(make_buckets(last, averaging.bucket_bytes, multiple))
-        buckets = [*early_buckets, *self._late_buckets]
-        self._shards = Shards(buckets, self._replicas) if zero is Zero.OPTIMIZER else None
-        self._mean: Mean = self._shards or WholeMean(self._replicas)
-        self._averages = fully_sharded is None and (self._shards is not None or self._replicas.size > 1)
-        self.main = self._shards or main_parameters(parameters, fully_sharded)
-        self._early = OverlappedMean(early_buckets, self._mean) if self._averages else None
+        self._fully_sharded = fully_sharded
+        self.sharded = zero is not Zero.NONE or self._has_experts
+        self._averages: list[Averages] = []
+        for replicas, of_experts in ((self._replicas, False), (edp, True)):
+            first, second = ([p for p in part if (id(p) in experts) is of_experts] for part in (early, last))
+            if fully_sharded is None and first + second:
+                sizes = (self._replicas.size, averaging.bucket_bytes, zero is Zero.OPTIMIZER)
+                self._averages.append(Averages(first, second, replicas, *sizes))
+        self._counted_experts = [
+            p for p in parameters if id(p) in experts and (edp.rank == 0 or zero is Zero.OPTIMIZER)
+        ]
+        self._is_sharded = zero is Zero.OPTIMIZER
+        self._shares = self._counted_shares(modules, experts)
+        self.main = self._main_parameters(parameters)
         self._watch_completion(stages, early)
+
+    def _main_parameters(self, parameters: Sequence[nn.Parameter]) -> MainParameters | None:
+        shards = [averages.shards for averages in self._averages if averages.shards is not None]
+        return Joined(shards) if shards else main_parameters(parameters, self._fully_sharded)
 
     def _late_parameters(self, parameters: Sequence[nn.Parameter]) -> set[int]:
         """Ids of the parameters whose gradients are averaged after the backward, because their parts are summed first."""
@@ -132,8 +148,10 @@ class GradientSync:
         self._holders = {id(parameter): holders[id(parameter)] for parameter in early}
         self._finished: Counter[int] = Counter()
         self._awaited: set[int] = set()
-        if self._early is not None:
-            for parameter in early:
+        self._overlapped: list[OverlappedMean] = [a.overlapped for a in self._averages if a.overlapped is not None]
+        self._overlapped_of = {key: mean for mean in self._overlapped for key in mean.parameters()}
+        for parameter in early:
+            if id(parameter) in self._overlapped_of:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -143,7 +161,7 @@ class GradientSync:
             with self._fully_sharded.finishing([finish.stage for finish in finishes]):
                 yield
             return
-        if self._early is None:
+        if not self._overlapped:
             yield
             return
         completed: list[nn.Parameter] = []
@@ -159,28 +177,39 @@ class GradientSync:
         """Complete the gradients of this rank's stages. Called when all microbatches have run."""
         self._finished.clear()
         sums_parts = bool(self._partials) and self._tensor.size > 1
-        if not (sums_parts or self._averages or self._mirror is not None or self._embedding is not None):
+        if not (
+            sums_parts or self._routers or self._overlapped or self._mirror is not None or self._embedding is not None
+        ):
             return
         with self._recorder.span(SpanKind.GRAD_SYNC, step):
             if sums_parts:
                 sum_partial_gradients(self._partials, self._tensor)
             if self._embedding is not None and self._tied is not None:
                 self._embedding.all_reduce(gradient_of(self._tied))
-            if self._mirror is not None or self._averages:
-                for bucket in self._late_buckets:
-                    self._complete(bucket)
-            if self._early is not None:
-                self._early.finish()
+            for averages in self._averages:
+                if self._mirror is not None or averages.overlapped is not None:
+                    for bucket in averages.late_buckets:
+                        self._complete(bucket, averages.mean)
+                if averages.overlapped is not None:
+                    averages.overlapped.finish()
+            mirror = () if self._mirror is None else (self._mirror,)
+            update_biases(self._routers, (self._tensor, self._replicas, *mirror))
+
+    def forget_forwards(self) -> None:
+        """Forget what forwards counted that are run again."""
+        forget_counts(self._routers)
 
     def counted(self) -> list[Tensor]:
         """The gradients that this rank counts in a sum over the whole model, such as their norm: over pp and tp, and over
-        replicas where these have shards.
+        replicas where these have shards or experts.
 
         Of a parameter with copies on several of these ranks, all of which have the summed gradient, only the first rank's
         counts.
         """
-        if self._shards is not None:
-            return self._shards.counted({id(share.parameter): share.rows for share in self._shares})
+        if self._is_sharded:
+            rows = {id(share.parameter): share.rows for share in self._shares}
+            shards = [averages.shards for averages in self._averages if averages.shards is not None]
+            return [part for each in shards for part in each.counted(rows)]
         return [share.gradient() for share in self._shares]
 
     def mean_loss(self, losses: Tensor, step: int) -> Tensor:
@@ -191,17 +220,22 @@ class GradientSync:
             loss = self._mirror.all_reduce(loss / 2)
         return self._replicas.all_reduce(loss).div_(self._replicas.size)
 
-    def _complete(self, bucket: Bucket) -> None:
+    def _complete(self, bucket: Bucket, mean: Mean) -> None:
         gradients = bucket.gradients()
         if self._mirror is not None:
             self._mirror.all_reduce(gradients)
-        self._mean.finish(bucket, self._mean.start(bucket, gradients).wait())
+        mean.finish(bucket, mean.start(bucket, gradients).wait())
 
-    def _counted_shares(self, modules: Sequence[nn.Module]) -> list[Share]:
+    def _counted_shares(self, modules: Sequence[nn.Module], experts: Collection[int]) -> list[Share]:
+        """Without ZeRO, sums go over replicas for the experts' sake alone, and the first has all other parameters for them."""
         if self._mirror is not None and self._mirror.rank > 0:
             return []
+        of_experts = [Share(parameter) for parameter in self._counted_experts]
+        if self._has_experts and not self._is_sharded and self._replicas.rank > 0:
+            return of_experts
         copied = self._tied if self._embedding is not None and self._embedding.rank > 0 else None
-        return [share for share in counted_shares(modules, self._tensor.rank) if share.parameter is not copied]
+        shares = counted_shares(modules, self._tensor.rank)
+        return [s for s in shares if s.parameter is not copied and id(s.parameter) not in experts] + of_experts
 
     def _accumulated(self, parameter: Tensor) -> None:
         """Report an awaited gradient ready, once it is complete in every stage that has the parameter."""
@@ -209,9 +243,10 @@ class GradientSync:
             return
         self._awaited.discard(id(parameter))
         self._finished[id(parameter)] += 1
-        if self._early is not None and self._finished[id(parameter)] == self._holders.get(id(parameter)):
+        mean = self._overlapped_of.get(id(parameter))
+        if mean is not None and self._finished[id(parameter)] == self._holders.get(id(parameter)):
             assert isinstance(parameter, nn.Parameter)
-            self._early.ready(parameter)
+            mean.ready(parameter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,10 +104,12 @@ class Shards:
     Args:
         buckets: whose lengths the number of replicas divides.
         group: the replicas.
+        divisor: of the sums of their gradients.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], group: AxisGroup) -> None:
+    def __init__(self, buckets: Sequence[Bucket], group: AxisGroup, divisor: int) -> None:
         self._group = group
+        self._divisor = divisor
         self._parts = {id(bucket): self._part_of(bucket) for bucket in buckets}
         self._buckets = tuple(buckets)
         self.parameters = tuple(self._parts.values())
@@ -116,7 +118,7 @@ class Shards:
         return self._group.start_reduce_scatter(gradients)
 
     def finish(self, bucket: Bucket, summed: Tensor) -> None:
-        self._parts[id(bucket)].grad = summed.div_(self._group.size)
+        self._parts[id(bucket)].grad = summed.div_(self._divisor)
         bucket.drop_gradients()
 
     def take_gradients(self) -> None:
@@ -153,6 +155,29 @@ class Shards:
         length = bucket.length // self._group.size
         part = bucket.values()[self._group.rank * length :][:length]
         return nn.Parameter(part.to(gradient_dtype(bucket.parameters[0]), copy=True))
+
+
+class Joined:
+    """Several kinds of main parameters, such as shards over different replicas, as one."""
+
+    def __init__(self, parts: Sequence[MainParameters]) -> None:
+        self._parts = tuple(parts)
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        return [parameter for part in self._parts for parameter in part.parameters]
+
+    def take_gradients(self) -> None:
+        for part in self._parts:
+            part.take_gradients()
+
+    def drop_gradients(self) -> None:
+        for part in self._parts:
+            part.drop_gradients()
+
+    def publish(self) -> None:
+        for part in self._parts:
+            part.publish()
 
 
 class MainAdamW(AdamW):

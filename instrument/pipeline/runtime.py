@@ -105,6 +105,7 @@ class PipelineRuntime:
             start = self.num_speculative
             if optimizer.validate(step):
                 self._complete(run)
+                self.gradients.forget_forwards()
                 run, start = StepRun(self.program, step, batch, self.make_buffers()), 0
         self._execute(run, start, len(self._instructions))
         self.program.communicator.complete_sends(step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pptrace import axes
-from pptrace.axes import MESH_ORDER, Axis
+from pptrace.axes import MESH_ORDER, OF_EXPERTS, Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class MeshInfo(MeshSizes):
     ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
     number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
     unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``. ``is_cut``:
-    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer.
+    ranks of the pipelines exchange messages with ranks in none, so that the pipelines are longer. ``etp``: ranks that share each
+    expert, None where it is unknown how experts are spread over the ranks of a stage.
     """
 
     pipelines: tuple[tuple[int, ...], ...] = ()
@@ -44,6 +45,7 @@ class MeshInfo(MeshSizes):
     is_guess: bool = False
     known_pp_ranks: tuple[tuple[int, int], ...] = ()
     is_cut: bool = False
+    etp: int | None = None
 
     @property
     def sizes(self) -> MeshSizes:
@@ -115,7 +117,10 @@ class MeshInfo(MeshSizes):
         if axis == "mirror" and pipeline:
             pp_rank = pipeline.index(rank)
             return tuple(pipeline[index] for index in sorted((pp_rank, len(pipeline) - 1 - pp_rank)))
+        sizes = {name: self.size_of(name) or 1 for name in MESH_ORDER}
+        order = [Axis(name) for name in self.order]
+        if axis in OF_EXPERTS and self.ep is not None and self.etp is not None:
+            return axes.expert_group_of(rank, Axis(axis), sizes, order, self.ep, self.etp)
         if not set(names := axis.split("-")) <= set(MESH_ORDER):
             return None
-        sizes = {name: self.size_of(name) or 1 for name in MESH_ORDER}
-        return axes.group_of(rank, [Axis(name) for name in names], sizes, [Axis(name) for name in self.order])
+        return axes.group_of(rank, [Axis(name) for name in names], sizes, order)

@@ -63,6 +63,17 @@ def test_groups_are_those_of_megatrons_own_example() -> None:
     assert shape.groups_of(Axis.PP) == [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
 
 
+def test_an_analysis_knows_the_groups_of_experts() -> None:
+    shape = MeshShape(pp=2, dp=2, cp=2, tp=2, ep=4)
+    assert (shape.of_stage, shape.edp) == (8, 2)
+    mesh = MeshInfo(16, 2, 1, 2, 2, 2, 4, pipelines=tuple(shape.groups_of(Axis.PP)), etp=1)
+    for axis in (Axis.EP, Axis.EDP):
+        assert [mesh.group_of(rank, axis) for rank in range(16)] == [shape.expert_group_of(r, axis) for r in range(16)]
+        assert sorted({shape.expert_group_of(rank, axis) for rank in range(16)}) == shape.groups_of(axis)
+    unknown = MeshInfo(16, 2, 1, 2, 2, 2, 4, pipelines=tuple(shape.groups_of(Axis.PP)))
+    assert unknown.group_of(0, "ep") is None
+
+
 @pytest.mark.parametrize("text", ["", "tp-tp", "tp-qq", "pp dp"])
 def test_an_order_that_names_no_axes_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=f"expected tp, .* and pp, fastest first, such as {'-'.join(MESH_ORDER)}"):

@@ -68,8 +68,10 @@ _SWITCHES = ("tied", "sequence_parallel", "overlap")
 
 
 def read_gpt_facts(model: object) -> GptFacts | None:
-    """The facts of a trace's ``model`` object; None where it is not the GPT's, or lacks any of them."""
-    if not isinstance(model, Mapping) or model.get("name") != "gpt":
+    """The facts of a trace's ``model`` object; None where it is not the GPT's, lacks any of them, or has experts, whose
+    communication and memory depend on the routes.
+    """
+    if not isinstance(model, Mapping) or model.get("name") != "gpt" or model.get("experts"):
         return None
     names = [field.name for field in fields(GptFacts)]
     if not all(name in model for name in names):

@@ -44,7 +44,15 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         num_ranks=world if isinstance(world, int) else num_ranks,
         pipelines=tuple(sorted(pipelines)),
         order=_order_of(sizes.get("order"), mesh),
+        etp=size("etp") if "etp" in sizes and _is_folded(sizes, mesh) else None,
     )
+
+
+def _is_folded(sizes: Mapping[str, object], mesh: MeshInfo) -> bool:
+    """Return whether ep and etp divide the ranks of a stage, over which a mesh that declares them spreads its experts."""
+    of_stage = prod(mesh.size_of(axis) or 1 for axis in WITHIN_STAGE)
+    ep, etp = sizes.get("ep"), sizes.get("etp")
+    return isinstance(ep, int) and isinstance(etp, int) and ep * etp > 0 and of_stage % (ep * etp) == 0
 
 
 def _order_of(declared: object, mesh: MeshInfo) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
+from instrument.expert.options import ExpertOptions
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -44,6 +45,18 @@ def counted(recompute: Recompute, splits: bool, is_recomputed: bool = False) -> 
 def test_model_flops_are_the_matrix_products_of_forward_and_backward(splits: bool) -> None:
     flops = step_flops(config(Recompute.NONE), BATCH)
     assert flops.model == flops.hardware == counted(Recompute.NONE, splits)
+
+
+def test_model_flops_of_experts_are_their_matrix_products() -> None:
+    """Beside the formula's, the sum of each token's experts is a product of their weights and outputs: 3 · 2·B·s·k·h."""
+    for every, num_with_experts in ((1, 3), (2, 2)):
+        experts = ExpertOptions(4, 2, every, width=12, shared_width=20, aux_loss=0.1, z_loss=0.1)
+        whole = GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, experts=experts)
+        model, tokens = GptStage(whole, range(LAYERS)), torch.randint(256, (BATCH, SEQUENCE))
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            cross_entropy(model(tokens), tokens).backward()
+        summed = 3 * 2 * BATCH * SEQUENCE * 2 * HIDDEN * num_with_experts
+        assert counter.get_total_flops() - summed == step_flops(whole, BATCH).model
 
 
 def test_model_flops_are_the_papers_formula() -> None:

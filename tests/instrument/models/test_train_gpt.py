@@ -62,6 +62,26 @@ def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: p
     assert line in capsys.readouterr().out
 
 
+def test_a_model_with_experts_learns_to_use_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "--experts",
+        "4",
+        "--expert-every",
+        "2",
+        "--aux-loss",
+        "0.01",
+        "--z-loss",
+        "0.001",
+        "--shared-expert-width",
+        "8",
+    ]
+    assert main([*SMALL, *given, "--steps", "8", "--lr", "0.01", "--memory"]) == 0
+    printed = capsys.readouterr().out
+    seen = losses(printed)
+    assert seen[-1] < seen[0] - 0.5
+    assert "predicted nothing, because what experts hold depends on the routes" in printed
+
+
 def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +250,34 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--schedule", "interleaved-1f1b", "--group-size", "9"], 4, "expected p ≤ group size ≤ m"),
         (["--sleep-forward", "-1"], 1, "--sleep-forward and --sleep-backward take milliseconds from 0 up"),
         (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),
+        (
+            ["--dp", "4", "--ep", "4", "--experts", "6"],
+            4,
+            "6 experts do not divide among ep=4 ranks; choose a multiple of 4",
+        ),
+        (["--dp", "4", "--ep", "3", "--experts", "6"], 4, "ep=3 does not divide the 4 ranks of a stage (dp · cp · tp)"),
+        (["--dp", "4", "--ep", "0", "--experts", "6"], 4, "ep=0 does not divide"),
+        (["--dp", "4", "--ep", "2"], 4, "--ep is for a model with experts; give it some with --experts"),
+        (["--aux-loss", "0.1"], 1, "--aux-loss is for a model with experts"),
+        (["--experts", "4", "--top-k", "5"], 1, "each token is routed to 5 experts and a layer has 4"),
+        (
+            ["--experts", "4", "--top-k", "1"],
+            1,
+            "always 1, so that the router would not learn; use softmax-before or sigmoid",
+        ),
+        (["--experts", "0"], 1, "num of the experts is 0"),
+        (["--experts", "4", "--tp", "4", "--seq", "66"], 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
+        (
+            ["--experts", "4", "--dp", "4", "--zero", "2"],
+            4,
+            "ZeRO-2 shards all parameters over the same replicas, and experts",
+        ),
+        (["--experts", "4", "--balance"], 2, "take all layers for equal, and layers with experts are not; use --split"),
+        (
+            ["--experts", "4", "--expert-every", "2", "--recompute-microbatches-beyond", "1"],
+            1,
+            "--recompute-microbatches-beyond takes all layers for equal",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(

@@ -82,7 +82,7 @@ def test_a_part_counts_the_rows_it_has() -> None:
     """One replica has the whole of a bucket: 6 numbers of which 4 count, and 3 of which none does."""
     parameters = [nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))]
     bucket = Bucket(parameters)
-    shards = Shards([bucket], AxisGroup(None, Axis.DP, Recorder()))
+    shards = Shards([bucket], AxisGroup(None, Axis.DP, Recorder()), 1)
     for parameter in parameters:
         parameter.grad = torch.arange(1.0, parameter.numel() + 1).view_as(parameter)
     shards.finish(bucket, bucket.gradients())

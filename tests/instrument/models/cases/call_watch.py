@@ -21,6 +21,8 @@ DESCRIPTIONS = {
     Axis.CP: {"mesh_cp", "mesh_cp_control", "mesh_cp_ring", "mesh_cp_ulysses"},
     Axis.DP: {"mesh_dp", "mesh_dp_control"},
     Axis.DP_CP: {"mesh_dp-cp", "mesh_dp-cp_control"},
+    Axis.EP: {"mesh_ep"},
+    Axis.EDP: {"mesh_edp"},
     Axis.EMBEDDING: {"mesh_embd"},
     Axis.MIRROR: {"mesh_mirror"},
 }

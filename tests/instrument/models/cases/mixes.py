@@ -14,6 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.data.text import TextData
+from instrument.expert.bias import biased_routers, update_biases
+from instrument.expert.options import ExpertOptions, Forced
+from instrument.expert.router import Router, scores_of
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -68,6 +71,9 @@ class Mix:
     clip: float | None = None  # the largest norm of the gradient
     sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
     order: str = "tp-cp-dp-pp"
+    ep: int = 1
+    experts: ExpertOptions | None = None
+    steps: int = STEPS
 
     @property
     def world(self) -> int:
@@ -85,7 +91,7 @@ class Mix:
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order))
+        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order), self.ep)
 
     @property
     def config(self) -> GptConfig:
@@ -99,6 +105,7 @@ class Mix:
             recompute=self.recompute,
             kv_heads=self.kv_heads,
             dropout=self.dropout,
+            experts=self.experts,
         )
 
     @property
@@ -176,7 +183,7 @@ def mesh_of(mix: Mix) -> Mesh:
     device = device_of(mix)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1)
+    return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1, mix.experts is not None)
 
 
 def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
@@ -231,14 +238,14 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     watch = CallWatch()
     runtime = runtime_of(mix, mesh, watch.recorder())
     with watch.watching():
-        losses = run_steps(mix, mesh, runtime, STEPS)
-    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip)
+        losses = run_steps(mix, mesh, runtime, mix.steps)
+    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts=mix.experts, steps=mix.steps)
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
         errors += [float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
-    volumes = tuple(watch.volume(step) for step in range(STEPS))
+    volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
     return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
 
@@ -269,10 +276,17 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
 
 @lru_cache
 def reference(
-    pp: int, dp: int, tied: bool, kv_heads: int | None, clip: float | None = None, bfloat16: bool = False
+    pp: int,
+    dp: int,
+    tied: bool,
+    kv_heads: int | None,
+    clip: float | None = None,
+    bfloat16: bool = False,
+    experts: ExpertOptions | None = None,
+    steps: int = STEPS,
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16)
+    mix = Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
@@ -280,8 +294,9 @@ def reference(
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
+    gaps = [] if experts is None else watch_gaps(model, experts)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
         tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
         targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
@@ -291,5 +306,28 @@ def reference(
         if clip is not None:
             clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
+        update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
+    assert all(gap > SMALLEST_GAP for gap in gaps), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
+
+
+SMALLEST_GAP = 1e-9
+
+
+def watch_gaps(model: GptStage, experts: ExpertOptions) -> list[float]:
+    """By forward of each router, how far the last score chosen is from the best that is not: meshes agree in choices that
+    rounding does not decide.
+    """
+    gaps: list[float] = []
+
+    def watch(router: Router, _: object, logits: Tensor) -> None:
+        scores = scores_of(logits.detach(), experts) + (router.expert_bias if router.bias_rate else 0)
+        scores = scores.sort(-1, descending=True).values
+        if experts.top_k < experts.num and experts.forced is Forced.NONE:
+            gaps.append(float((scores[..., experts.top_k - 1] - scores[..., experts.top_k]).min()))
+
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.register_forward_hook(watch)
+    return gaps

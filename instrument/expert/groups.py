@@ -1,0 +1,46 @@
+"""The ranks that share the experts and the tokens of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from instrument.collectives import AxisGroup, axis_group
+from instrument.context.shard import ContextShape
+from instrument.mesh import Mesh
+from instrument.recorder import Recorder
+from instrument.route import Route
+from pptrace.marks import Axis
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertGroups:
+    """One rank's groups.
+
+    Args:
+        ep: the ranks that share the experts of a layer, each with consecutive ones.
+        cp: the ranks that share a sequence, besides those of tp.
+        context: how they share it.
+        loss_weight: weight in a step's loss of what one microbatch on one rank adds to it: context ranks, over whose
+            gradients the mean is taken, by microbatches.
+    """
+
+    ep: AxisGroup
+    cp: AxisGroup
+    context: ContextShape = ContextShape()  # noqa: RUF009 — frozen
+    loss_weight: float = 1.0
+
+
+def expert_groups(
+    mesh: Mesh, context: ContextShape, recorder: Recorder, route: Route = Route.DIRECT
+) -> ExpertGroups | None:
+    """The groups of a rank; None where the mesh has none of experts."""
+    if Axis.EP not in mesh.groups:
+        return None
+    ep, cp = (axis_group(mesh, axis, recorder, route) for axis in (Axis.EP, Axis.CP))
+    return ExpertGroups(ep, cp, context)
+
+
+def alone() -> ExpertGroups:
+    """The groups of a rank that has all experts and whole sequences; needs no process group."""
+    recorder = Recorder()
+    return ExpertGroups(AxisGroup(None, Axis.EP, recorder), AxisGroup(None, Axis.CP, recorder))

@@ -1,0 +1,142 @@
+"""Functions that the ranks of the pool run: the layer with experts on several ranks, beside a dense reference of all tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from instrument.backward_split.split import attach
+from instrument.collectives import AxisGroup
+from instrument.expert.groups import ExpertGroups, alone
+from instrument.expert.layer import ExpertLayer, RoutesOfForward
+from instrument.expert.options import ExpertOptions
+from instrument.expert.router import choose, weights_of
+from instrument.models.parallel import alone as whole_layers
+from instrument.recorder import Recorder
+from pptrace.marks import Axis, CollectiveMark
+from tests.instrument.cases.collectives import Listening, heard
+
+HIDDEN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sequences of one rank, and the gate, which decide the routes: ``to_expert`` sends all first choices there."""
+
+    options: ExpertOptions
+    num: int = 5
+    to_expert: int | None = None
+    equal: bool = False
+
+
+def make_layer(tokens: Tokens, groups: ExpertGroups | None = None) -> ExpertLayer:
+    layer = ExpertLayer(HIDDEN, tokens.options, whole_layers().region, groups, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        layer.router.weight.copy_(_drawn(generator, tokens.options.num, HIDDEN))
+        if tokens.equal:
+            layer.router.weight.zero_()
+        if tokens.to_expert is not None:  # the first feature of each token is large
+            layer.router.weight[:, 0] = 0
+            layer.router.weight[tokens.to_expert, 0] = 100
+    layer.draw_experts(3, 0.5)
+    return layer
+
+
+def inputs_of(tokens: Tokens, rank: int) -> Tensor:
+    x = _drawn(torch.Generator().manual_seed(10 + rank), 2, tokens.num, HIDDEN)
+    x[..., 0] = 1
+    return x.requires_grad_()
+
+
+def dense(layer: ExpertLayer, x: Tensor) -> Tensor:
+    """Every token through every expert, of which its own count."""
+    logits = F.linear(x, layer.router.weight)
+    chosen = choose(logits, layer.options)
+    weights = weights_of(logits, chosen, layer.options)
+    total = torch.zeros_like(x)
+    for expert in layer.inner.experts:
+        parameters = [
+            part[expert] for part in (layer.inner.weight, layer.inner.bias, layer.outer.weight, layer.outer.bias)
+        ]
+        output = F.linear(F.gelu(F.linear(x, *parameters[:2])), *parameters[2:])
+        total = total + ((chosen == expert) * weights).sum(-1, keepdim=True) * output
+    return total
+
+
+def _drawn(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; marks."""
+
+    errors: tuple[float, ...]
+    rows_of_expert: tuple[int, ...]
+    marks: tuple[CollectiveMark, ...]
+
+
+def compare(cases: list[Tokens], split: bool) -> list[Seen]:
+    """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later."""
+    recorder = Listening()
+    group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
+    return [_compare(tokens, group, split) for tokens in cases]
+
+
+def _compare(tokens: Tokens, group: AxisGroup, split: bool) -> Seen:
+    groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
+    layer, whole = make_layer(tokens, groups), make_layer(tokens, alone())
+    x = inputs_of(tokens, group.rank)
+    queue = attach(layer) if split else None
+    fired: list[object] = []
+    for parameter in layer.parameters():
+        parameter.register_post_accumulate_grad_hook(fired.append)
+    kept = RoutesOfForward()
+
+    def both_ways() -> Tensor:
+        output = layer(x, kept)
+        upstream = torch.cos(output.detach())
+        if queue is None:
+            output.backward(upstream)
+            return output
+        with queue.collecting() as work:
+            output.backward(upstream)
+        assert len(work) == 3  # the gate's, and those of the experts' two layers
+        for each in work:
+            each.run()
+        return output
+
+    output, marks = heard(group, both_ways)
+    assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
+    errors = [0.0]
+    gates = [torch.zeros_like(whole.router.weight)]
+    for rank in range(group.size):
+        y = inputs_of(tokens, rank)
+        expected = dense(whole, y)
+        expected.backward(torch.cos(expected.detach()))
+        assert whole.router.weight.grad is not None
+        gates.append(whole.router.weight.grad.clone())
+        if rank == group.rank:
+            errors += [_largest(output, expected), _largest(x.grad, y.grad)]
+            errors.append(_largest(layer.router.weight.grad, gates[-1] - gates[-2]))
+    held = slice(layer.inner.experts.start, layer.inner.experts.stop)
+    for ours, theirs in ((layer.inner, whole.inner), (layer.outer, whole.outer)):
+        errors += [
+            _largest(ours.weight.grad, theirs.weight.grad[held]),
+            _largest(ours.bias.grad, theirs.bias.grad[held]),
+        ]
+    assert kept.routes is not None
+    known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
+    return Seen(tuple(errors), tuple(kept.routes.dispatch.rows_of_expert), known)
+
+
+def _largest(ours: Tensor | None, theirs: Tensor | None) -> float:
+    assert ours is not None
+    assert theirs is not None
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).detach().abs().max()) if ours.numel() else 0.0

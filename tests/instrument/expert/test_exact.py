@@ -1,0 +1,120 @@
+"""Training with experts on meshes equals training in one process: loss and parameters after three AdamW steps, float64, 1e-9.
+
+Every run clips, so that a sum of gradients that is scaled wrongly changes the parameters, which AdamW alone would hide; and every
+call to a process group lies in one mark of its axis and size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from instrument.expert.capacity import DropOrder
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
+from instrument.models.gpt import Recompute
+from instrument.optim.clipping import OptimizerSync
+from tests.instrument.models.cases.mixes import Mix, Outcome, reference, train_mixes
+from tests.support.extent import ALL
+from tests.support.pool import Pool
+
+TOLERANCE = 1e-9
+OPTIONS = ExpertOptions(4, 2, aux_loss=0.05, z_loss=0.01)
+MIX = Mix(experts=OPTIONS, steps=3, clip=0.3)
+
+
+def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
+    outcomes = pool.run(train_mixes, mixes, world=mixes[0].world, timeout_s=300)
+    for index, mix in enumerate(mixes):
+        for rank, outcome in enumerate(row[index] for row in outcomes):
+            assert outcome.parameter_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.loss_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.unmarked == (), (mix, rank, outcome.unmarked[:3])
+        assert any(len(row[index].losses) == mix.steps for row in outcomes)
+    return outcomes
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_replicas_share_experts_or_hold_all_of_them(pool: Pool, ep: int) -> None:
+    mix = replace(MIX, dp=2, ep=ep)
+    outcomes = check(pool, [mix, replace(mix, zero=1, bucket_bytes=1000), replace(mix, recompute=Recompute.FULL)])
+    for whole, sharded, recomputed in outcomes:
+        along_ep = [key for key in whole.volumes[0] if key[0] == "ep"]
+        assert along_ep == ([("ep", "all_to_all")] if ep > 1 else [])
+        assert (("edp", "all_reduce") in whole.volumes[0]) is (ep == 1)
+        assert (("edp", "reduce_scatter") in sharded.volumes[0]) is (ep == 1)
+        if ep > 1:  # counts, rows there, rows back, in two layers of two microbatches; backward has rows alone
+            assert whole.volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2)
+            assert recomputed.volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2 + 2)
+
+
+def test_schedules_run_experts_with_whole_and_split_backwards(pool: Pool) -> None:
+    mix = replace(MIX, pp=2, dp=2, ep=2)
+    names = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "zbv") if ALL else ("interleaved-1f1b", "zbv")
+    check(pool, [replace(mix, schedule=name) for name in names])
+    check(pool, [replace(mix, schedule="zb-h1", zero=1, ahead=2), replace(mix, sync=OptimizerSync.POST_VALIDATION)])
+    check(pool, [replace(mix, schedule="dualpipe")])
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [1, 4])
+def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> None:
+    mix = replace(MIX, tp=2, dp=2, ep=ep, experts=replace(OPTIONS, shared_width=12))
+    check(pool, [replace(mix, sequence=sequence) for sequence in ((False, True) if ALL or ep == 4 else (ep == 1,))])
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [2])
+def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, ep: int) -> None:
+    check(
+        pool, [replace(MIX, cp=2, dp=2, ep=ep), replace(MIX, cp=2, dp=2, ep=ep, zero=1)][: 2 if ALL or ep == 2 else 1]
+    )
+
+
+def test_all_axes_together(pool: Pool) -> None:
+    order = "cp-dp-pp-tp"
+    check(pool, [replace(MIX, pp=2, tp=2, cp=2, ep=2, sequence=True, schedule="zb-h1", order=order, clip=0.1)])
+    if ALL:
+        for ep in (1, 2, 4):
+            check(pool, [replace(MIX, pp=2, tp=2, dp=2, ep=ep, sequence=True, zero=1, recompute=Recompute.FULL)])
+            check(pool, [replace(MIX, tp=2, cp=2, dp=2, ep=2 * ep, sequence=ep == 1, experts=replace(OPTIONS, num=8))])
+
+
+def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> None:
+    mix = replace(MIX, dp=2, ep=2)
+    routers = [
+        replace(OPTIONS, top_k=1, scoring=Scoring.SOFTMAX_BEFORE, every=2),
+        replace(OPTIONS, num=8, top_k=8, width=12),
+        replace(OPTIONS, num=6, top_k=3, scoring=Scoring.SIGMOID, scale=2.5, shared_width=8),
+        replace(OPTIONS, scoring=Scoring.RENORMALISED, aux_loss=0.0),
+    ]
+    check(pool, [replace(mix, experts=options) for options in routers])
+    check(pool, [replace(mix, pp=2, experts=replace(OPTIONS, every=4))])  # the last stage has no experts
+
+
+def test_dropped_routes_and_gathered_tokens_train_the_same(pool: Pool) -> None:
+    """Capacities are those of whole sequences, which cp cuts in two chunks for each rank and tp again."""
+    tight = replace(OPTIONS, capacity_factor=0.6)
+    by_weight = replace(tight, drop_order=DropOrder.WEIGHTS, dispatcher=Dispatcher.ALL_GATHER, aux_loss=0.0)
+    gathered = replace(OPTIONS, dispatcher=Dispatcher.ALL_GATHER)
+    forced = replace(OPTIONS, forced=Forced.HOT, capacity_factor=1.0)
+    mix = replace(MIX, tp=2, cp=2, ep=2)
+    check(pool, [replace(mix, experts=options) for options in (tight, by_weight)])
+    mix = replace(MIX, pp=2 if ALL else 1, dp=2, ep=2, schedule="zb-h1" if ALL else "1f1b")
+    check(pool, [replace(mix, experts=options) for options in (gathered, forced)])
+
+
+def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
+    """With a bias that changes choices from step to step, also where forwards are abandoned and run again, or recomputed."""
+    options = replace(OPTIONS, scoring=Scoring.SIGMOID, bias_rate=0.01, aux_loss=0.0)
+    unbiased = replace(options, bias_rate=0.0)
+    losses = [reference(1, 2, True, None, 0.3, experts=router)[1] for router in (options, unbiased)]
+    assert losses[0] != losses[1]
+    mix = replace(MIX, pp=2, dp=2, ep=2, experts=options)
+    check(pool, [replace(mix, sync=OptimizerSync.POST_VALIDATION, recompute=Recompute.FULL)])
+    if ALL:
+        check(pool, [replace(mix, schedule=name) for name in ("1f1b", "zb-h1")])
+        check(pool, [replace(mix, schedule="dualpipe")])
+        check(pool, [replace(mix, pp=1, tp=2)])
+
+
+def test_rows_travel_through_host_memory(pool: Pool) -> None:
+    check(pool, [replace(MIX, dp=2, ep=2, host_staged=True)])

@@ -1,0 +1,170 @@
+"""The layer with experts, alone and on several ranks, against all tokens through all experts (float64)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from instrument.expert.groups import alone
+from instrument.expert.layer import RoutesOfForward
+from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
+from pptrace.marks import Collective, CollectiveMark
+from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
+from tests.support.extent import ALL
+from tests.support.pool import Pool
+
+TOLERANCE = 1e-12
+OPTIONS = ExpertOptions(8, 2, width=5)
+SWITCH = replace(OPTIONS, top_k=1, scoring=Scoring.SOFTMAX_BEFORE)
+CASES = [
+    Tokens(OPTIONS),
+    Tokens(SWITCH),
+    Tokens(replace(OPTIONS, top_k=8)),
+    Tokens(replace(OPTIONS, num=4), num=1),
+    Tokens(OPTIONS, equal=True),  # ties: all to experts 0 and 1
+    Tokens(SWITCH, to_expert=6),  # all to one expert: the other ranks have no rows
+    Tokens(OPTIONS, num=0),  # no rank has any tokens
+]
+GATHERED = [
+    replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES if tokens.num
+]
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("size", [2, 4] if ALL else [4])
+def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool, size: int, split: bool) -> None:
+    outcomes = pool.run(compare, CASES, split, world=size)
+    for index, tokens in enumerate(CASES):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+        assert sum(sum(each.rows_of_expert) for each in seen) == size * 2 * tokens.num * tokens.options.top_k
+    all_to_one = [row[CASES.index(Tokens(SWITCH, to_expert=6))] for row in outcomes]
+    held = 8 // size
+    assert all_to_one[6 // held].rows_of_expert[6 % held] == size * 2 * 5
+    assert sum(sum(each.rows_of_expert) for each in all_to_one) == size * 2 * 5
+    check_marks([row[0].marks for row in outcomes], size)
+
+
+def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
+    outcomes = pool.run(compare, GATHERED, False, world=2)
+    for index, tokens in enumerate(GATHERED):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+        assert sum(sum(each.rows_of_expert) for each in seen) == 2 * 2 * tokens.num * tokens.options.top_k
+    rows, weights = 2 * 2 * 5 * HIDDEN * 8, 2 * 2 * 5 * 2 * 8
+    gathers, scatters = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    for mark in outcomes[0][0].marks:
+        assert mark.uneven is None
+    assert [(mark.kind, mark.bytes) for mark in outcomes[0][0].marks] == [
+        (gathers, weights),  # the routes, 64 bits each
+        (gathers, rows),
+        (gathers, weights),
+        (scatters, rows),
+        (gathers, rows),
+        (scatters, weights),
+        (scatters, rows),
+    ]
+
+
+def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
+    """Counts, rows there and back, and both mirrored; what one rank sends to another is what that one gets from it."""
+    for calls in zip(*marks, strict=True):
+        assert {mark.kind for mark in calls} == {Collective.ALL_TO_ALL}
+        uneven = [mark.uneven for mark in calls]
+        if calls[0].uneven is None:
+            assert {mark.bytes for mark in calls} == {8 * 8}
+            continue
+        for rank, (mark, of_rank) in enumerate(zip(calls, uneven, strict=True)):
+            assert of_rank is not None
+            assert mark.bytes == sum(of_rank.sent_rows) * HIDDEN * 8
+            assert of_rank.received_bytes == sum(of_rank.received_rows) * HIDDEN * 8
+            sent_here = [other.sent_rows[rank] for other in uneven if other is not None]
+            assert of_rank.received_rows == tuple(sent_here)
+    for of_rank_marks in marks:
+        counts, there, back, back_again, there_again = of_rank_marks
+        assert counts.uneven is None
+        assert there.uneven == there_again.uneven or there_again.uneven is not None
+        assert there.uneven is not None
+        assert back.uneven is not None
+        assert back_again.uneven is not None
+        assert there.uneven.sent_rows == back.uneven.received_rows == back_again.uneven.sent_rows
+        assert there.uneven.received_rows == back.uneven.sent_rows == back_again.uneven.received_rows
+        assert sum(there.uneven.sent_rows) == 2 * 5 * 2
+
+
+def test_one_expert_is_the_dense_layer() -> None:
+    tokens = Tokens(ExpertOptions(1, 1, width=7, scoring=Scoring.SOFTMAX_BEFORE))
+    layer, x = make_layer(tokens), inputs_of(Tokens(OPTIONS), 0)
+    inner, outer = layer.inner, layer.outer
+    assert inner.bias is not None
+    assert outer.bias is not None
+    expected = F.linear(F.gelu(F.linear(x, inner.weight[0], inner.bias[0])), outer.weight[0], outer.bias[0])
+    assert torch.allclose(layer(x), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_equal_experts_are_the_dense_layer_whatever_the_routes() -> None:
+    layer, x = make_layer(Tokens(OPTIONS)), inputs_of(Tokens(OPTIONS), 0)
+    with torch.no_grad():
+        for part in (layer.inner.weight, layer.outer.weight):
+            part.copy_(part[:1].expand_as(part))
+    expected = F.linear(F.gelu(F.linear(x, layer.inner.weight[0])), layer.outer.weight[0])
+    assert torch.allclose(layer(x), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_experts_of_other_numbers_and_tokens_in_another_order_change_nothing_else() -> None:
+    layer, x = make_layer(Tokens(OPTIONS)), inputs_of(Tokens(OPTIONS), 0)
+    expected = layer(x).detach()
+    order = torch.tensor([3, 1, 4, 0, 2])
+    assert torch.allclose(layer(x[:, order]), expected[:, order], rtol=0, atol=TOLERANCE)
+    with torch.no_grad():
+        for part in (layer.router.weight, *layer.inner.parameters(), *layer.outer.parameters()):
+            part.copy_(part.flip(0))
+    assert torch.allclose(layer(x), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_recomputation_follows_the_routes_of_its_forward() -> None:
+    layer, x = make_layer(Tokens(OPTIONS)), inputs_of(Tokens(OPTIONS), 0)
+    kept = RoutesOfForward()
+    first = layer(x, kept).detach()
+    routes = kept.routes
+    with torch.no_grad():
+        layer.router.weight.mul_(-1)  # another choice, if there were one
+    again = layer(x, kept)
+    assert kept.routes is routes
+    assert not torch.equal(again, first)  # its weights are new ones
+    assert not torch.allclose(again, dense(layer, x))
+
+
+def test_a_shared_layer_is_added() -> None:
+    layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4))), inputs_of(Tokens(OPTIONS), 0)
+    assert layer.shared_in is not None
+    assert layer.shared_out is not None
+    with torch.no_grad():
+        for part in (layer.shared_in.weight, layer.shared_in.bias, layer.shared_out.weight, layer.shared_out.bias):
+            part.normal_(generator=torch.Generator().manual_seed(4))
+    shared = layer.shared_out(F.gelu(layer.shared_in(x)))
+    assert torch.allclose(layer(x), dense(layer, x) + shared, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_the_losses_reach_gate_and_tokens_with_their_weight(weight: float) -> None:
+    """α·E·Σ f·P and β·mean (log Σ exp z)², of each sequence, beside what the experts' weights give."""
+    options = replace(OPTIONS, aux_loss=0.5, z_loss=0.25)
+    groups = replace(alone(), loss_weight=weight)
+    layer, whole = make_layer(Tokens(options), groups), make_layer(Tokens(options))
+    x, y = inputs_of(Tokens(options), 0), inputs_of(Tokens(options), 0)
+    output = layer(x)
+    output.backward(torch.ones_like(output))
+    logits = F.linear(y, whole.router.weight)
+    chosen = logits.topk(2, -1).indices
+    shares = F.one_hot(chosen, 8).double().sum((1, 2)) / (2 * 5)
+    balance = 0.5 * 8 * (shares * logits.softmax(-1).mean(1)).sum(-1).mean()
+    loss = dense(whole, y).sum() + weight * (balance + 0.25 * logits.logsumexp(-1).square().mean())
+    loss.backward()
+    for ours, theirs in ((layer.router.weight, whole.router.weight), (x, y)):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=TOLERANCE)
