@@ -1,4 +1,4 @@
-"""How time and memory of `pptrace analyze` grow with a run: the table of docs/benchmarks.md.
+"""Growth of time and memory of `pptrace analyze` with a run: the table of docs/benchmarks.md.
 
     python tests/bench/growth_table.py [--of KIND]… [--largest OPS] [--write docs/benchmarks.md]
 
