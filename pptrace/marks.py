@@ -113,7 +113,7 @@ class WaitMark:
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """What an all-to-all of uneven parts brings a rank: bytes, and the rows sent to and received from each member."""
+    """The share of a rank in an all-to-all of uneven parts: bytes, and the rows sent to and received from each member."""
 
     received_bytes: int
     sent_rows: tuple[int, ...]

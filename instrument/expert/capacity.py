@@ -1,4 +1,4 @@
-"""Which routes an expert takes where it takes a limited number of each sequence; the others are dropped.
+"""The routes that an expert takes where it takes a limited number of each sequence; the others are dropped.
 
 An expert takes C = ⌈factor · k·T/E⌉ routes of a sequence of T tokens. With the sequence as unit, the same routes are kept however
 sequences are shared out over microbatches and ranks: ranks that hold parts of one tell each other their choices.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class DropOrder(StrEnum):
-    """Which routes are taken first."""
+    """The order in which routes are taken."""
 
     CHOICES = (
         "choices"  # all first choices in the order of the tokens, then all second ones, … (GShard, arXiv 2006.16668)

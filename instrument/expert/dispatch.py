@@ -39,7 +39,7 @@ class TokenDispatch(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dispatch:
-    """Where the rows of n tokens with k routes each go, and what this rank's experts receive.
+    """The places to which the rows of n tokens with k routes each go, and what this rank's experts receive.
 
     Args:
         group: the ranks that share the experts.

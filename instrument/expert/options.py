@@ -11,7 +11,7 @@ from pptrace.errors import UsageError
 
 
 class Scoring(StrEnum):
-    """How experts are chosen from the router's logits z, and what weight each chosen one has."""
+    """The choice of experts from the router's logits z, and what weight each chosen one has."""
 
     SOFTMAX_AFTER = "softmax-after"  # largest z; softmax over the chosen logits (Megatron-LM's default)
     SOFTMAX_BEFORE = "softmax-before"  # largest p = softmax(z); p itself (Switch, arXiv 2101.03961)
@@ -22,7 +22,7 @@ class Scoring(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How tokens come to experts on other ranks."""
+    """The way of tokens to experts on other ranks."""
 
     ALL_TO_ALL = "all-to-all"  # each to the ranks of its experts (:mod:`instrument.expert.dispatch`)
     ALL_GATHER = "all-gather"  # all to all ranks, and back by a reduce-scatter (:mod:`instrument.expert.all_gather`)

@@ -82,7 +82,7 @@ def forced_routes(positions: Tensor, options: ExpertOptions) -> Tensor:
 
 
 def scores_of(logits: Tensor, options: ExpertOptions) -> Tensor:
-    """What experts are chosen by: z, p or σ(z), as :class:`Scoring` has them."""
+    """The scores by which experts are chosen: z, p or σ(z), as :class:`Scoring` has them."""
     match options.scoring:
         case Scoring.SOFTMAX_AFTER:
             return logits

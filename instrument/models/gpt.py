@@ -31,7 +31,7 @@ from pptrace.errors import UsageError
 
 VOCABULARY = 256  # bytes
 _STD = 0.02
-"""Of initial weights."""
+"""Standard deviation of initial weights."""
 
 
 class Recompute(StrEnum):

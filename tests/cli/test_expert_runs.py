@@ -40,7 +40,7 @@ def test_calls_along_ep_are_matched_and_carry_all_routes(tmp_path: Path) -> None
 
 
 def check_rows(folder: Path) -> None:
-    """What a rank's marks say that it sends to another is what the other's say that it gets."""
+    """Rows that a rank's marks send to another are those that the other's marks say that it gets."""
     traces = read_traces(open_inputs([folder]), 1, None).traces
     seen = {}
     for trace in traces:
