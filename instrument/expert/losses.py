@@ -25,7 +25,7 @@ from instrument.expert.options import ExpertOptions
 
 
 def count_routes(chosen: Tensor, num_experts: int) -> Tensor:
-    """Count the routes of each sequence that go to each expert: (sequences, tokens, k) expert ids → (sequences, experts) int64."""
+    """Count the routes of each sequence to each expert: (sequences, tokens, k) expert ids → (sequences, experts) int64."""
     counts = chosen.new_zeros((chosen.shape[0], num_experts))
     routes = chosen.flatten(1)
     return counts.scatter_add_(1, routes, torch.ones_like(routes))
