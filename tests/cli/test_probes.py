@@ -28,7 +28,7 @@ _MODEL = (
     "--microbatches",
     "4",
 )
-_SLEEP = ("--sleep-forward", "30", "--sleep-backward", "60")
+_SLEEP = ("--sleep-forward", "15", "--sleep-backward", "30")
 MARKED = """
 import time, pptrace
 for step in range(10):

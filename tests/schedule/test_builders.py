@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from torch.distributed.pipelining.schedules import (
@@ -40,6 +42,7 @@ from tests.schedule.shapes import (
     plans,
     whole_rounds,
 )
+from tests.support.extent import ALL
 
 
 def single_stage_table(schedule_class: type, p: int, m: int) -> list[list[str]]:
@@ -441,7 +444,7 @@ def test_groups_that_megatron_refuses_are_refused() -> None:
 def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_and_nowhere_else() -> None:
     """Megatron's table and warmup, which it does not let run with such a group, replayed."""
     taken = refused = 0
-    for p, m in one_chunk_shapes():
+    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 5):
         for v, n in ((v, n) for v in range(2, MAX_CHUNKS + 1) for n in range(p, m + 1) if 0 < m % n < p):
             rows = [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)]
             if replay(from_rows(rows, "megatron")).blocked:
@@ -454,11 +457,11 @@ def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_an
                 held = [megatron.num_warmup(p, rank, m, v, n) + 1 for rank in range(p)]
                 assert all(most <= least for most, least in zip(peak_inflight(plan), held, strict=True)), (p, m, v, n)
                 taken += 1
-    assert (taken, refused) == (1667, 253)
+    assert (taken, refused) == ((1667, 253) if ALL else (325, 38))
 
 
 def test_the_lean_warmup_takes_any_last_group() -> None:
-    for p, m in ((p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p):
+    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 3]:
         for v in range(2, MAX_CHUNKS + 1):
             validate(build("interleaved-1f1b", p, m, v, lean=True))
 

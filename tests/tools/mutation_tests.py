@@ -130,13 +130,14 @@ class Children:
             self._collect()
 
     def _collect(self) -> None:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # what it has started
-            self._live.pop(pid)[0](code if code >= 0 else -1)
-            return
+        for child in self._live:  # and no other child of this process
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # what it has started
+                self._live.pop(pid)[0](code if code >= 0 else -1)
+                return
         for pid, (_, deadline) in self._live.items():
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
