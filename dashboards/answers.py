@@ -127,7 +127,7 @@ class Answers:
         paths = [path for path in self._store.get().paths if path.is_dir() or path.name == RUN_FILE or is_dump(path)]
         if not paths:
             raise PptraceError(
-                "these inputs are traces; a hang is told from flight-recorder dumps, or from a run directory"
+                "these inputs are traces; a hang is diagnosed from flight-recorder dumps, or from a run directory"
             )
         return self._keep("hang", lambda: pptrace.hang(paths))
 

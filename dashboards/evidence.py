@@ -20,15 +20,15 @@ def evidence_of(finding: Finding, report: Report) -> str | None:
     if step is None:
         return None
     ranks = _ranks_of(where, step)
-    said: dict[str, int | str] = {"step": step.step}
+    query: dict[str, int | str] = {"step": step.step}
     if ranks:
         index = {rank: at for at, rank in enumerate(sorted(row.rank for row in step.ranks))}
-        said["rows"] = ".".join(str(index[rank]) for rank in ranks)
+        query["rows"] = ".".join(str(index[rank]) for rank in ranks)
     if (op := _blamed(step, ranks)) is not None:
-        said["select"] = f"{op.rank}.{op.microbatch}.{step.step}"
+        query["select"] = f"{op.rank}.{op.microbatch}.{step.step}"
     if finding.evidence.get("cause") in ("imbalance", "straggler", "jitter", "communication"):
-        said["critical"] = 1
-    return f"/timeline?{urlencode(said)}"
+        query["critical"] = 1
+    return f"/timeline?{urlencode(query)}"
 
 
 def _step_of(finding: Finding, where: Mapping[str, int | str], report: Report) -> StepReport | None:

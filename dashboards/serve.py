@@ -22,7 +22,7 @@ class _Quiet(WSGIRequestHandler):
     """A request handler that logs errors alone."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        pass
+        """Log no request that was answered."""
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -108,21 +108,21 @@
       clearTimeout(this.writing);
       this.writing = setTimeout(() => {
         if (!this.isReady || !this.root.isConnected) return;
-        const said = new URLSearchParams();
-        if (this.step !== undefined) said.set("step", this.step);
-        said.set("from", Math.round(this.t0));
-        said.set("to", Math.round(this.t1));
-        if (this.sources.join() !== "measured") said.set("sources", this.sources.join());
-        if (this.order !== "stage") said.set("order", this.order);
-        if (this.open) said.set("open", [...this.open].join("."));
-        if (!this.showLanes) said.set("lanes", 0);
-        if (this.rowScale !== 1) said.set("scale", this.rowScale.toFixed(3));
-        if (this.scroll) said.set("top", Math.round(this.scroll));
-        if (this.marked.size) said.set("rows", [...this.marked].join("."));
-        if (this.journey) said.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
-        if (this.isCritical) said.set("critical", 1);
-        if (this.found) said.set("find", this.found.text);
-        history.replaceState(history.state, "", `${location.pathname}?${said}`);
+        const query = new URLSearchParams();
+        if (this.step !== undefined) query.set("step", this.step);
+        query.set("from", Math.round(this.t0));
+        query.set("to", Math.round(this.t1));
+        if (this.sources.join() !== "measured") query.set("sources", this.sources.join());
+        if (this.order !== "stage") query.set("order", this.order);
+        if (this.open) query.set("open", [...this.open].join("."));
+        if (!this.showLanes) query.set("lanes", 0);
+        if (this.rowScale !== 1) query.set("scale", this.rowScale.toFixed(3));
+        if (this.scroll) query.set("top", Math.round(this.scroll));
+        if (this.marked.size) query.set("rows", [...this.marked].join("."));
+        if (this.journey) query.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
+        if (this.isCritical) query.set("critical", 1);
+        if (this.found) query.set("find", this.found.text);
+        history.replaceState(history.state, "", `${location.pathname}?${query}`);
       }, 120);
     }
 

@@ -27,7 +27,7 @@ def body(loaded: Loaded) -> list[Node]:
     over_time = memory_over_time(loaded.analysis.data.memory)
     timed = [chart("Memory over time", over_time, "memory-over-time", "")] if over_time is not None else []
     if memory is None:
-        reason = "Memory is told step by step, and these traces have no steps."
+        reason = "Memory is known step by step, and these traces have no steps."
         return timed or [empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")]
     grouped = len(shown_ranks(memory)) < len(memory.ranks)
     note = (

@@ -14,7 +14,7 @@ from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.tables import Amount, tables_of, tables_of_step, unknown_line, warning_lines
+from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.units import milliseconds
 
 
@@ -154,20 +154,7 @@ def _tables(step: StepReport) -> list[Node]:
     return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
 
 
-_OF_WHOLE_TRACES = frozenset(
-    (
-        "steps",
-        "stragglers",
-        "probes",
-        "links",
-        "late-ranks",
-        "interconnect",
-        "memory",
-        "device",
-        "device-host",
-        "comm-totals",
-    )
-)
+_OF_WHOLE_TRACES = OF_WHOLE_RUN | {"steps"}
 
 
 def _of_whole_traces(report: Report) -> list[Node]:

@@ -80,7 +80,7 @@ def _tiles(series: StepSeries) -> Node:
 
 
 def _rule(series: StepSeries, least: int) -> str:
-    return "" if series.num_steps >= least else f"not told with fewer than {least} steps"
+    return "" if series.num_steps >= least else f"not known with fewer than {least} steps"
 
 
 def _chosen(step: StepReport, report: Report) -> Node:

@@ -157,9 +157,9 @@ def _busy_of_buckets(
     left_in_bucket = width - (offset & (width - 1))
     for hop in range(_SEEN_BUCKETS + 1):
         part = np.minimum(length - done, left_in_bucket if hop == 0 else width)
-        goes_on = ((part > 0) | (hop == 0)) & (key % NUM_BUCKETS + hop < NUM_BUCKETS)
-        chosen, at = rows[goes_on], key[goes_on] + hop
-        busy += busy_by_class(tracks, chosen, at, num_keys, part[goes_on] / np.maximum(length[goes_on], 1))
+        continues = ((part > 0) | (hop == 0)) & (key % NUM_BUCKETS + hop < NUM_BUCKETS)
+        chosen, at = rows[continues], key[continues] + hop
+        busy += busy_by_class(tracks, chosen, at, num_keys, part[continues] / np.maximum(length[continues], 1))
         runs[at] = chosen
         done += part
     return busy, runs

@@ -126,7 +126,7 @@ def _of_comm(table: Table, row: int) -> Lines:
     lines += [("carries", {"F": "activations", "B": "gradients"}.get(direction, direction))] if direction else []
     lines += [(name, str(int(columns[name][row]))) for name in ("microbatch", "step") if int(columns[name][row]) >= 0]
     if int(columns["match"][row]) < 0:
-        return [*lines, ("other side", "not in the trace: waiting and transfer are not told apart")]
+        return [*lines, ("other side", "not in the trace: waiting and transfer cannot be distinguished")]
     lines += [("waits", f"{milliseconds(waits)} ms"), ("transfers", f"{milliseconds(moves)} ms")]
     size = int(columns["bytes"][row])
     if size > 0:

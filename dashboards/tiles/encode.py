@@ -54,7 +54,7 @@ def _plain(values: Array) -> Array:
 def encode(sections: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Mapping[str, Array]]) -> bytes:
     """The bytes of some sections: what each says, and its arrays by name."""
     place, described, blocks = 0, {}, []
-    for name, said in sections.items():
+    for name, fields in sections.items():
         of_section = {}
         for column, values in arrays[name].items():
             code = values.dtype.str[1:]
@@ -62,7 +62,7 @@ def encode(sections: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Mappi
             of_section[column] = [_JS_TYPES[code], place, len(values)]
             blocks.append(block + b"\0" * (-len(block) % _ALIGNED))
             place += len(blocks[-1])
-        described[name] = {**said, "arrays": of_section}
+        described[name] = {**fields, "arrays": of_section}
     header = json.dumps({"sections": described}, separators=(",", ":")).encode()
     padding = b" " * (-(len(header) + 4) % _ALIGNED)
     header += padding

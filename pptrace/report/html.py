@@ -23,7 +23,16 @@ from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
-from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, unknown_line, warning_lines
+from pptrace.report.tables import (
+    OF_WHOLE_RUN,
+    Amount,
+    Bar,
+    ReportTable,
+    tables_of,
+    tables_of_step,
+    unknown_line,
+    warning_lines,
+)
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.whatif import headline, replay_line, whatif_tables
@@ -199,19 +208,8 @@ def _report_table(table: ReportTable) -> str:
 
 def _of_whole_traces(report: Report) -> str:
     """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    wanted = (
-        "stragglers",
-        "probes",
-        "links",
-        "late-ranks",
-        "interconnect",
-        "memory",
-        "device",
-        "device-host",
-        "comm-totals",
-    )
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
-    return "".join(_report_table(table) for table in tables if table.key in wanted)
+    return "".join(_report_table(table) for table in tables if table.key in OF_WHOLE_RUN)
 
 
 def _memory(analysis: Analysis) -> str:

@@ -53,7 +53,7 @@ class CountedCalls:
         self.count += 1
 
     def returned(self, call: Call) -> None:
-        pass
+        """Only posted calls are counted."""
 
     waiting = completed = failed = returned
 

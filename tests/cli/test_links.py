@@ -29,14 +29,14 @@ def test_a_run_with_messages_of_several_sizes_tells_latencies_for_another(tmp_pa
         assert 0.01 < link.bandwidth_gbps < 1000
         assert link.latency_ns is not None
         assert link.latency_ns < 50_000_000
-    told = pptrace_here("whatif", str(SAMPLES / "1f1b_p2"), "--link-speed", "2", "--links", str(run), "--json", "-")
-    assert told.code == 0, told.err
-    (scenario,) = json.loads(told.out)["scenarios"]
+    ended = pptrace_here("whatif", str(SAMPLES / "1f1b_p2"), "--link-speed", "2", "--links", str(run), "--json", "-")
+    assert ended.code == 0, ended.err
+    (scenario,) = json.loads(ended.out)["scenarios"]
     assert scenario["name"] == "links 2 times as fast"
 
 
 def test_a_run_without_messages_has_no_latencies(tmp_path: Path) -> None:
     (tmp_path / "ops.csv").write_text("rank,step,kind,start_us,end_us\n0,0,STEP,0,900\n")
-    told = pptrace_here("whatif", str(SAMPLES / "1f1b_p2"), "--links", str(tmp_path / "ops.csv"))
-    assert told.code == 2
-    assert "that run has no messages between two ranks" in told.err
+    ended = pptrace_here("whatif", str(SAMPLES / "1f1b_p2"), "--links", str(tmp_path / "ops.csv"))
+    assert ended.code == 2
+    assert "that run has no messages between two ranks" in ended.err

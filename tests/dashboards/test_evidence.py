@@ -28,19 +28,19 @@ def asked(finding: Finding, report: Report) -> dict[str, str]:
 
 def test_an_uneven_stage_leads_to_its_rank_in_the_step_that_lost_most(report: Report) -> None:
     finding = next(each for each in report.findings if each.evidence.get("cause") == "imbalance")
-    said = asked(finding, report)
+    query = asked(finding, report)
     stage = finding.evidence["where"]["stage"]
-    assert said["rows"] == str(stage), "ranks and stages are alike here"
+    assert query["rows"] == str(stage), "ranks and stages are alike here"
     losses = {
         step.step: sum(
             cause.ns for cause in step.causes or () if cause.cause == "imbalance" and cause.where == {"stage": stage}
         )
         for step in report.steps
     }
-    assert int(said["step"]) == max(losses, key=lambda step: losses[step])
-    rank, _, step = map(int, said["select"].split("."))
-    assert (rank, step) == (stage, int(said["step"]))
-    assert said["critical"] == "1"
+    assert int(query["step"]) == max(losses, key=lambda step: losses[step])
+    rank, _, step = map(int, query["select"].split("."))
+    assert (rank, step) == (stage, int(query["step"]))
+    assert query["critical"] == "1"
 
 
 def test_a_finding_about_a_step_leads_to_it(report: Report) -> None:

@@ -1,7 +1,7 @@
 """Gains of a faster target, measured in steps in which everything else was delayed (:mod:`pptrace.schedule.probe`).
 
-A probed step is compared with the steps without a probe beside it. Ops are delayed; messages and pauses are not, so they seem
-to be faster with the target. Their part of the critical path is taken off:
+A probed step is compared with the steps without a probe before and after it. Ops are delayed; messages and pauses are not,
+so they seem to be faster with the target. Their part of the critical path is taken off:
 
     slope = ops' share of the critical path − (probed length / length − 1) / epsilon
 
@@ -103,19 +103,19 @@ class _Study:
         )
 
     def _ratios(self, probe: Probe) -> dict[int, float]:
-        """The length of each probed step over the mean of those beside it; of steps that have any beside them."""
-        spans, beside = (_spans(windows, self.data) for windows in (self.windows.probed, self.windows.plain))
+        """The length of each probed step over the mean of its neighbours; of steps that have any."""
+        spans, neighbours = (_spans(windows, self.data) for windows in (self.windows.probed, self.windows.plain))
         ratios = {}
         for step in spans:
-            known = [beside[other] for other in (step - 1, step + 1) if other in beside]
+            known = [neighbours[other] for other in (step - 1, step + 1) if other in neighbours]
             if known and probe_of(self.recorded.probes, step) == probe:
                 ratios[step] = spans[step] * len(known) / sum(known)
         return ratios
 
     def _reason(self, probe: Probe, steps: Sequence[int]) -> str | None:
-        """Reason why nothing can be said about a target; None where it can."""
+        """Reason why nothing is known of a target; None where it can."""
         if not steps:
-            return "no step with this probe lies beside one without"
+            return "no step with this probe is next to one without"
         if self.recorded.on_device:
             return "ops of a GPU are not delayed: a host that sleeps delays no more than their launches"
         if not self.paths:

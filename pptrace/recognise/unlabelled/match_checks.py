@@ -36,6 +36,8 @@ def checked(
     Raises:
         MismatchError
     """
+    for match in ranks:
+        _check_apart(match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [rank_evidence.optimizers for rank_evidence in evidence])
@@ -55,6 +57,21 @@ def checked(
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def _check_apart(match: RankMatch) -> None:
+    """Check that a rank runs its ops one after the other: what lies around others has taken the work of an op that is lost.
+
+    Raises:
+        MismatchError: an op would begin within another.
+    """
+    start, end = (
+        np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
+        for name in ("start_ns", "end_ns")
+    )
+    order = np.argsort(start, kind="stable")
+    if (end[order][:-1] > start[order][1:]).any():
+        raise MismatchError(f"an op of rank {match.rank} would begin within another")
 
 
 def check_between_units(

@@ -58,7 +58,7 @@ def comms_chart(step: StepReport) -> go.Figure | None:
     for name, label, colour in _PARTS:
         _bars(figure, groups, label, colour, partial(_mean_ms, name=name))
     if any(_mean_ms(comms, "wait_ns") is None for _, comms in groups):
-        both = "Waiting and transfer, not told apart"
+        both = "Waiting or transfer, not known which"
         _bars(figure, groups, both, OTHER, lambda comms: _mean_ms(comms, "total_ns") if _is_one(comms) else None)
     return lay_out(
         figure,

@@ -21,7 +21,32 @@ from pptrace.report.tables.stragglers import stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
-__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "unknown_line", "warning_lines"]
+__all__ = [
+    "OF_WHOLE_RUN",
+    "Amount",
+    "Bar",
+    "Cell",
+    "ReportTable",
+    "tables_of",
+    "tables_of_step",
+    "unknown_line",
+    "warning_lines",
+]
+
+OF_WHOLE_RUN = frozenset(
+    (
+        "stragglers",
+        "probes",
+        "links",
+        "late-ranks",
+        "interconnect",
+        "memory",
+        "device",
+        "device-host",
+        "comm-totals",
+    )
+)
+"""Keys of the tables that are not of one step."""
 
 
 def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:

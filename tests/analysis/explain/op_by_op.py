@@ -189,8 +189,8 @@ def _late_peers(times: StepTimes, found: dict[tuple[int, int], Bound]) -> dict[t
     bound = {}
     for index in np.argsort(waits.freed, kind="stable").tolist():
         step, freed = int(waits.step[index]), int(waits.freed[index])
-        mine, theirs = (range(*table.rank_ptr[rank : rank + 2]) for rank in (waits.rank[index], waits.peer[index]))
-        after = [row for row in mine if times.start[step, row] >= freed]
+        own, theirs = (range(*table.rank_ptr[rank : rank + 2]) for rank in (waits.rank[index], waits.peer[index]))
+        after = [row for row in own if times.start[step, row] >= freed]
         over = [row for row in theirs if times.end[step, row] <= waits.ready[index]]
         if after and over and freed > found[step, after[0]].ready:
             bound[step, after[0]] = Bound(over[-1], freed, True, 0)

@@ -163,7 +163,7 @@ def test_too_few_steps_have_a_slope_without_an_interval() -> None:
 @pytest.mark.parametrize(
     ("plan", "steps", "reason"),
     [
-        (PLAN, 1, "no step with this probe lies beside one without"),
+        (PLAN, 1, "no step with this probe is next to one without"),
         (
             build("dualpipe-v", 2, 4),
             13,

@@ -111,9 +111,9 @@ def test_where_no_split_fits_or_its_memory_is_not_known_a_line_says_so() -> None
 
 
 def test_ranks_are_in_their_order_however_they_are_told() -> None:
-    told = uses()
-    shuffled = {rank: told[rank] for rank in (3, 1, 0, 2)}
-    found, expected = layer_memory(shuffled, LAYERS), layer_memory(told, LAYERS)
+    used = uses()
+    shuffled = {rank: used[rank] for rank in (3, 1, 0, 2)}
+    found, expected = layer_memory(shuffled, LAYERS), layer_memory(used, LAYERS)
     assert found is not None
     assert expected is not None
     assert found.state.tolist() == expected.state.tolist()

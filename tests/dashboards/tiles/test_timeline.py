@@ -158,11 +158,11 @@ def test_a_search_sorts_by_length_and_says_what_it_does_not_know(timeline: Timel
 
 def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:
     hops = journey(timeline, MEASURED, 2, 0, 3)
-    said = dict(details(timeline, MEASURED, 2, "ops", hops[0]["row"]))
-    assert said[""] == "Forward of microbatch 3"
-    assert (said["rank"], said["stage"], said["step"]) == ("0", "0", "2")
-    assert "later" in said["than in the plan"]
-    assert said.get("critical path") or said.get("slack")
+    shown = dict(details(timeline, MEASURED, 2, "ops", hops[0]["row"]))
+    assert shown[""] == "Forward of microbatch 3"
+    assert (shown["rank"], shown["stage"], shown["step"]) == ("0", "0", "2")
+    assert "later" in shown["than in the plan"]
+    assert shown.get("critical path") or shown.get("slack")
     message = dict(details(timeline, MEASURED, 2, "comms", hops[1]["row"]))
     assert (message[""], message["carries"], message["transfers"]) == ("Send to rank 1", "activations", "0.40 ms")
     with pytest.raises(LookupError):

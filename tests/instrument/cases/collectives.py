@@ -38,7 +38,7 @@ class Listening(Recorder):
         self.names.append(name)
 
     def pop_range(self) -> None:
-        pass
+        """Only beginnings are kept."""
 
 
 def heard(group: AxisGroup, function: Callable[[], T]) -> tuple[T, list[Mark]]:

@@ -118,7 +118,7 @@ class RingOnly(ExpertParallel):
     """Messages inside the ops alone, as of context or expert parallelism without a pipeline."""
 
     def messages(self, *_: object) -> None:
-        pass
+        """Launch no message between ops."""
 
 
 def test_messages_inside_ops_alone_are_no_pipeline() -> None:
@@ -137,7 +137,7 @@ class RingOfOperators(TorchOneFOneB):
         host.operator("c10d::recv_", begin + 2, begin + 3, thread)
 
     def messages(self, *_: object) -> None:
-        pass
+        """Launch no message between ops."""
 
 
 def test_messages_that_autograd_posts_as_well_are_no_pipeline() -> None:

@@ -104,7 +104,7 @@ def test_communication_is_the_mean_over_ranks_and_unknown_parts_are_told_togethe
         replace(rank, comms=tuple(replace(comm, wait_ns=None, hidden_ns=None, exposed_ns=None) for comm in rank.comms))
         for rank in step.ranks
     )
-    both = trace(comms_chart(replace(step, ranks=blind)), "Waiting and transfer, not told apart")
+    both = trace(comms_chart(replace(step, ranks=blind)), "Waiting or transfer, not known which")
     assert both.x[row] == pytest.approx(sum(comm.total_ns or 0 for comm in sends) // len(sends) / 1e6)
     assert comms_chart(replace(step, ranks=tuple(replace(rank, comms=()) for rank in step.ranks))) is None
 

@@ -17,7 +17,7 @@ from tests.support.synthetic import record
 PROBES = (
     ProbedTarget("F", 0.2, (3, 5, 7, 9, 11, 13), 0.333, 0.31, 0.35, 0.34, 0.335, 0.02),
     ProbedTarget("stage=2", 0.5, (1, 3), 0.1, None, None, 0.11, 0.12, 0.02, "2 probed steps are too few"),
-    ProbedTarget("W", 0.25, (), reason="no step with this probe lies beside one without"),
+    ProbedTarget("W", 0.25, (), reason="no step with this probe is next to one without"),
 )
 
 
@@ -30,7 +30,7 @@ def test_a_row_for_each_target_and_the_reasons_below() -> None:
     )
     assert table.notes[-2:] == (
         "stage=2: 2 probed steps are too few",
-        "W: no step with this probe lies beside one without",
+        "W: no step with this probe is next to one without",
     )
 
 
