@@ -38,6 +38,7 @@ def checked(
     """
     for match in ranks:
         _check_apart(match)
+        _check_one_gradient_each(match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [rank_evidence.optimizers for rank_evidence in evidence])
@@ -72,6 +73,23 @@ def _check_apart(match: RankMatch) -> None:
     order = np.argsort(start, kind="stable")
     if (end[order][:-1] > start[order][1:]).any():
         raise MismatchError(f"an op of rank {match.rank} would begin within another")
+
+
+def _check_one_gradient_each(match: RankMatch) -> None:
+    """Check that no backward sends more tensors than others do while outputs are left that no backward followed.
+
+    Raises:
+        MismatchError: it may be two, of which the trace lacks one's nodes.
+    """
+    gradients, outputs_left = match.groups.get(("B", "send")), match.others.get(("F", "recv"))
+    if gradients is None or outputs_left is None or not len(outputs_left):
+        return
+    num_tensors = np.bincount(gradients.group)
+    if num_tensors.max() > np.median(num_tensors):
+        raise MismatchError(
+            f"a backward of rank {match.rank} would send {num_tensors.max()} tensors, others {np.median(num_tensors):.0f}, and "
+            "outputs are left that no backward followed"
+        )
 
 
 def check_between_units(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, Trace, make_table
@@ -248,6 +248,8 @@ def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, 
     st.booleans(),
     st.floats(0, 1),
 )
+@example(build("gpipe", 2, 3), 5, without_a_node, False, 0.0)  # its gradient went with its neighbour's
+@example(build("gpipe", 2, 6), 5, without_a_node, False, 0.0)
 def test_damage_on_one_rank_never_makes_an_op_another(
     plan: Plan, seed: int, damage: Damage, optimizer: bool, noise: float
 ) -> None:
