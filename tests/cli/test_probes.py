@@ -10,24 +10,11 @@ import pytest
 from instrument.launch.window import default_steps
 from pptrace.schedule.probe import parse_probes
 from pptrace.workflow.load import load
-from tests.support.programs import EXAMPLE, Ended, pptrace
+from tests.support.programs import EXAMPLE, Ended, pptrace, sizes
 
 pytestmark = pytest.mark.processes
 
-_MODEL = (
-    "--layers",
-    "4",
-    "--hidden",
-    "16",
-    "--heads",
-    "2",
-    "--seq",
-    "8",
-    "--microbatch-size",
-    "1",
-    "--microbatches",
-    "4",
-)
+_MODEL = sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=4)
 _SLEEP = ("--sleep-forward", "15", "--sleep-backward", "30")
 MARKED = """
 import time, pptrace

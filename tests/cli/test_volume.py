@@ -18,22 +18,9 @@ from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
-from tests.support.programs import EXAMPLE, SAMPLES, pptrace
+from tests.support.programs import EXAMPLE, SAMPLES, pptrace, sizes
 
-_TINY = (
-    "--layers",
-    "2",
-    "--hidden",
-    "16",
-    "--heads",
-    "4",
-    "--seq",
-    "16",
-    "--microbatch-size",
-    "1",
-    "--microbatches",
-    "4",
-)
+_TINY = sizes(layers=2, hidden=16, heads=4, seq=16, microbatches=4)
 _PARALLEL = ("--pp", "2", "--tp", "2", "--sequence-parallel", "--tied", "--clip-grad", "1", "--dropout", "0.1")
 AXES_AND_KINDS = {
     ("pp", "send"),

@@ -25,6 +25,12 @@ SAMPLES = ROOT / "sample_traces"
 EXAMPLE = ROOT / "instrument" / "examples" / "train_gpt.py"
 
 
+def sizes(**of_model: int) -> tuple[str, ...]:
+    """Options of the example for a model of these sizes, with one sequence in a microbatch."""
+    named = (of_model | {"microbatch_size": 1}).items()
+    return tuple(text for name, size in named for text in (f"--{name.replace('_', '-')}", str(size)))
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     code: int
