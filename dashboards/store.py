@@ -16,7 +16,7 @@ from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import open_inputs, read_trace
 from pptrace.memory import give_back_freed_memory
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 

@@ -16,7 +16,8 @@ from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.schedule_info import WithPlan
-from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import OP_TABLE
 from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun

@@ -18,7 +18,8 @@ from pptrace.api.copies import a_copy
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
-from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table, without_categories
+from pptrace.model.categories import without_categories
+from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import Pairs, drop_contradicted, pairs_of_same_host_name, same_host_spread
-from pptrace.model.tables import HOST, OPS, SESSION, empty_table
+from pptrace.model.tables import OPS, empty_table
+from pptrace.model.traces import HOST, SESSION
 from pptrace.slices import rows_where
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from pptrace.clock.bounds import Matrix, is_bounded, offset_ranges
 from pptrace.clock.op_order import with_op_ends
 from pptrace.clock.result import READING_NS
-from pptrace.model.tables import HOST_NAME
+from pptrace.model.traces import HOST_NAME
 
 Pairs = npt.NDArray[np.bool_]
 """Shape (n, n): which pairs of ranks, in order."""

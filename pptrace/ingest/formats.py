@@ -25,7 +25,7 @@ from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sni
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
-from pptrace.model.tables import InputFormat, Trace
+from pptrace.model.traces import InputFormat, Trace
 
 _ARCHIVES = {
     b"PK\x03\x04": "zip",

@@ -10,7 +10,8 @@ import pandas as pd
 
 from pptrace.ingest.otlp.process_facts import DEVICE
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, InputFormat, Trace, empty_table
+from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
+from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.device.work import device_work

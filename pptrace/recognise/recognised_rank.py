@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, HOST_ORDER, TraceInfo, concat_tables, empty_table
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import CALLS, HOST_ORDER, empty_table
+from pptrace.model.traces import TraceInfo
 from pptrace.recognise.ops.host_compute import HostWork
 
 

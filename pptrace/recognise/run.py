@@ -10,21 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.model.categories import with_categories
 from pptrace.model.device import DeviceWork
+from pptrace.model.join_tables import join_adjacent
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import (
-    COMMS,
-    COMPUTE_KINDS,
-    MEMORY,
-    OPS,
-    InputFormat,
-    Schema,
-    Trace,
-    empty_table,
-    join_adjacent,
-    with_categories,
-)
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY, OPS, Schema, empty_table
+from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.communicators import Members, with_members
 from pptrace.recognise.groups.descriptions import framework_of_descriptions

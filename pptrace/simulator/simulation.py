@@ -87,7 +87,7 @@ class Simulation:
 
     def ops(self) -> pd.DataFrame:
         """The ops table (schema OPS), ``source`` "simulated"."""
-        from pptrace.model.tables import OPS, make_table  # with pandas: its import takes longer than most simulations
+        from pptrace.model.tables import OPS, make_table
 
         table = self.plan.table
         pair = np.full(len(table), "", object)

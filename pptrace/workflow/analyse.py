@@ -46,7 +46,7 @@ from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
-from pptrace.model.tables import Trace, TraceInfo
+from pptrace.model.traces import Trace, TraceInfo
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers

@@ -34,7 +34,8 @@ from pptrace.analysis.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
-from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table, with_categories
+from pptrace.model.categories import with_categories
+from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import warn_of_unknown, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank

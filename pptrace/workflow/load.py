@@ -16,7 +16,7 @@ from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
 from pptrace.ingest.inputs.resolve import OpenedInputs
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks

@@ -24,9 +24,11 @@ from pptrace.analysis.steps import PlanPart, RankPart
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
 from pptrace.marks import P2P
+from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Int64, with_categories
+from pptrace.model.tables import COMMS, MEMORY, OPS, Int64
+from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.messages.match import (
     count_without_group_or_peer,
     match_comms,

@@ -23,7 +23,8 @@ from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_for
-from pptrace.model.tables import CALLS, COMMS, HOST_NAME, HOST_ORDER, MEMORY, OPS, InputFormat, Trace
+from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
+from pptrace.model.traces import HOST_NAME, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.schedule.probe import PROBES

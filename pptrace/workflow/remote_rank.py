@@ -13,7 +13,8 @@ from pptrace.errors import PptraceError
 from pptrace.ingest.job.read_job import FileResult
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import only_reason
-from pptrace.model.tables import HOST_ORDER, InputFormat, TraceInfo, empty_table
+from pptrace.model.tables import HOST_ORDER, empty_table
+from pptrace.model.traces import InputFormat, TraceInfo
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recognised_rank import RecognisedRank
 

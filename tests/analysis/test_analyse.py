@@ -13,7 +13,8 @@ import pytest
 from pptrace.analysis.result import RankStep, Report
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
-from pptrace.model.tables import MEMORY, Category, Trace, make_table
+from pptrace.model.tables import MEMORY, make_table
+from pptrace.model.traces import Category, Trace
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows

@@ -12,7 +12,8 @@ from pptrace.analysis.host_idle import held_up_op, synchronisations_of_windows
 from pptrace.analysis.result import Report, Severity, StepReport
 from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, with_host_waits
-from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
+from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.model.traces import Category
 from pptrace.report.figures import timeline
 from pptrace.report.html import report_page
 from pptrace.report.tables import Amount, tables_of

@@ -16,7 +16,8 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Schema, empty_table, make_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
+from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build

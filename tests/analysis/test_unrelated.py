@@ -12,7 +12,7 @@ from pptrace.analysis.notes import explain_nulls, is_plan_of_all
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import PlannedStep, report_steps
 from pptrace.clock import Clock, ClockMethod
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, simulate

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.ingest import open_inputs, read_each
 from pptrace.memory import keep_freed_memory
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import analyse_ranks

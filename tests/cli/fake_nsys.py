@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.schedule.registry import build
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.support.synthetic import MAIN_THREAD, START, Event, record

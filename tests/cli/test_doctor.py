@@ -86,7 +86,7 @@ if sys.argv[1] == "--version":
     sys.exit()
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.support.synthetic import START, Event
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 command = [argument for argument in sys.argv[2:] if not argument.startswith("--")]
 stem = next(argument for argument in sys.argv if argument.startswith("--output=")).partition("=")[2]
 code = subprocess.run(command).returncode

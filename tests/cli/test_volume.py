@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pptrace.analysis.result import Report
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
 from pptrace.workflow.analyse import analyse

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.model.tables import COMMS, HOST_NAME, OPS, Trace, make_table
+from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.traces import HOST_NAME, Trace
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
-from pptrace.model.tables import COMMS, HOST_NAME, make_table
+from pptrace.model.tables import COMMS, make_table
+from pptrace.model.traces import HOST_NAME
 from tests.support.extent import ALL
 
 NUM_CASES = 1000 if ALL else 40

@@ -16,7 +16,8 @@ from pptrace.clock.bounds import UNBOUNDED, Traffic, is_bounded, lower_bounds, o
 from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.same_host import same_host_spread
-from pptrace.model.tables import COMMS, HOST, HOST_NAME, SESSION, make_table
+from pptrace.model.tables import COMMS, make_table
+from pptrace.model.traces import HOST, HOST_NAME, SESSION
 
 Row = tuple[int, str, int, int, int]
 """(rank, kind, match, start, end)."""

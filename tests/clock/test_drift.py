@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock
-from pptrace.model.tables import COMMS, HOST_NAME, make_table
+from pptrace.model.tables import COMMS, make_table
+from pptrace.model.traces import HOST_NAME
 
 MS = 1_000_000
 LATENCY = 1_000

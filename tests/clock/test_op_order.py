@@ -12,7 +12,8 @@ from pptrace.clock import Clock, ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
 from pptrace.clock.op_order import from_op_order, with_op_ends
 from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name
-from pptrace.model.tables import COMMS, HOST_NAME, OPS, make_table
+from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.model.traces import HOST_NAME
 
 Op = tuple[int, str, int, int, int, int]
 """(rank, kind, stage, microbatch, start, end)."""

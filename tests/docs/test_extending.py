@@ -14,7 +14,7 @@ import pytest
 import pptrace.analysis.result as results
 from pptrace.errors import TraceError
 from pptrace.ingest import formats
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.recognise.labels.label import Label
 from pptrace.schedule.shape import Shape
 from pptrace.schedule.validate import validate

@@ -26,7 +26,7 @@ from pptrace.analysis.whole_run import (
     StepOutlier,
     StepSeries,
 )
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry

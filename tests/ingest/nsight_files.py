@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from tests.support.synthetic import START, Event
 
 SESSION = START - 5_000_000_000

@@ -8,22 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.model.tables import (
-    BACKWARD_KINDS,
-    COMMS,
-    COMPUTE_KINDS,
-    FORWARD_KINDS,
-    OPS,
-    as_category,
-    category_of_codes,
-    concat_tables,
-    empty_table,
-    join_adjacent,
-    make_table,
-    same_category,
-    with_categories,
-    without_categories,
-)
+from pptrace.model.categories import as_category, category_of_codes, same_category, with_categories, without_categories
+from pptrace.model.join_tables import concat_tables, join_adjacent
+from pptrace.model.tables import BACKWARD_KINDS, COMMS, COMPUTE_KINDS, FORWARD_KINDS, OPS, empty_table, make_table
 
 
 def ops(count: int) -> pd.DataFrame:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pptrace.model.tables import COMM_ARGS, Category, Trace, make_table
+from pptrace.model.tables import COMM_ARGS, make_table
+from pptrace.model.traces import Category, Trace
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, START, Event, make_trace
 
 ARGS: dict[str, Any] = {name: "" if dtype == "str" else -1 for name, dtype in COMM_ARGS.items()}

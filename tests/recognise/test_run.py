@@ -27,7 +27,8 @@ from pptrace.marks import (
 )
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource
-from pptrace.model.tables import COMMS, OPS, Category
+from pptrace.model.tables import COMMS, OPS
+from pptrace.model.traces import Category
 from pptrace.recognise.groups.mesh import mesh_from_stages
 from pptrace.recognise.run import recognise
 from pptrace.schedule.actions import Action, Kind, Phase

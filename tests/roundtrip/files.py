@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.roundtrip.styles import LEAD, Style
 from tests.support.synthetic import START, Event, PaperRun

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pptrace.marks import Axis, OpMark, P2PMark, Transfer, format_mark
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan

@@ -26,7 +26,8 @@ from pptrace.marks import (
     WaitMark,
     format_mark,
 )
-from pptrace.model.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table
+from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
+from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.messages import peer_of

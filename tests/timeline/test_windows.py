@@ -14,7 +14,8 @@ from pptrace.clock import Clock, ClockMethod, shift
 from pptrace.intervals import Int64
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, Category, empty_table, make_table
+from pptrace.model.tables import COMMS, OPS, empty_table, make_table
+from pptrace.model.traces import Category
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.messages.match import with_transfers
 from pptrace.recognise.run import recognise

@@ -16,7 +16,7 @@ from pptrace.clock import estimate_clock
 from pptrace.errors import UsageError
 from pptrace.ingest import open_inputs, read_each
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import recognise_ranks

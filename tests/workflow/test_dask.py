@@ -17,7 +17,7 @@ import pytest
 
 from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow import analyse_on_workers, dask_cluster, dask_engine, on_workers
 from pptrace.workflow.rank_store import recognise_trace

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.intervals import lengths_within
-from pptrace.model.tables import InputFormat, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import InputFormat
 
 Place = tuple[tuple[str, int | str], ...]
 """Coordinates of a figure, by name: ``(("kind", "F"), ("stage", 2))``."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from pptrace.analysis.links.network import PORTS, peak_of_ports
 from pptrace.axes import MESH_ORDER, Axis, group_of
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import DEVICE_NAMES, HOST_NAME
+from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
 
 Facts = Mapping[int, Mapping[str, object]]
 

@@ -22,17 +22,8 @@ from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.categories import CategoryCodes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_labels
 from pptrace.ingest.ops.mesh import Facts
-from pptrace.model.tables import (
-    COMM_ARGS,
-    MEMORY,
-    ONE_CLOCK,
-    Category,
-    Events,
-    InputFormat,
-    Trace,
-    empty_table,
-    no_events,
-)
+from pptrace.model.tables import COMM_ARGS, MEMORY, empty_table
+from pptrace.model.traces import ONE_CLOCK, Category, Events, InputFormat, Trace, no_events
 
 _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
 _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')

@@ -1,8 +1,8 @@
-"""Map the category names of all versions of Kineto to :class:`pptrace.model.tables.Category`."""
+"""Map the category names of all versions of Kineto to :class:`pptrace.model.traces.Category`."""
 
 from __future__ import annotations
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 
 _BY_CATEGORY = {
     Category.CPU_OP: "cpu_op operator",

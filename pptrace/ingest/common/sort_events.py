@@ -1,4 +1,4 @@
-"""Sort collected columns into :class:`pptrace.model.tables.Events`, dropping events with impossible times."""
+"""Sort collected columns into :class:`pptrace.model.traces.Events`, dropping events with impossible times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.ingest.common.exact_numbers import ABSURD, LIMIT_NS, MISSING
-from pptrace.model.tables import COMM_ARGS, Category, Events, Int32, Int64, empty_table
+from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
+from pptrace.model.traces import Category, Events
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longest duration of an event, thirty days; longer ones are overflows."""

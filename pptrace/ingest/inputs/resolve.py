@@ -36,7 +36,7 @@ from pptrace.ingest.formats import (
     without_other_forms,
 )
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed
 
 RUN_FILE = "run.json"

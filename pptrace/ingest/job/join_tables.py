@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeVar
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.model.tables import InputFormat, TraceInfo
+from pptrace.model.traces import InputFormat, TraceInfo
 
 
 class HasOps(Protocol):

@@ -19,7 +19,7 @@ from pptrace.ingest.formats import ReadOptions, read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job.join_tables import HasOps, join_tables
 from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
-from pptrace.model.tables import Trace, TraceInfo
+from pptrace.model.traces import Trace, TraceInfo
 from pptrace.processes import can_fork, num_cpus
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process

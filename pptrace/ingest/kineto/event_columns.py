@@ -1,4 +1,4 @@
-"""Accumulate batches of complete events as the columns of :class:`pptrace.model.tables.Events`.
+"""Accumulate batches of complete events as the columns of :class:`pptrace.model.traces.Events`.
 
 Columns are growing numpy arrays, so that no event object outlives its batch.
 """
@@ -33,7 +33,8 @@ from pptrace.ingest.kineto.event_types import (
     NodeArgs,
 )
 from pptrace.ingest.kineto.json_repair import args_of
-from pptrace.model.tables import Category, Int32, Int64
+from pptrace.model.tables import Int32, Int64
+from pptrace.model.traces import Category
 
 _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1

@@ -30,7 +30,7 @@ from pptrace.ingest.kineto.decoded_events import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.trace_members import Document, read_document
 from pptrace.marks import METADATA_KEY
-from pptrace.model.tables import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
+from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 
 ReadProgress = Callable[[float], None]
 

@@ -25,7 +25,8 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.json_texts import close_brackets, split_values
-from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, InputFormat, Trace, empty_table, make_table, no_events
+from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, empty_table, make_table
+from pptrace.model.traces import InputFormat, Trace, no_events
 
 COMMUNICATORS = "communicators"
 """Fact: by communicator, the process's rank in it and its number of ranks."""

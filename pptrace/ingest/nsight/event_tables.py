@@ -33,7 +33,8 @@ from pptrace.ingest.nsight.event_names import (
     without_version,
 )
 from pptrace.ingest.nsight.sqlite import NONE, Database
-from pptrace.model.tables import Category, Int8, Int32, Int64
+from pptrace.model.tables import Int8, Int32, Int64
+from pptrace.model.traces import Category
 
 KERNELS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"

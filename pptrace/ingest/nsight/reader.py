@@ -28,7 +28,8 @@ from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of,
 from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
-from pptrace.model.tables import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace
+from pptrace.model.tables import Int32
+from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")

@@ -26,7 +26,9 @@ from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
 from pptrace.ingest.ops.stages import assign_stages, number_chunks
-from pptrace.model.tables import COMPUTE_KINDS, MEMORY, OP_TABLE, Trace, concat_tables, empty_table, make_table
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import COMPUTE_KINDS, MEMORY, empty_table, make_table
+from pptrace.model.traces import OP_TABLE, Trace
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
 _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")

@@ -41,7 +41,8 @@ from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
 from pptrace.marks import P2P, Collective
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, concat_tables
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64
 from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where

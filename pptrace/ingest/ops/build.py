@@ -12,19 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import (
-    COMMS,
-    MEMORY,
-    ONE_CLOCK,
-    OPS,
-    InputFormat,
-    Schema,
-    Trace,
-    empty_table,
-    make_table,
-    no_events,
-    same_category,
-)
+from pptrace.model.categories import same_category
+from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, make_table
+from pptrace.model.traces import ONE_CLOCK, InputFormat, Trace, no_events
 
 _OP_DEFAULTS: Mapping[str, Any] = {
     "rank": -1,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.otlp.spans import Attributes
-from pptrace.model.tables import HOST, ONE_CLOCK
+from pptrace.model.traces import HOST, ONE_CLOCK
 
 PARALLEL = "parallel"
 """Fact: sizes of the axes, {"pp", "tp", "dp", "cp"}, and ``pp_rank`` if known; the ranks' coordinates are not known."""

@@ -30,7 +30,8 @@ from pptrace.ingest.otlp.process_facts import (
     run_id_of,
 )
 from pptrace.ingest.otlp.spans import Attributes, SpanColumns, attributes_of
-from pptrace.model.tables import MEMORY, Category, InputFormat, Int32, Int64, Trace, empty_table
+from pptrace.model.tables import MEMORY, Int32, Int64, empty_table
+from pptrace.model.traces import Category, InputFormat, Trace
 
 MEGATRON = "megatron-lm"
 _PREFIX = "megatron."

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import CALLS, Category, Events, Int64, make_table
+from pptrace.model.tables import CALLS, Int64, make_table
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, with_columns
 from pptrace.recognise.calls.host_calls import host_calls
 from pptrace.recognise.calls.kernels import with_kernels

@@ -18,7 +18,8 @@ import pandas as pd
 
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
 from pptrace.marks import P2P
-from pptrace.model.tables import CALLS, TraceInfo, make_table
+from pptrace.model.tables import CALLS, make_table
+from pptrace.model.traces import TraceInfo
 from pptrace.recognise.calls.pair_flight_recorder import Launch, is_wall_clock, sides_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
 from pptrace.recognise.calls.nesting import LASTING_ROLES, Nesting, RangeName, Role, join_nested
 from pptrace.recognise.device.communication_names import kind_of

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, join_calls, make_calls, with_columns
 from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.device.work import communication_rows, launch_calls

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 
 _ENGINE = "autograd::engine::evaluate_function"
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pptrace.intervals import Int64, NestedIntervals, intersect, reduce_ranges, subtract, union
 from pptrace.model.device import Rows
 from pptrace.model.device_idle import IdleTime, Synchronisations
-from pptrace.model.tables import Category, Events
+from pptrace.model.traces import Category, Events
 
 Bool = npt.NDArray[np.bool_]
 

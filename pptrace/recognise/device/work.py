@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pptrace.intervals import intersect as intersect_sets
 from pptrace.intervals import lengths_within, merge, subtract
 from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
-from pptrace.model.tables import Category, Events
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.device.idle import idle_time
 

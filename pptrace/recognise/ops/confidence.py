@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.model.tables import Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Events
 from pptrace.schedule.actions import Kind
 
 _TO_NEXT, _TO_PREVIOUS = (Kind.SEND_F, Kind.RECV_B), (Kind.SEND_B, Kind.RECV_F)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pptrace.intervals import Int64
-from pptrace.model.tables import Category, Events
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.label_columns import Bool, Ranges
 from pptrace.recognise.ops.label_steps import counted_steps
 from pptrace.recognise.ops.tables import LaunchIndex

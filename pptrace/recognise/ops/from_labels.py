@@ -12,7 +12,8 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Events, Int64, Trace, empty_table
+from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, empty_table
+from pptrace.model.traces import Events, Trace
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute

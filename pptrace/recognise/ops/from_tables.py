@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pptrace.model.tables import COMMS, OPS, Trace, empty_table
+from pptrace.model.tables import COMMS, OPS, empty_table
+from pptrace.model.traces import Trace
 from pptrace.recognise.ops.tables import RankTables
 
 

@@ -14,17 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pptrace.model.tables import (
-    COMPUTE_KINDS,
-    GARBAGE_COLLECTION,
-    OPS,
-    Category,
-    Events,
-    Int64,
-    concat_tables,
-    make_table,
-    same_category,
-)
+from pptrace.model.categories import same_category
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, OPS, Int64, make_table
+from pptrace.model.traces import Category, Events
 
 _NAMES = {
     Category.PYTHON: re.compile(r"Python GC"),

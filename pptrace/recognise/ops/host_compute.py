@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64, reduce_ranges, union
-from pptrace.model.tables import Category, Events
+from pptrace.model.traces import Category, Events
 
 _NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.confidence import confidence

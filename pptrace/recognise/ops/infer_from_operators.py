@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
-from pptrace.model.tables import Category, Events
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
 from pptrace.recognise.ops.label_columns import LabelTable, Ranges

@@ -10,19 +10,10 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import P2P
+from pptrace.model.categories import category_of_codes, same_category
 from pptrace.model.stage_texts import stage_text
-from pptrace.model.tables import (
-    COMMS,
-    DIRECTIONS,
-    OPS,
-    UNKNOWN,
-    Category,
-    Events,
-    Int64,
-    category_of_codes,
-    make_table,
-    same_category,
-)
+from pptrace.model.tables import COMMS, DIRECTIONS, OPS, UNKNOWN, Int64, make_table
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import megatron
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import LabelledActions

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.labels.label import EVALUATION
 from pptrace.recognise.ops.label_columns import Bool, LabelTable, Ranges

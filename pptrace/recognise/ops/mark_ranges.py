@@ -26,7 +26,8 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.model.tables import Category, Events, Int64
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.mark_names import MarkNames, MarkShape, read_marks
 from pptrace.slices import Slice
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from pptrace.intervals import reduce_ranges
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Int64, concat_tables
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import Int64
 
 
 @dataclass(frozen=True, slots=True)

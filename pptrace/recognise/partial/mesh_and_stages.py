@@ -10,8 +10,9 @@ import pandas as pd
 
 from pptrace.axes import SIZED
 from pptrace.marks import P2P
+from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN, with_categories
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.partial.readings import (

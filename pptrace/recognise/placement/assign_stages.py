@@ -16,9 +16,10 @@ import pandas as pd
 from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
+from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.stage_texts import with_stage_of_chunk
-from pptrace.model.tables import COMPUTE_KINDS, with_categories
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
 from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
 from pptrace.recognise.schedule.exact_match import match_registry

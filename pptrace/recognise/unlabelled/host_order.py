@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import HOST_ORDER, Category, Events, What, empty_table
+from pptrace.model.tables import HOST_ORDER, What, empty_table
+from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.labelled_ranges import labelled_ops, labelled_ranges
 

@@ -11,7 +11,7 @@ import pytest
 from pptrace.analysis.compare.compare import ComparedRun, _shows, compare_runs
 from pptrace.analysis.compare.figures import figures_of, whole_steps
 from pptrace.analysis.compare.result import Comparison, PartChange
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared

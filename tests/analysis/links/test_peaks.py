@@ -11,7 +11,7 @@ from pptrace.analysis.links.network import peak_of_ports, read_rate
 from pptrace.analysis.links.peaks import device_of, members_of, peak_between, peak_of_device
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.synthetic import Recording, record

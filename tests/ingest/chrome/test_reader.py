@@ -16,7 +16,7 @@ from pptrace.ingest.chrome.ranges import pair
 from pptrace.ingest.chrome.reader import read_chrome
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import detect, read_file
-from pptrace.model.tables import Category, InputFormat
+from pptrace.model.traces import Category, InputFormat
 from pptrace.schedule import registry
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load

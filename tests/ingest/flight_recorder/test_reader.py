@@ -16,7 +16,7 @@ from pptrace.ingest.common.rank_names import rank_of_dump_name
 from pptrace.ingest.flight_recorder.dump import read_dump
 from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.formats import detect, read_file
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.workflow.load import load
 
 

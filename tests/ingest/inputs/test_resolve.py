@@ -13,7 +13,7 @@ import pytest
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest import detect, open_inputs, read_traces
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

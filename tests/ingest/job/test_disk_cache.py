@@ -25,7 +25,7 @@ from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
 from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
 from pptrace.model.device_idle import IdleTime, Synchronisations
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.report.to_json import report_object
 from pptrace.workflow import rank_store

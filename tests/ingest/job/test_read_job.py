@@ -15,7 +15,7 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.ingest import InputFile, JobProgress, OpenedInputs, ReadResult, open_inputs, read_traces
 from pptrace.ingest.job import read_job
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -18,7 +18,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.kineto.decode_pool import DecodePool, WorkerError
 from pptrace.ingest.kineto.decode_worker import NUM_SLOTS, SLOT_BYTES
 from pptrace.ingest.kineto.reader import read_kineto
-from pptrace.model.tables import Trace
+from pptrace.model.traces import Trace
 from tests.support.extent import ALL
 
 Write = Callable[..., Path]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.model.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat
+from pptrace.model.tables import COMM_ARGS, MEMORY
+from pptrace.model.traces import Category, Events, InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

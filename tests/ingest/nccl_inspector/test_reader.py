@@ -13,7 +13,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest.nccl_inspector.inspector_files import START_US, Call, Comm, line, write_process, write_run

@@ -23,7 +23,7 @@ from pptrace.ingest.nsight.reader import read_nsight
 from pptrace.ingest.nsight.report_export import STREAM_MAGIC
 from pptrace.ingest.nsight.sqlite import NONE, Database
 from pptrace.ingest.nsight.sqlite_pages import PageReader
-from pptrace.model.tables import Category, InputFormat, Trace
+from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

@@ -22,7 +22,7 @@ from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.job.read_job import read_traces
 from pptrace.ingest.op_tables.files import read_frame
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.report import to_files
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry

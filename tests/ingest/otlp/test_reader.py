@@ -16,7 +16,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.otlp.reader import read_otlp
-from pptrace.model.tables import InputFormat
+from pptrace.model.traces import InputFormat
 from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build

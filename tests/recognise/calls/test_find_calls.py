@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.model.tables import Category, Trace
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.device.work import device_work

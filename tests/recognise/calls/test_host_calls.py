@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pptrace.clock import ClockMethod
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse

@@ -6,7 +6,7 @@ from typing import Any
 
 from pptrace.marks import AwaitMark, Axis, CallMark, SpanKind, SpanMark
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import Category, Trace
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
 from pptrace.recognise.groups.topology import Group, sizes_of

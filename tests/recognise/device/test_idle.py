@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pptrace.intervals import Int64, lengths_within, merge
 from pptrace.model.device_idle import IdleTime
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.device.idle import NO_LAUNCHES
 from pptrace.recognise.device.work import breakdown, device_work
 from tests.support.synthetic import Event, make_trace

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
 from tests.support.synthetic import Event, make_trace
 

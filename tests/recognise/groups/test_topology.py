@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.axes import MESH_ORDER
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
 from pptrace.recognise.groups.descriptions import axis_of_description

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from tests.support.synthetic import MAIN_THREAD, START, Event
 
 PACKAGE = "megatron.core.pipeline_parallel"

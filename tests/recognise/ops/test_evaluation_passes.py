@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.rank import recognise_rank
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, make_trace
 

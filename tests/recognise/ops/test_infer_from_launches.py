@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.model.tables import COMPUTE_KINDS, Category
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import Category
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of

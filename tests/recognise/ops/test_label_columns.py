@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.label_actions import steps_of_ranges, with_microbatches

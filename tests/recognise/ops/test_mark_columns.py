@@ -21,7 +21,7 @@ from pptrace.marks import (
     format_mark,
     parse_mark,
 )
-from pptrace.model.tables import Category
+from pptrace.model.traces import Category
 from pptrace.recognise.ops.mark_names import read_marks
 from pptrace.recognise.ops.mark_ranges import (
     AXES,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pptrace.model.tables import COMPUTE_KINDS, Trace
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import Trace
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, Trace, make_table
+from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, make_table
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan

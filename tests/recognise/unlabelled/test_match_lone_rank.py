@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.model.tables import COMPUTE_KINDS, Category, Trace
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build

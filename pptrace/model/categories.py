@@ -1,0 +1,65 @@
+"""Columns of texts as categories: few texts on many rows, held as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair")
+"""Columns of the tables of ops and communication with few texts on many rows: of a whole run they are categories (codes)."""
+
+_USUAL_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "direction": ("", "B", "F"),
+    "phase": ("", "cooldown", "steady", "warmup"),
+    "clock": ("", "device", "host", "none"),
+}
+
+
+def with_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its texts as categories, in alphabetical order, the usual ones of each column among them."""
+    columns = {}
+    for name in [name for name in TEXTS if name in table]:
+        usual = _USUAL_TEXTS.get(name, ("",))
+        if not isinstance(table[name].dtype, pd.CategoricalDtype):
+            columns[name] = as_category(table[name], usual)
+        elif not set(usual) <= set(table[name].cat.categories):
+            columns[name] = table[name].array.set_categories(sorted({*table[name].cat.categories, *usual}))
+    return table.assign(**columns)
+
+
+def without_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its categories as texts."""
+    names = [name for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)]
+    return table.assign(**{str(name): table[name].astype(object) for name in names})
+
+
+def as_category(texts: pd.Series[Any] | npt.NDArray[Any], others: Sequence[str] = ()) -> pd.Categorical[Any]:
+    """A column of texts as categories, those of ``others`` among them."""
+    codes, present = pd.factorize(np.asarray(texts, dtype=object))
+    categories = sorted({*present.tolist(), *others})
+    code_of = np.array([categories.index(text) for text in present.tolist()], dtype=np.int64)
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
+
+
+def category_of_codes(
+    codes: npt.NDArray[np.integer[Any]], texts: Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
+    """A column of indices into ``texts``, as :func:`as_category` makes it of the texts themselves."""
+    present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
+    categories = sorted({*(texts[code] for code in present.tolist()), *others})
+    index = np.full(len(texts), -1, dtype=np.int64)
+    index[present] = [categories.index(texts[code]) for code in present.tolist()]
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(index[codes] if len(texts) else codes, dtype=dtype, validate=False)
+
+
+def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
+    """A column with one text, as :func:`as_category` makes it."""
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(sorted({"", text}))
+    code = dtype.categories.tolist().index(text)
+    return pd.Categorical.from_codes(np.full(num_rows, code, dtype=np.int8), dtype=dtype)

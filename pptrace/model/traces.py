@@ -1,0 +1,194 @@
+"""The contents of one trace file: its events in columns, the tables that its format lists, and the facts in its header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.intervals import NestedIntervals
+from pptrace.model.join_tables import concat_tables
+from pptrace.model.tables import COMM_ARGS, Int8, Int32, Int64, empty_table
+
+
+class Category(IntEnum):
+    """Category of an event, independent of its producer's name for it. Everything below HOST_LIMIT ran on the host."""
+
+    CPU_OP = 0
+    ANNOTATION = 1  # a range set by the program: record_function, NVTX
+    RUNTIME = 2  # driver or runtime call; launches device work with the same correlation
+    PYTHON = 3
+    OVERHEAD = 4  # of the profiler itself
+    OTHER = 5
+    HOST_LIMIT = 16
+    KERNEL = 17
+    MEMCPY = 18
+    MEMSET = 19
+    DEVICE_ANNOTATION = 20  # a range projected onto a stream by the producer: not work
+    DEVICE_SYNC = 21  # waiting recorded on a stream: not work
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
+
+    ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
+    ``correlation`` joins a runtime call to the device work it launched. For a node of autograd's engine it is the node's sequence
+    number, for a ``c10d`` send or receive that of the next node created on its thread; -1 where there is none.
+    ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
+    """
+
+    category: Int8
+    name_id: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    device: Int32
+    stream: Int64
+    thread: Int64
+    correlation: Int64
+    names: tuple[str, ...]
+    comm_args: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.dur_ns
+
+    def ends_of(self, rows: npt.NDArray[np.integer[Any]]) -> Int64:
+        """End times of some rows, ns; computing only these saves memory: all ends of a large trace take as much as its starts."""
+        ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]
+        return ends
+
+    def rows_by_thread(self, rows: npt.NDArray[np.intp]) -> dict[int, npt.NDArray[np.intp]]:
+        """Some rows by their thread, each in the order given."""
+        threads = self.thread[rows]
+        return {thread: rows[threads == thread] for thread in np.unique(threads).tolist()}
+
+    def intervals_of(self, rows: npt.NDArray[np.intp]) -> NestedIntervals:
+        """The times of some rows, which are in the order of the events."""
+        return NestedIntervals(self.start_ns[rows], self.ends_of(rows))
+
+
+SESSION = "session "
+"""Prefix of ``one_clock`` for processes of one Nsight session: they share a clock, so messages do not correct offsets."""
+
+HOST = "host "
+"""Prefix of ``one_clock`` for processes with the same host name: they should share its clock; messages may disprove it."""
+
+DEVICE_NAMES = "device_names"
+"""Fact: the names of the devices of the rank's host, as the trace's producer wrote them."""
+
+HOST_NAME = "host_name"
+"""Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
+
+
+class InputFormat(StrEnum):
+    """``inputs[].format`` of the report."""
+
+    KINETO = "kineto"
+    NSYS_SQLITE = "nsys-sqlite"
+    CHROME = "chrome"
+    OPLOG = "oplog"
+    OTLP = "otlp"
+    NCCL_INSPECTOR = "nccl-inspector"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """Header of a trace: all of :class:`Trace` but its tables.
+
+    ``rank`` is None until it is known. ``metadata`` is the object under the trace's ``pptrace`` key (facts that pptrace's
+    recorder wrote), {} in traces of other producers. ``distributed`` is the producer's description of the job (Kineto's
+    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user.
+    """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    num_events: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The contents of one trace file for one rank; fields shared with :class:`TraceInfo` mean the same.
+
+    ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are set where the format itself lists ops, named by ``framework``;
+    ``events`` are then empty. Where they are None, ops have to be recognised in the events. ``calls`` (schema CALLS) is set
+    where the format lists communication only.
+    """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    events: Events
+    memory: pd.DataFrame
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    ops: pd.DataFrame | None = None
+    comms: pd.DataFrame | None = None
+    framework: str = ""
+    calls: pd.DataFrame | None = None
+
+    @property
+    def num_events(self) -> int:
+        rows = 0 if self.ops is None else len(self.ops)
+        rows += 0 if self.calls is None else len(self.calls)
+        return len(self.events) + rows + (0 if self.comms is None else len(self.comms))
+
+    @property
+    def info(self) -> TraceInfo:
+        return TraceInfo(
+            self.path,
+            self.format,
+            self.rank,
+            self.producer,
+            self.num_events,
+            self.metadata,
+            self.distributed,
+            self.warnings,
+        )
+
+    def with_info(self, info: TraceInfo) -> Trace:
+        """This trace with the rank and warnings of ``info``."""
+        rank = -1 if info.rank is None else info.rank
+        memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
+        return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
+
+    def with_more(self, later: Trace) -> Trace:
+        """This trace with the rows of another one of the same rank; facts that both have are those of this one."""
+        return replace(
+            self,
+            memory=concat_tables([self.memory, later.memory]),
+            metadata={**later.metadata, **self.metadata},
+            warnings=(*self.warnings, *later.warnings),
+            ops=concat_tables([self.ops, later.ops]),
+            comms=concat_tables([self.comms, later.comms]),
+        )
+
+
+def no_events() -> Events:
+    """Empty events, for a trace that lists ops instead."""
+    none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    category = np.zeros(0, dtype=np.int8)
+    return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
+
+
+ONE_CLOCK = "one_clock"
+"""Fact of ranks whose times are on one clock: what they share, such as the path of the table that lists them all."""
+
+OP_TABLE = "oplog"
+"""Name of the framework of tables with pptrace's documented columns."""
