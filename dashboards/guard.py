@@ -102,6 +102,8 @@ def _is_value(name: str, value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "step":
         return value is None or isinstance(value, int)
+    if name.endswith("-tick"):
+        return value is None or isinstance(value, int)
     if name.startswith("plan-") and name != "plan-schedule":
         return value is None or is_number
     return value is None or isinstance(value, str)

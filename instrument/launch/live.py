@@ -6,9 +6,11 @@ a step the bounds alone are kept, and written with the next one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
+from threading import get_native_id
 from time import perf_counter_ns
 from typing import Any
 
@@ -40,11 +42,14 @@ class LiveRecorder:
         self._begin_ns = 0
         self._range_ns = _range_cost_ns()
         self._own_ns = 0
+        self._core = _ThreadWait()
+        self._core_wait_ns: int | None = None
 
     def begin_step(self, step: int) -> None:
         """A step begins: observed, or not."""
         if step % SKIP_EVERY != SKIP_EVERY - 1:
             self.rows.begin()
+        self._core_wait_ns = self._core.read_ns()
         self._begin_ns = perf_counter_ns()
 
     def end_step(self, step: int, *, profiled: bool) -> None:
@@ -62,7 +67,10 @@ class LiveRecorder:
         rows = self.rows.rows
         op_ns = sum(end - begin for key, begin, end in rows if type(key) is OpMark)
         comm_ns = sum(end - begin for key, begin, end in rows if type(key) is not OpMark and type(key) is not SpanMark)
-        head = StepHead(step, flags | Flag.OBSERVED, begin_ns, end_ns - begin_ns, op_ns, comm_ns, self._own_ns)
+        waited_ns = self._core.since_ns(self._core_wait_ns)
+        head = StepHead(
+            step, flags | Flag.OBSERVED, begin_ns, end_ns - begin_ns, op_ns, comm_ns, self._own_ns, waited_ns
+        )
         self._flush(writer)
         program = self._program(writer, rows)
         if program == NO_PROGRAM:
@@ -77,6 +85,7 @@ class LiveRecorder:
         if writer is not None:
             self._flush(writer)
             writer.close()
+        self._core.close()
 
     def leave_child(self) -> None:
         """A forked child is no rank of the run."""
@@ -104,6 +113,39 @@ class LiveRecorder:
         writer.facts(self._facts())
         self._programs.insert(0, (keys, new))
         return new
+
+
+class _ThreadWait:
+    """Time for which the thread that runs the steps was ready to run and had no core.
+
+    Source: the second field of schedstat (Linux, Documentation/scheduler/sched-stats.rst). The file stays open: reading it again
+    takes some microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._fd = -1
+
+    def read_ns(self) -> int | None:
+        """The wait until now; None where the system does not say."""
+        try:
+            if self._thread != get_native_id():
+                self.close()
+                self._thread = get_native_id()
+                self._fd = os.open(f"/proc/self/task/{self._thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._fd, 100, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def since_ns(self, before: int | None) -> int:
+        """The wait since a reading; −1 where it is not known."""
+        now = None if before is None else self.read_ns()
+        return -1 if now is None or before is None else max(now - before, 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _range_cost_ns() -> float:

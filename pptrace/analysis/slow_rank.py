@@ -23,11 +23,15 @@ LEAST_EXCESS = 0.15
 PAST_STEPS = 32
 LEAST_PAST = 4
 """Steps before which nothing is said of a rank's own past."""
+_WARM_UP = 2
+"""First steps, which pay for connections and allocators and are nobody's past."""
 _SIGMAS = 6.0
 _MAD_TO_SIGMA = 1.4826
 _RECENT, _ENOUGH = 3, 2
 _LEAST_EXCESSES = 8
 _NS_FLOOR = 1
+
+PAST, REPLICAS = "before", "those of its replicas"
 
 OpKind = tuple[str, int]
 """Kind and stage."""
@@ -44,7 +48,7 @@ class OpTimes:
 @dataclass(frozen=True, slots=True)
 class SlowRank:
     """A rank that is named in a step. ``since`` is the first step that stood out, ``excess`` how much longer its ops take in
-    this one (0.3: 30 % longer), ``than`` is ``its past`` or ``its replicas``.
+    this one (0.3: 30 % longer), ``than`` is ``before`` or ``those of its replicas``.
     """
 
     rank: int
@@ -97,19 +101,23 @@ class SlowRanks:
     """Follows the ranks of a run, step by step."""
 
     def __init__(self) -> None:
+        self._num_steps = 0
         self._past: dict[int, _Past] = {}
         self._excesses: dict[str, deque[float]] = {}
         self._alarms: dict[tuple[int, str], _Alarm] = {}
 
     def add(self, step: int, ranks: Mapping[int, Mapping[OpKind, OpTimes]]) -> tuple[SlowRank, ...]:
         """The ranks that are named in this step, which comes after those before."""
+        self._num_steps += 1
+        if self._num_steps <= _WARM_UP:
+            return ()
         own = self._of_past(ranks)
-        slow = [*self._judge(step, own, "its past"), *self._judge(step, _of_replicas(ranks), "its replicas")]
+        slow = [*self._judge(step, own, PAST), *self._judge(step, _of_replicas(ranks), REPLICAS)]
         outstanding = {
             rank for rank, alarm in self._alarms.items() if alarm.recent and alarm.recent[-1] == (step, True)
         }
         for rank, ops in ranks.items():
-            if (rank, "its past") not in outstanding:
+            if (rank, PAST) not in outstanding:
                 self._past.setdefault(rank, _Past()).add(ops)
         return tuple({alarm.rank: alarm for alarm in reversed(slow)}.values())
 
@@ -126,15 +134,16 @@ class SlowRanks:
         }
 
     def _judge(self, step: int, excesses: Mapping[int, float], than: str) -> Iterator[SlowRank]:
-        known = self._excesses.setdefault(than, deque(maxlen=PAST_STEPS * max(len(excesses), 1)))
+        known = self._excesses.get(than, deque())
+        if len(excesses) * PAST_STEPS > (known.maxlen or 0):  # the first step that is compared, or of more ranks
+            known = self._excesses[than] = deque(known, maxlen=len(excesses) * PAST_STEPS)
         threshold = _threshold(known)
+        outstanding = {rank for rank, excess in excesses.items() if threshold is not None and excess > threshold}
+        if not outstanding:  # a slow rank makes the others look fast
+            known.extend(excesses.values())
         for rank, excess in excesses.items():
             alarm = self._alarms.setdefault((rank, than), _Alarm())
-            stands_out = threshold is not None and excess > threshold
-            is_named = alarm.note(step, stands_out)
-            if not stands_out:
-                known.append(excess)
-            if is_named and alarm.since is not None:
+            if alarm.note(step, rank in outstanding) and alarm.since is not None:
                 yield SlowRank(rank, step, alarm.since, excess, than)
 
 

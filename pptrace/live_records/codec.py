@@ -31,7 +31,7 @@ KEY_EVERY = 64
 """Records from one key record to the next; nothing before a key record needs to be read."""
 NO_PROGRAM = 0xFFFF
 """Program of a record without ranges: the step's bounds alone."""
-_STEP = struct.Struct("<IBHqqIQQQB")
+_STEP = struct.Struct("<IBHqqIQQQqB")
 _SHARE = 2
 """The moving mean takes a quarter (a right shift by 2) of each new deviation."""
 
@@ -49,7 +49,8 @@ class StepHead:
     """Head of a record, the same for every step. Times are on the rank's own monotonic clock, ns.
 
     ``op_ns`` and ``comm_ns`` are the sums of its ops' ranges and of its communication's, 0 where they are not observed.
-    ``own_ns`` is what the record before it cost its rank: its ranges, and writing it.
+    ``own_ns`` is what the record before it cost its rank: its ranges, and writing it. ``core_wait_ns`` is for how long the thread
+    that runs the steps was ready to run and had no core, −1 where the system does not say.
     """
 
     step: int
@@ -59,6 +60,7 @@ class StepHead:
     op_ns: int = 0
     comm_ns: int = 0
     own_ns: int = 0
+    core_wait_ns: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def is_key(content: bytes) -> bool:
 
 def _step_frame(head: StepHead, flags: Flag, layout: tuple[int, int, int], packed: bytes) -> bytes:
     program, quantum_ns, num_planes = layout
-    totals = (head.op_ns, head.comm_ns, head.own_ns)
+    totals = (head.op_ns, head.comm_ns, head.own_ns, head.core_wait_ns)
     fields = (head.step, int(flags), program, head.begin_ns, head.dur_ns, quantum_ns, *totals, num_planes)
     return frame(STEP, _STEP.pack(*fields) + packed)
 

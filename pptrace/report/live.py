@@ -27,7 +27,7 @@ def step_line(step: LiveStepFigures) -> str:
 
 def slow_rank_text(slow: SlowRank) -> str:
     """A named rank in words."""
-    return f"SLOW rank {slow.rank}: its ops take {slow.excess:.0%} longer than {slow.than}, since step {slow.since}"
+    return f"slow rank {slow.rank}: its ops take {slow.excess:.0%} longer than {slow.than}, since step {slow.since}"
 
 
 def cost_lines(costs: LiveCosts) -> Iterator[str]:

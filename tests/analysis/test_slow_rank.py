@@ -56,6 +56,12 @@ def test_healthy_runs_raise_no_alarm(noise: float) -> None:
         assert not _named(_steps(100, lambda *_: 1.0, noise, seed))
 
 
+def test_of_two_ranks_the_slow_one_is_named_as_long_as_it_is_slow() -> None:
+    named = _named(_steps(120, lambda step, rank: 1.4 if rank == 1 and step >= 20 else 1.0, noise=0.02, pp=2))
+    assert {slow.rank for slow in named} == {1}
+    assert [slow.step for slow in named][-1] == 118
+
+
 def test_a_machine_that_slows_all_ranks_down_is_no_slow_rank() -> None:
     assert not _named(_steps(60, lambda step, _: 1.8 if step >= 30 else 1.0))
 
@@ -70,7 +76,7 @@ def test_warm_up_is_no_past_to_compare_with() -> None:
 
 def test_a_rank_that_was_slow_from_the_start_is_named_by_its_replicas() -> None:
     named = _named(_steps(20, lambda _, rank: 1.4 if rank == 6 else 1.0, replicas=4))
-    assert {(slow.rank, slow.than) for slow in named} == {(6, "its replicas")}
+    assert {(slow.rank, slow.than) for slow in named} == {(6, "those of its replicas")}
     assert named[0].excess == pytest.approx(0.4, rel=0.2)
 
 

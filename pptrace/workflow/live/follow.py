@@ -33,7 +33,8 @@ _NOT_RUNNING = ("ok", "failed", "interrupted", "timeout")
 class LiveRank:
     """A rank in a step, ns: the figures of the report of the same name, and ``wait_ns``, its waiting in all communication.
 
-    ``op_ns`` and ``host_comm_ns`` are the sums of its ops' and communication's ranges on the host, known without any recognition.
+    ``op_ns`` and ``host_comm_ns`` are the sums of its ops' and communication's ranges on the host, known without any recognition;
+    ``core_wait_ns`` is for how long its thread was ready to run and had no core.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class LiveRank:
     wait_ns: int | None = None
     op_ns: int | None = None
     host_comm_ns: int | None = None
+    core_wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,8 @@ class LiveRun:
 
 def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
     head = step.record.head
-    known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns)
+    waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
+    known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
     if report is None:
         return known
     waits = [comm.wait_ns for comm in report.comms]
