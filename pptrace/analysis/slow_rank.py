@@ -1,8 +1,9 @@
 """Search for ranks that compute slower than they used to, or than their replicas do, step by step while a run goes on.
 
 For each step and rank the *pace* is how long its ops take, over what the same ops of that rank (kind and stage) took in the steps
-before: medians on both sides, so that one long op, a garbage collection say, does not count. What all ranks have in common, such
-as a slower machine, is divided out: the *excess* of a rank is its pace over the median pace of the other ranks, minus 1.
+before: medians on both sides, so that one long op, a garbage collection say, does not count. What it takes longer because it
+waited longer for a core is taken away: other work on its machine makes no slow rank. What all ranks have in common, such as a
+slower machine, is divided out: the *excess* of a rank is its pace over the median pace of the other ranks, minus 1.
 
 A rank is named where its excess was above the threshold in two of the last three steps that were observed. The threshold is six
 standard deviations of the excesses before (1.4826 · median absolute deviation; Hampel's identifier), and at least 15 %. Steps of
@@ -32,6 +33,8 @@ _LEAST_EXCESSES = 8
 _NS_FLOOR = 1
 
 PAST, REPLICAS = "before", "those of its replicas"
+
+_NO_WAITS: Mapping[int, int] = {}
 
 OpKind = tuple[str, int]
 """Kind and stage."""
@@ -63,8 +66,9 @@ class _Past:
     """Times of a rank's ops in the steps before, ns."""
 
     ops: dict[OpKind, deque[float]] = field(default_factory=dict)
+    core_waits: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
 
-    def pace(self, ops: Mapping[OpKind, OpTimes]) -> float | None:
+    def pace(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> float | None:
         """Ratio of the time that these ops take to what they took; None where too little is known."""
         now = before = 0.0
         for kind, times in ops.items():
@@ -72,9 +76,15 @@ class _Past:
             if past is not None and len(past) >= LEAST_PAST:
                 now += times.count * times.median_ns
                 before += times.count * median(past)
-        return now / before if before >= _NS_FLOOR else None
+        more_waiting = 0.0
+        if core_wait_ns is not None and self.core_waits:
+            more_waiting = max(core_wait_ns - median(self.core_waits), 0)
+        own = max(now - more_waiting, min(now, before))  # waiting explains no more than what is longer
+        return own / before if own >= _NS_FLOOR and before >= _NS_FLOOR else None
 
-    def add(self, ops: Mapping[OpKind, OpTimes]) -> None:
+    def add(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> None:
+        if core_wait_ns is not None:
+            self.core_waits.append(core_wait_ns)
         for kind, times in ops.items():
             self.ops.setdefault(kind, deque(maxlen=PAST_STEPS)).append(times.median_ns)
 
@@ -106,27 +116,34 @@ class SlowRanks:
         self._excesses: dict[str, deque[float]] = {}
         self._alarms: dict[tuple[int, str], _Alarm] = {}
 
-    def add(self, step: int, ranks: Mapping[int, Mapping[OpKind, OpTimes]]) -> tuple[SlowRank, ...]:
-        """The ranks that are named in this step, which comes after those before."""
+    def add(
+        self, step: int, ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int] = _NO_WAITS
+    ) -> tuple[SlowRank, ...]:
+        """The ranks that are named in this step, which comes after those before.
+
+        ``core_waits`` are the times for which ranks waited for a core, ns.
+        """
         self._num_steps += 1
         if self._num_steps <= _WARM_UP:
             return ()
-        own = self._of_past(ranks)
+        own = self._of_past(ranks, core_waits)
         slow = [*self._judge(step, own, PAST), *self._judge(step, _of_replicas(ranks), REPLICAS)]
         outstanding = {
             rank for rank, alarm in self._alarms.items() if alarm.recent and alarm.recent[-1] == (step, True)
         }
         for rank, ops in ranks.items():
             if (rank, PAST) not in outstanding:
-                self._past.setdefault(rank, _Past()).add(ops)
+                self._past.setdefault(rank, _Past()).add(ops, core_waits.get(rank))
         return tuple({alarm.rank: alarm for alarm in reversed(slow)}.values())
 
-    def _of_past(self, ranks: Mapping[int, Mapping[OpKind, OpTimes]]) -> dict[int, float]:
+    def _of_past(
+        self, ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int]
+    ) -> dict[int, float]:
         """Excess of each rank over its past, beyond what all ranks have in common."""
         paces = {
             rank: pace
             for rank, ops in ranks.items()
-            if (past := self._past.get(rank)) is not None and (pace := past.pace(ops)) is not None
+            if (past := self._past.get(rank)) is not None and (pace := past.pace(ops, core_waits.get(rank))) is not None
         }
         return {
             rank: pace / _common([other for key, other in paces.items() if key != rank]) - 1

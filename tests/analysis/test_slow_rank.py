@@ -62,6 +62,17 @@ def test_of_two_ranks_the_slow_one_is_named_as_long_as_it_is_slow() -> None:
     assert [slow.step for slow in named][-1] == 118
 
 
+def test_a_rank_that_waits_for_a_core_is_no_slow_rank() -> None:
+    """Rank 1 takes twice as long: because others run on its core in one sequence, by itself in the other."""
+    steps = _steps(40, lambda step, rank: 2.0 if rank == 1 and step >= 20 else 1.0)
+    more_ns = 8 * 1e6 * 3 * 3
+    for waited_ns, is_named in ((more_ns, False), (0.1 * more_ns, True)):
+        search = SlowRanks()
+        waits = {step: {1: int(1e7 + (waited_ns if step >= 20 else 0))} for step, _ in steps}
+        named = [slow for step, ranks in steps for slow in search.add(step, ranks, waits[step])]
+        assert bool(named) == is_named
+
+
 def test_a_machine_that_slows_all_ranks_down_is_no_slow_rank() -> None:
     assert not _named(_steps(60, lambda step, _: 1.8 if step >= 30 else 1.0))
 

@@ -15,6 +15,7 @@ _MOST_BARS = 48
 _PACES = [[0.0, "#2166ac"], [0.5, "#f2f2f2"], [1.0, "#b2182b"]]
 """Blue for faster, red for slower than usual: it can be read with every common colour blindness."""
 _MOST_PACE = 0.3
+_MOST_TIMES = 3
 
 
 def live_steps_chart(steps: Sequence[LiveStepFigures]) -> go.Figure:
@@ -42,9 +43,14 @@ def live_steps_chart(steps: Sequence[LiveStepFigures]) -> go.Figure:
             marker={"color": colour, "symbol": symbol, "size": size},
             hovertemplate="<b>step %{x}</b><br>%{y:,.2f} ms<extra></extra>",
         )
-    return lay_out(
-        figure, 280, "step", "ms", xaxis={"tickformat": "d"}, yaxis={"rangemode": "tozero"}, uirevision="live"
-    )
+    axis = {"range": [0, _highest_ms(steps)]}
+    return lay_out(figure, 280, "step", "ms", xaxis={"tickformat": "d"}, yaxis=axis, uirevision="live")
+
+
+def _highest_ms(steps: Sequence[LiveStepFigures]) -> float:
+    """The top of the axis: a few times the usual step, so that one long step, such as the first, does not flatten all others."""
+    lengths = [step.step_ns / 1e6 for step in steps]
+    return 1.08 * min(max(lengths, default=1.0), _MOST_TIMES * median(lengths or [1.0]))
 
 
 def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:

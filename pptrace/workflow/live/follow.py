@@ -17,7 +17,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
 from pptrace.workflow.analyse import analyse
-from pptrace.workflow.live.op_times import op_times
+from pptrace.workflow.live.op_times import has_ops, op_times
 from pptrace.workflow.live.traces import trace_of, wall_shift_ns
 
 MOST_AT_ONCE = 32
@@ -26,6 +26,9 @@ MOST_COMPARED = 2000
 """Steps of which the cost of observing is found, the last ones."""
 MOST_WAITING = 1000
 """Steps that wait for ranks which have not written them; of a rank that writes no more the others' steps are dropped."""
+_NO_OPS = (
+    "no range names an op, so that compute and bubbles are not known: only lengths of steps and sums of communication"
+)
 _NOT_RUNNING = ("ok", "failed", "interrupted", "timeout")
 
 
@@ -151,11 +154,11 @@ class LiveRun:
             return {}, (
                 f"ops run on {on_device[0]}: the host's times of ranges are those of launches, so compute is not known",
             )
-        with_ranges = [ranks for ranks in steps if all(step.names for step in ranks.values())]
-        if not with_ranges:
-            return {}, ()
+        with_ops = [ranks for ranks in steps if all(has_ops(step) for step in ranks.values())]
+        if not with_ops:
+            return {}, (_NO_OPS,) if steps else ()
         traces = [
-            trace_of(rank, str(file.path), file.facts, [ranks[rank] for ranks in with_ranges])
+            trace_of(rank, str(file.path), file.facts, [ranks[rank] for ranks in with_ops])
             for rank, file in self.files.items()
         ]
         try:
@@ -192,12 +195,16 @@ class LiveRun:
             span_ns=None if report is None else report.span_ns,
             slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
             ranks=tuple(_rank(ranks[rank], by_rank.get(rank)) for rank in ranks),
-            slow_ranks=self._slow.add(first.step, {rank: op_times(step) for rank, step in ranks.items()})
-            if not notes
-            else (),
+            slow_ranks=() if notes else self._search(ranks),
             quantum_ns=max(step.record.quantum_ns for step in ranks.values()),
             notes=notes,
         )
+
+    def _search(self, ranks: Mapping[int, LiveStep]) -> tuple[SlowRank, ...]:
+        waits = {rank: step.record.head.core_wait_ns for rank, step in ranks.items()}
+        number = next(iter(ranks.values())).step
+        times = {rank: op_times(step) for rank, step in ranks.items()}
+        return self._slow.add(number, times, {rank: ns for rank, ns in waits.items() if ns >= 0})
 
 
 def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:

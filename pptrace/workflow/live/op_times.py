@@ -8,31 +8,27 @@ import numpy as np
 
 from pptrace.analysis.slow_rank import OpKind, OpTimes
 from pptrace.intervals import lengths_within, union
-from pptrace.live_records.codec import StepHead
 from pptrace.live_records.file import LiveStep
 from pptrace.marks import OpMark, SpanMark, parse_mark
 
 
 def op_times(step: LiveStep) -> dict[OpKind, OpTimes]:
-    """The ops of a step by kind and stage: their ranges without the communication inside, and without the time in which the rank
-    had no core to run on, so that other work on its machine does not make it a slow rank.
-    """
+    """The ops of a step by kind and stage: their ranges without the communication inside."""
     ops, comms, kinds = _layout(step.names)
     if not len(ops):
         return {}
     begin_ns, end_ns = step.record.begin_ns, step.record.end_ns
     busy = union(begin_ns[comms], end_ns[comms])
     compute_ns = end_ns[ops] - begin_ns[ops] - lengths_within(busy, begin_ns[ops], end_ns[ops])
-    part = _own_part(step.record.head, int(compute_ns.sum()))
     by_kind: dict[OpKind, list[int]] = {}
     for kind, ns in zip(kinds, compute_ns.tolist(), strict=True):
         by_kind.setdefault(kind, []).append(ns)
-    return {kind: OpTimes(len(times), part * float(np.median(times))) for kind, times in by_kind.items()}
+    return {kind: OpTimes(len(times), float(np.median(times))) for kind, times in by_kind.items()}
 
 
-def _own_part(head: StepHead, compute_ns: int) -> float:
-    """The part of its ops' time in which a rank had a core, or was not ready to run."""
-    return max(1 - max(head.core_wait_ns, 0) / compute_ns, 0.0) if compute_ns > 0 else 1.0
+def has_ops(step: LiveStep) -> bool:
+    """Return whether a record has ranges of ops."""
+    return len(_layout(step.names)[0]) > 0
 
 
 @cache
