@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, tile
@@ -19,6 +20,7 @@ from pptrace.report.units import counted, milliseconds
 
 _EVERY_MS = 1000
 _RECENT = 3
+_NOTHING = "nothing"
 _NO_COMPUTE = "No step has been observed yet of which the compute is known."
 _NO_PARTS = "The parts of a step are shown of at most 48 ranks, when all of them are known."
 _ADVICE = "pptrace run --live writes a record of each step while the run goes on."
@@ -46,11 +48,12 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
     )
     def show(_tick: int | None, shown: str | None) -> Any:
         window = live.get()
+        state = _NOTHING if window is None else window.state
+        if state == shown:
+            raise PreventUpdate
         if window is None:
-            return (no_update, no_update, False) if shown == "none" else ([_no_records()], "none", False)
-        if window.state == shown:
-            return no_update, no_update, no_update
-        return guarded(lambda: body(window), "Live", "live-failed"), window.state, window.is_over
+            return [_no_records()], state, False
+        return guarded(lambda: body(window), "Live", "live-failed"), state, window.is_over
 
 
 def body(window: LiveWindow) -> list[Node]:
