@@ -21,7 +21,7 @@ _MICROBATCHES = 4
 class LiveFolder:
     """A run of 1F1B whose ranks run their ops one after the other, without messages."""
 
-    def __init__(self, folder: Path, pp: int = 2, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, pp: int = 2, device: str = "cpu", hosts: int = 1) -> None:
         self.folder, self.steps = folder, 0
         self._plan = build("1f1b", pp, _MICROBATCHES)
         self._noise = np.random.default_rng(7)
@@ -35,7 +35,7 @@ class LiveFolder:
                 {
                     "rank": rank,
                     "world_size": pp,
-                    "host": "here",
+                    "host": f"host{rank % hosts}",
                     "framework": "pptrace",
                     "mesh": {"pp": pp},
                     "pp_ranks": list(range(pp)),

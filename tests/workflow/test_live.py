@@ -60,6 +60,16 @@ def test_times_of_a_host_that_only_launches_are_no_compute(tmp_path: Path) -> No
     assert steps[0].step_ns == STEP_NS - 10**6
 
 
+def test_ranks_of_several_hosts_have_windows_of_their_own(tmp_path: Path) -> None:
+    """Without messages nothing relates their clocks: what each computed is known, and what it waited for is not."""
+    LiveFolder(tmp_path, hosts=2).write_steps(2)
+    for step in LiveRun(tmp_path).poll():
+        assert step.span_ns is None
+        for rank in step.ranks:
+            assert rank.compute_ns == pytest.approx(4 * 15e6, rel=0.03)
+            assert rank.bubble_ns is None
+
+
 def test_a_run_with_a_rank_that_never_wrote_is_read_when_it_is_over(tmp_path: Path) -> None:
     run = LiveFolder(tmp_path)
     run.write_steps(3)

@@ -54,7 +54,7 @@ def _highest_ms(steps: Sequence[LiveStepFigures]) -> float:
 
 
 def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
-    """How long each rank computed in each step, against its own median, as a heat map; None where no compute is known."""
+    """Heat map of the compute of each rank in each step, against its own median; None where no compute is known."""
     known = [step for step in steps if step.slowest_rank is not None]
     if not known:
         return None

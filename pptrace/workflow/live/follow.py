@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pptrace.analysis.live_cost import LiveCosts, cost_of, own_share
-from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.slow_rank import PAST_STEPS, SlowRank, SlowRanks
 from pptrace.errors import PptraceError, TraceError
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
-from pptrace.workflow.analyse import analyse
+from pptrace.workflow.live.figures import RankFigures, StepFigures
 from pptrace.workflow.live.op_times import has_ops, op_times
-from pptrace.workflow.live.traces import trace_of, wall_shift_ns
+from pptrace.workflow.live.step_figures import StepAnalyser
+from pptrace.workflow.live.traces import wall_shift_ns
 
 MOST_AT_ONCE = 32
 """Steps that are analysed together."""
@@ -26,6 +26,7 @@ MOST_COMPARED = 2000
 """Steps of which the cost of observing is found, the last ones."""
 MOST_WAITING = 1000
 """Steps that wait for ranks which have not written them; of a rank that writes no more the others' steps are dropped."""
+_LAUNCHES = "the host's times of ranges are those of launches, so compute is not known"
 _NO_OPS = (
     "no range names an op, so that compute and bubbles are not known: only lengths of steps and sums of communication"
 )
@@ -100,6 +101,7 @@ class LiveRun:
     last: int | None = None
     files: dict[int, LiveFile] = field(default_factory=dict)
     _waiting: dict[int, dict[int, LiveStep]] = field(default_factory=dict)
+    _analyser: StepAnalyser = field(default_factory=StepAnalyser)
     _slow: SlowRanks = field(default_factory=SlowRanks)
     _lengths: deque[int] = field(default_factory=lambda: deque(maxlen=PAST_STEPS))
     _costs: _Costs = field(default_factory=lambda: _Costs())
@@ -144,30 +146,24 @@ class LiveRun:
 
     def _figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> list[LiveStepFigures]:
         observed = [ranks for ranks in steps if all(Flag.OBSERVED in step.record.head.flags for step in ranks.values())]
-        reports, notes = self._reports(observed)
-        return [self._one(ranks, reports.get(next(iter(ranks.values())).step), notes) for ranks in steps]
+        figures, notes = self._step_figures(observed)
+        return [self._one(ranks, figures.get(next(iter(ranks.values())).step), notes) for ranks in steps]
 
-    def _reports(self, steps: Sequence[Mapping[int, LiveStep]]) -> tuple[dict[int, StepReport], tuple[str, ...]]:
-        """The report of each step that can be analysed, and why others cannot."""
+    def _step_figures(self, steps: Sequence[Mapping[int, LiveStep]]) -> tuple[dict[int, StepFigures], tuple[str, ...]]:
+        """The figures of each step that has any, and why others have none."""
         on_device = sorted({str(file.facts.get("device")) for file in self.files.values()} - {"cpu"})
         if on_device:
-            return {}, (
-                f"ops run on {on_device[0]}: the host's times of ranges are those of launches, so compute is not known",
-            )
+            return {}, (f"ops run on {on_device[0]}: {_LAUNCHES}",)
         with_ops = [ranks for ranks in steps if all(has_ops(step) for step in ranks.values())]
         if not with_ops:
             return {}, (_NO_OPS,) if steps else ()
-        traces = [
-            trace_of(rank, str(file.path), file.facts, [ranks[rank] for ranks in with_ops])
-            for rank, file in self.files.items()
-        ]
+        facts = {rank: file.facts for rank, file in self.files.items()}
         try:
-            analysis = analyse(traces, num_ranks=len(traces))
+            return self._analyser.figures(with_ops, facts), ()
         except PptraceError as err:
             return {}, (" ".join(str(err).split()),)
-        return {report.step: report for report in analysis.report.steps}, ()
 
-    def _one(self, ranks: Mapping[int, LiveStep], report: StepReport | None, notes: tuple[str, ...]) -> LiveStepFigures:
+    def _one(self, ranks: Mapping[int, LiveStep], known: StepFigures | None, notes: tuple[str, ...]) -> LiveStepFigures:
         heads = {rank: step.record.head for rank, step in ranks.items()}
         first = next(iter(heads.values()))
         observed = all(Flag.OBSERVED in head.flags for head in heads.values())
@@ -188,11 +184,11 @@ class LiveRun:
         )
         if not observed:
             return figures
-        by_rank = {} if report is None else {of_rank.rank: of_rank for of_rank in report.ranks}
+        by_rank = {} if known is None else known.ranks
         computed = {rank: of_rank.compute_ns for rank, of_rank in by_rank.items() if of_rank.compute_ns is not None}
         return replace(
             figures,
-            span_ns=None if report is None else report.span_ns,
+            span_ns=None if known is None else known.span_ns,
             slowest_rank=max(computed, key=lambda rank: computed[rank]) if computed else None,
             ranks=tuple(_rank(ranks[rank], by_rank.get(rank)) for rank in ranks),
             slow_ranks=() if notes else self._search(ranks),
@@ -207,21 +203,11 @@ class LiveRun:
         return self._slow.add(number, times, {rank: ns for rank, ns in waits.items() if ns >= 0})
 
 
-def _rank(step: LiveStep, report: RankStep | None) -> LiveRank:
+def _rank(step: LiveStep, figures: RankFigures | None) -> LiveRank:
     head = step.record.head
     waited_ns = None if head.core_wait_ns < 0 else head.core_wait_ns
     known = LiveRank(step.rank, head.dur_ns, op_ns=head.op_ns, host_comm_ns=head.comm_ns, core_wait_ns=waited_ns)
-    if report is None:
-        return known
-    waits = [comm.wait_ns for comm in report.comms]
-    return replace(
-        known,
-        compute_ns=report.compute_ns,
-        exposed_comm_ns=report.exposed_comm_ns,
-        bubble_ns=report.bubble_ns,
-        not_compute_ns=report.not_compute_ns,
-        wait_ns=None if None in waits else sum(ns for ns in waits if ns is not None),
-    )
+    return known if figures is None else replace(known, **asdict(figures))
 
 
 def cost_of_run(run_dir: Path) -> LiveCosts:
