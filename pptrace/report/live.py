@@ -33,7 +33,7 @@ def slow_rank_text(slow: SlowRank) -> str:
 def cost_lines(costs: LiveCosts) -> Iterator[str]:
     """Lines about the cost of observing, for the end of a run."""
     if costs.measured is None:
-        yield "--live: its cost is not known: no unobserved step between two observed ones (they begin with step 4)"
+        yield "--live: its cost is not known: no unobserved step between two observed ones that no profiler recorded"
     else:
         yield f"--live: cost {costs.measured}"
     if costs.own is not None:
