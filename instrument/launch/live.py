@@ -48,6 +48,8 @@ class LiveRecorder:
 
     def begin_step(self, step: int) -> None:
         """A step begins: observed, or not."""
+        if self._writer is None:
+            return
         if step % SKIP_EVERY != SKIP_EVERY - 1:
             self.rows.begin()
         self._core_wait_ns = self._core.read_ns()

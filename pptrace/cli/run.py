@@ -157,15 +157,17 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
     if options.live:
         _print_live_cost(result.run_dir)
     # A node sees only the end of its ranks; the run is analysed when all have written their traces.
-    _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none")
+    _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none", live=options.live)
     if options.nnodes > 1:
         click.echo(f"when all nodes have ended: {_program()} analyze {shlex.quote(str(result.run_dir))}")
     return result.end.exit_code
 
 
-def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
+def _finish(result: RunResult, *, analyze: bool, profiled: bool, live: bool) -> None:
     traces, origin = (result.traces, "") if result.traces else (result.script_traces, " of the script's own profiler")
     count = len(traces)
+    if live:
+        click.echo(f"{_program()} live {shlex.quote(str(result.run_dir))}")
     if not count:
         if profiled:
             click.echo(f"pptrace: no trace was recorded; {result.run_dir}/run.json says how the run went", err=True)

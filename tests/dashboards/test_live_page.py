@@ -11,6 +11,7 @@ import pytest
 
 from dashboards.app import create_app
 from dashboards.live import WINDOW, LiveSteps
+from dashboards.pages import problem
 from dashboards.pages.live import body
 from dashboards.store import Store
 from tests.support.live_run import LiveFolder
@@ -36,6 +37,12 @@ def test_live_files_are_no_reason_to_analyse_the_traces_again(tmp_path: Path) ->
     before = store.get().token
     run.write_steps(2)
     assert store.get().token == before
+
+
+def test_the_overview_of_a_run_without_traces_leads_to_its_steps(tmp_path: Path) -> None:
+    LiveFolder(tmp_path)
+    assert "href='/live'" in str(problem.layout(Store([tmp_path]).get()))
+    assert "has-live" not in str(problem.layout(Store([tmp_path / "elsewhere"]).get()))
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
