@@ -67,6 +67,7 @@ def test_a_record_has_at_most_4_kb_however_long_the_plan(num: int) -> None:
         record = decoder.decode(content, num)
         assert record.num_bytes == len(data)
         assert np.abs(record.end_ns - ends).max() < record.quantum_ns
+        assert record.quantum_ns in [1000 * 2**power for power in range(24)]
 
 
 def test_what_is_expected_costs_less_than_what_is_new() -> None:
