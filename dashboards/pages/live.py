@@ -23,6 +23,7 @@ _RECENT = 3
 _NOTHING = "nothing"
 _NO_COMPUTE = "No step has been observed yet of which the compute is known."
 _NO_PARTS = "The parts of a step are shown of at most 48 ranks, when all of them are known."
+_SKIPPED = "Every fifth step is not observed, so that the others show what observing costs."
 _ADVICE = "pptrace run --live writes a record of each step while the run goes on."
 
 
@@ -87,7 +88,7 @@ def _recent_alarms(window: LiveWindow) -> tuple[SlowRank, ...]:
 def _alarm(slow_ranks: tuple[SlowRank, ...]) -> Node:
     if not slow_ranks:
         return html.Section(html.P("No slow rank."), id="live-alarm", className="panel problem quiet", role="status")
-    texts = [html.P(html.Strong(slow_rank_text(slow))) for slow in slow_ranks]
+    texts = [html.P(html.Strong(slow_rank_text(slow).capitalize())) for slow in slow_ranks]
     return html.Section(texts, id="live-alarm", className="panel problem hang", role="alert")
 
 
@@ -133,5 +134,5 @@ def _tiles(window: LiveWindow) -> Node:
 
 def _notes(window: LiveWindow) -> list[Node]:
     notes = list(dict.fromkeys(note for step in window.steps for note in step.notes))
-    shown = f"{counted(len(window.steps), 'step')} shown; {_ADVICE}" if not notes else ""
+    shown = f"{counted(len(window.steps), 'step')} shown. {_SKIPPED}" if not notes else ""
     return [lines([*notes, *([shown] if shown else [])], "live-notes")]

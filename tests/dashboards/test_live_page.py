@@ -91,6 +91,6 @@ def test_new_steps_and_a_slow_rank_appear_without_a_reload(
     began = time.monotonic()
     page.wait_for_function("() => document.querySelector('#live-last').innerText === '19'")
     assert time.monotonic() - began < 5
-    assert "slow rank 1: its ops take" in page.inner_text("#live-alarm")
+    assert "Slow rank 1: its ops take" in page.inner_text("#live-alarm")
     assert page.locator("#live-ranks .bars path").count() >= 2 * 2
     assert page.evaluate("window.same"), "the page is the same"
