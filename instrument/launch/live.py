@@ -38,6 +38,7 @@ class LiveRecorder:
         self._facts = facts
         self._state = state
         self._seen_state: object = None
+        self._written_facts: Mapping[str, Any] = {}
         self._programs: list[tuple[list[Mark], int]] = []
         self._skipped: list[StepHead] = []
         self._begin_ns = 0
@@ -105,7 +106,7 @@ class LiveRecorder:
         state = self._state()
         if state is not self._seen_state:
             self._seen_state = state
-            writer.facts(self._facts())
+            self._write_facts(writer)
         for index, (known, number) in enumerate(self._programs):
             if known == keys:
                 self._programs.insert(0, self._programs.pop(index))
@@ -113,9 +114,16 @@ class LiveRecorder:
         new = writer.program([format_mark(key) for key in keys])
         if new is None:
             return NO_PROGRAM
-        writer.facts(self._facts())
+        self._write_facts(writer)
         self._programs.insert(0, (keys, new))
         return new
+
+    def _write_facts(self, writer: LiveWriter) -> None:
+        """Write the facts, unless the last ones say the same: a plan of many ranks takes some 10 KB."""
+        facts = self._facts()
+        if facts != self._written_facts:
+            writer.facts(facts)
+            self._written_facts = facts
 
 
 class _ThreadWait:

@@ -14,6 +14,7 @@ from instrument.launch.live import SKIP_EVERY, LiveRecorder
 from instrument.recorder import Recorder
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_path
+from pptrace.live_records.frames import FACTS, frames
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, OpMark, SpanKind, Transfer, parse_mark
 from pptrace.schedule.actions import Action, Kind
 
@@ -129,6 +130,22 @@ def test_orders_of_ranges_beyond_the_most_keep_their_sums(tmp_path: Path) -> Non
     assert [bool(step.names) for step in records] == [True] * MOST_PROGRAMS + [False] * 2
     assert records[-1].record.head.op_ns > 0
     assert records[-1].record.head.comm_ns > 0
+
+
+def test_facts_are_written_when_they_change(tmp_path: Path) -> None:
+    facts: dict[str, object] = {"rank": 0}
+    live = LiveRecorder(tmp_path, 0, lambda: dict(facts), lambda: facts)
+    recorder = Recorder(lambda: False, live=live.rows)
+    for step in range(3):
+        run_step(live, recorder, step, collectives=step)  # each has ranges of its own
+    facts["plan"] = "1f1b"
+    run_step(live, recorder, 3, collectives=7)
+    live.close()
+    kinds = [kind for kind, _, _ in frames(live_path(tmp_path, 0).read_bytes())]
+    assert kinds.count(FACTS) == 2
+    file = LiveFile(live_path(tmp_path, 0), 0)
+    file.poll()
+    assert file.facts == facts
 
 
 def test_no_record_keeps_a_message_alive(tmp_path: Path) -> None:
