@@ -190,6 +190,12 @@ def test_waiting_for_a_core_is_said() -> None:
     assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)
 
 
+def test_lines_about_one_run_name_it_and_those_about_both_come_once() -> None:
+    run = read_compared(SAMPLES / "1f1b_p4")
+    of_a, of_b = (replace(run, warnings=lines) for lines in (("cut off", "no clock"), ("no clock", "no device")))
+    assert compare_runs(of_a, of_b).warnings[-3:] == ("A: cut off", "A and B: no clock", "B: no device")
+
+
 @pytest.mark.parametrize(
     ("a", "b", "shows"),
     [([0, 0], [0, 3], True), ([2, 0], [0, 0], True), ([0, 0], [0, 0], False), ([], [1], False), ([1], [], False)],
