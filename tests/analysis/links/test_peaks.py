@@ -165,7 +165,7 @@ def test_a_port_moves_its_data_rate(text: str, gbps: float | None) -> None:
     ("text", "gbps"),
     [
         *(("SDR", 1), ("DDR", 2), ("QDR", 4), ("FDR10", 5), ("FDR", pytest.approx(6.788, abs=1e-3)), ("EDR", 12.5)),
-        *(("HDR100", 12.5), ("hdr", 25), ("NDR200", 25), ("NDR", 50), ("XDR", 100), ("100", 12.5)),
+        *(("HDR100", 12.5), ("hdr", 25), ("NDR200", 25), ("NDR", 50), ("XDR", 100), ("100", 12.5), ("1", 0.125)),
     ],
 )
 def test_a_network_is_named_by_its_generation_or_its_rate(text: str, gbps: float) -> None:

@@ -384,6 +384,14 @@ def test_plans_of_one_stage_or_one_microbatch_have_nothing_to_compare() -> None:
     assert sequences._of_microbatches(replace(costs, durations=free)) is None
 
 
+def test_two_microbatches_can_be_compared() -> None:
+    table = build("1f1b", 2, 2).table
+    costs = measured_costs(table, np.where(table.microbatch == 0, 10, 30)[np.newaxis, np.newaxis])
+    found = sequences._of_microbatches(costs)
+    assert found is not None
+    assert found.evened(costs).tolist() == [[20] * len(table)]
+
+
 def test_the_correlation_is_pearsons_of_all_pairs_together() -> None:
     rng = np.random.default_rng(0)
     pairs = [(rng.normal(size=(2, 3)), rng.normal(size=(2, 3))) for _ in range(2)]

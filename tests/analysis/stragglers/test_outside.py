@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.stragglers.outside import AFTER, chains_of
+from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of
 from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import GARBAGE_COLLECTION, Int64
@@ -103,6 +103,23 @@ def test_collections_that_come_now_and_then_are_left_out_of_the_steps_work(name:
     assert (stragglers.covers, stragglers.slowdown) == (covers, 1)
     kinds = {entry.kind for entry in stragglers.op_kinds}
     assert kinds == ({"F", "B", "OPTIMIZER"} if covers == "step" else {"F", "B"})
+
+
+def test_a_step_begins_when_the_first_rank_of_a_pipeline_has_done_what_comes_before_its_ops() -> None:
+    """Two pipelines of two ranks: forward and backward take 400, what comes before them 30 and 70 on the first ranks."""
+    table = build("gpipe", 2, 1).table
+    items = [
+        (2 * step + pipeline, rank, BEFORE, "DATA", -1, 0, ns)
+        for step in range(2)
+        for pipeline, rank, ns in ((0, 0, 30), (0, 1, 20), (1, 0, 70), (1, 1, 20))
+    ]
+    stragglers = slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))])
+    assert stragglers is not None
+    ideal = 400 + (30 + 20 + 70 + 20) / 4
+    assert (stragglers.covers, stragglers.slowdown) == ("step", pytest.approx(470 / ideal))
+    assert {entry.kind: entry.slowdown for entry in stragglers.op_kinds}["DATA"] == stragglers.slowdown
+    workers = {entry.rank: entry.slowdown for entry in stragglers.workers}
+    assert workers == {1: pytest.approx(470 / ideal), 0: 1, 2: 1, 3: 1}
 
 
 def stragglers_with(folder: Path, optimizer: tuple[int, int]) -> Stragglers:
