@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.whatif.change import Change, even_split, plan_of, stage_map_of
+from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
 from pptrace.analysis.whatif.replay import Target, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario
@@ -17,6 +19,7 @@ from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_s
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
+from pptrace.schedule.shape import OpCosts
 from tests.support.measured import measured_costs
 
 STEPS = 5
@@ -242,3 +245,46 @@ def scenario(name: str, gain: int, held: int, peak: int | None = None, ideal: tu
 )
 def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
     assert "".join(one.name for one in _with_front(scenarios) if one.on_pareto_front) == front
+
+
+def test_of_layers_that_do_not_divide_the_first_stages_have_more() -> None:
+    shares = stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(), 8, "interleaved-1f1b").shares
+    assert shares[0].sum(axis=1).tolist() == pytest.approx([2 / 3] * 4 + [1 / 3] * 4)
+    with pytest.raises(UsageError, match="--split 6,6: 2 numbers; expected 4, the layers of each stage of 1f1b"):
+        stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(split=(6, 6)), 4, "1f1b")
+
+
+def test_a_schedule_is_searched_with_what_ops_and_messages_then_cost() -> None:
+    """Each op 2,000 ns but forwards, which take half of that, in microbatches of half the size; messages twice as fast."""
+    costs = costs_of("zb-h1", transfers=500)
+    change = Change(schedule="zb-auto", link_speed=2.0, microbatch_size=0.5)
+    assert op_costs(costs, change, "zb-auto") == OpCosts(p2p=250, of_ranks=((500, 1000, 1000),) * 4)
+    assert op_costs(costs_of("zb-h1", pp=1), Change(), "zb-auto").p2p == 0
+
+
+@pytest.mark.parametrize(("scales", "step"), [((14, 10, 12, 11, 13), 2), ((14, 10, 12, 11), 3), ((9,), 0)])
+def test_the_typical_step_is_the_one_of_lower_median_length(scales: tuple[int, ...], step: int) -> None:
+    study = study_of(costs_of(scales=scales))
+    assert study.typical_step == step
+    assert study.picture(Change()).makespan_ns == study.baseline.measured_span == scales[step] * 11 * 3000
+
+
+def test_ideals_that_gain_nothing_are_left_out_where_several_changes_are_asked_for() -> None:
+    study = study_of(costs_of())
+    nothing, gpipe = ("ideal jitter", Change(ideals=(parse_ideal("jitter"),))), ("gpipe", Change(schedule="gpipe"))
+    assert [one.name for one in answer(study, [nothing]).scenarios] == ["ideal jitter"]
+    assert [one.name for one in answer(study, [nothing, gpipe]).scenarios] == ["gpipe"]
+    heavy = study_of(costs_of(heavy=3))
+    stage = ("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))
+    assert [one.name for one in answer(heavy, [gpipe, stage]).scenarios] == ["ideal stage=3", "gpipe"]
+
+
+def test_a_scenario_has_the_gain_of_the_same_work_and_the_memory_beyond_the_limit() -> None:
+    """16 microbatches take two steps of 11·3,000 ns today and one of 19·3,000 then; rank 0 holds four activations."""
+    uses = {rank: RankUse(1000, 100.0) for rank in range(4)}
+    for limit, over in ((None, None), (1350, 50), (1400, 0), (1500, 0)):
+        found = replace(study_of(costs_of()), uses=uses, memory_limit=limit).scenario(Change(microbatches=16), "")
+        assert (found.schedule, found.span_ns, found.gain_ns) == ("1f1b", 19 * 3000, 2 * 11 * 3000 - 19 * 3000)
+        assert (found.peak_inflight, found.peak_memory_bytes, found.over_limit_bytes) == (4, 1400, over)
+    limited = replace(study_of(costs_of()), memory_limit=1350).scenario(Change(), "")
+    assert (limited.peak_memory_bytes, limited.over_limit_bytes) == (None, None)
