@@ -115,6 +115,12 @@ def test_receives_are_posted_ahead_where_that_explains_the_steps_within_a_bit_mo
     assert study.baseline.messaging is found
 
 
+def test_receives_posted_when_needed_hold_up_what_they_hold_up_where_none_is_posted_ahead() -> None:
+    study = study_of(costs_of(transfers=500))
+    assert study.today.span_ns == 33_000 + 16 * 500
+    assert study.scenario(Change(prefetch=0), "").span_ns == 33_000 + 19 * 500
+
+
 @pytest.mark.parametrize(
     ("microbatches", "sizes"),
     [
