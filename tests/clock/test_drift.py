@@ -178,7 +178,7 @@ def test_a_drift_within_the_latency_is_not_corrected_and_counts_by_the_stretch_o
 def test_where_no_message_contradicts_a_drift_it_counts_if_it_is_possible(
     rate: float, latency: int, drift_rate: float
 ) -> None:
-    """What messages allow is a latency on either side less half the drift; half of what is likely is added to that."""
+    """Messages allow a latency on either side less half the drift; half of what is likely is added to that."""
     span = 255 * 20 * MS
     clock = clock_of(running_fast(alternating(256, latency=latency), rate))
     assert (clock.rates, clock.warnings) == ({}, ())
