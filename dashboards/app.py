@@ -37,11 +37,13 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | None = None) -> Dash:
+def create_app(
+    paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | None = None, secret: str | None = None
+) -> Dash:
     """The dashboard of some traces or of a run directory. Nothing is read before the first request.
 
     ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
-    to compare with.
+    to compare with. Only who knows the ``secret``, where there is one, is answered.
     """
     app = Dash(
         __name__,
@@ -60,7 +62,7 @@ def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | N
     timeline.register(app)
     schedules.register(app, store)
     add_routes(app.server, store)
-    guard(app, hosts)
+    guard(app, hosts, secret)
     return app
 
 

@@ -160,7 +160,7 @@ def test_a_schedule_of_any_size_is_drawn_with_its_idle_time_and_the_bubbles_of_a
     ]
     page.fill("#plan-microbatches", "12")
     page.press("#plan-microbatches", "Enter")
-    page.wait_for_function("document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
+    page.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
     page.fill("#plan-chunks", "2")
     page.press("#plan-chunks", "Enter")
     page.wait_for_selector("#plan-refused")
