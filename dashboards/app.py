@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_routes
+from dashboards.routes import add_metrics, add_routes
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
@@ -38,12 +38,17 @@ _CLOCKS = {
 
 
 def create_app(
-    paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | None = None, secret: str | None = None
+    paths: Sequence[Path],
+    hosts: Sequence[str] = (),
+    other: Path | None = None,
+    secret: str | None = None,
+    has_metrics: bool = False,
 ) -> Dash:
     """The dashboard of some traces or of a run directory. Nothing is read before the first request.
 
     ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
     to compare with. Only who knows the ``secret``, where there is one, is answered.
+    With ``has_metrics`` it answers Prometheus.
     """
     app = Dash(
         __name__,
@@ -62,6 +67,8 @@ def create_app(
     timeline.register(app)
     schedules.register(app, store)
     add_routes(app.server, store)
+    if has_metrics:
+        add_metrics(app.server, store)
     guard(app, hosts, secret)
     return app
 

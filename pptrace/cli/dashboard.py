@@ -24,6 +24,7 @@ import click
     metavar="TEXT|auto",
     help="Answer only who knows this token; auto makes one, which the printed address has.",
 )
+@click.option("--metrics", is_flag=True, help="Answer Prometheus at /metrics with the figures of the report.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 def command(paths: tuple[Path, ...], other: Path | None, **options: Any) -> None:
     """Show PATHS in a browser: where the step went, every op in time, and what would get it back.
@@ -41,6 +42,7 @@ class Options:
     host: str
     port: int
     token: str | None
+    metrics: bool
     no_open: bool
 
 
@@ -54,7 +56,7 @@ def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None
     for path in (*paths, *([] if other is None else [other])):
         require_path(path)
     listener = bind(options.host, options.port)
-    app = create_app(paths, [options.host], other, secret)
+    app = create_app(paths, [options.host], other, secret, options.metrics)
     url = address_with(url_of(listener), secret if options.token == "auto" else None)
     with suppress(KeyboardInterrupt):
         click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
