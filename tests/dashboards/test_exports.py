@@ -13,7 +13,7 @@ import pytest
 
 import pptrace
 from dashboards.app import create_app
-from dashboards.exports import TABLES
+from dashboards.tables import TABLES
 from tests.support.programs import SAMPLES
 
 
