@@ -73,7 +73,7 @@ def create_app(
     overview.register(app, store)
     timeline.register(app)
     schedules.register(app, store)
-    add_routes(app.server, store)
+    add_routes(app.server, store, answers)
     if has_metrics:
         add_metrics(app.server, store)
     guard(app, hosts, secret)

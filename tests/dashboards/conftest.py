@@ -137,7 +137,10 @@ class Visit:
 
 @contextmanager
 def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
-    """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged."""
+    """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged.
+
+    A page's policy lets no text be run: ``wait_for_function`` takes a function, ``() => …``.
+    """
     visits: list[Visit] = []
 
     def open_page(url: str) -> Visit:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -164,6 +165,31 @@ def test_no_value_of_a_callback_makes_the_server_fail(target: Target) -> None:
     assert asked > 300
     for body in (b'{"output": NaN}', b'{"output": "plan-body.children", "inputs": [Infinity]}', b"[" * 10_000, b"\x00"):
         assert target.call(body) == 400
+
+
+PARTS = ("measured", "simulated", "stage", "ops", "whatif:schedule=x", "..", "<script>", "%00", "a" * 500, "\ud83d")
+NUMBERS = ("0", "2", "-1", "62", "9" * 30)
+OPTIONS = ("schedule=zb-h1&q=%ff", "schedule=%3Cscript%3E", "microbatches=1e308&step=9e9", "chunks=nan", "split=1,,-2")
+
+
+def test_no_part_of_an_address_makes_the_server_fail(target: Target) -> None:
+    """Every route with hostile texts and numbers in each place, and with hostile options."""
+    data = json.loads(target.know("/timeline-data/about")[1])["token"]
+    asked = 0
+    for rule in (entry.rule for entry in target.app.server.url_map.iter_rules()):
+        places = re.findall(r"<(?:([^<>]*):)?(\w+)>", rule)
+        calm = {name: data if name == "token" else "0" if kind.startswith("int") else "stage" for kind, name in places}
+        hostile = [
+            calm | {name: quote(text, errors="surrogatepass")}
+            for name, value in calm.items()
+            for text in (NUMBERS if value == "0" else PARTS)
+        ]
+        tries = [(parts, "") for parts in hostile] + [(calm, f"?{option}") for option in OPTIONS]
+        for parts, options in tries:
+            path = re.sub(r"<(?:[^<>]*:)?(\w+)>", lambda place, parts=parts: parts[place[1]], rule) + options
+            assert target.know(path)[0] in (200, 400, 404, 405, 409), path
+            asked += 1
+    assert asked > 300
 
 
 def test_pages_may_run_the_dashboards_own_scripts_alone(target: Target) -> None:

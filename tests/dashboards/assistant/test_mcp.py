@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ async def ask(log: Path) -> Heard:
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
-    return asyncio.run(ask(tmp_path_factory.mktemp("mcp") / "stderr"))
+    asking = ask(tmp_path_factory.mktemp("mcp") / "stderr")
+    with ThreadPoolExecutor(1) as thread:  # Playwright keeps a loop of its own in this one
+        return thread.submit(asyncio.run, asking).result()
 
 
 @pytest.fixture(scope="module")
