@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
+from instrument.expert.noise import ForwardKey
 from instrument.expert.options import ExpertOptions
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
@@ -128,14 +129,14 @@ class Block(nn.Module):
         self.mlp_norm = LayerNorm(hidden, region.shards_sequence, dtype)
         self.experts = None
         if config.experts is not None and config.has_experts(layer):
-            self.experts = ExpertLayer(hidden, config.experts, region, parallel.experts, dtype=dtype)
+            self.experts = ExpertLayer(hidden, config.experts.of_layer(layer), region, parallel.experts, dtype=dtype)
         else:
             self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
             self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
-        routes = RoutesOfForward()
+        routes = self._routes(microbatch_key)
         if recompute or self.recompute is Recompute.FULL:
             return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x)
         return self._compute(x, microbatch_key, routes)
@@ -167,6 +168,9 @@ class Block(nn.Module):
             return self.experts.forward(x, routes)
         output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
         return output
+
+    def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
+        return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
 
     def _attend(self, qkv: Tensor) -> Tensor:
         return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)

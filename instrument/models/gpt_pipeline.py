@@ -91,7 +91,7 @@ def make_gpt_runtime(
     plan, config = gpt.plan, gpt.config
     _check(mesh, plan, config, wiring)
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
-    parallel = parallel.with_loss_weight(mesh.shape.cp / plan.num_microbatches)
+    parallel = parallel.with_microbatches(plan.num_microbatches, mesh.dp_rank)
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
@@ -104,7 +104,7 @@ def make_gpt_runtime(
     if gpt.num_unrecomputed is not None:
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
     loss = partial(cross_entropy, group=parallel.region.group)
-    pass_key = config.dropout > 0
+    pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
     program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
     return PipelineRuntime(program, gradients, posting)
 

@@ -7,11 +7,13 @@ call to a process group lies in one mark of its axis and size.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from tests.instrument.models.cases.mixes import Mix, Outcome, reference, train_mixes
@@ -62,6 +64,19 @@ def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> N
     check(pool, [replace(mix, sequence=sequence) for sequence in ((False, True) if ALL or ep == 4 else (ep == 1,))])
 
 
+@pytest.mark.parametrize("dispatcher", Dispatcher)
+def test_ranks_that_share_each_expert_train_the_same(pool: Pool, dispatcher: Dispatcher) -> None:
+    """On neighbours of tp, on those of dp, and on all ranks of a stage; the norm counts each expert's bias once."""
+    options = replace(OPTIONS, dispatcher=dispatcher)
+    mix = replace(MIX, tp=2, dp=2, ep=2, etp=2, experts=options, clip=0.1)
+    check(pool, [mix, replace(mix, sequence=True, zero=1, experts=replace(options, overlap=True))][: 2 if ALL else 1])
+    alone = replace(MIX, dp=2, etp=2, experts=replace(options, capacity_factor=0.7))
+    check(pool, [alone, replace(alone, zero=1)])
+    if ALL or dispatcher is Dispatcher.ALL_TO_ALL:
+        check(pool, [replace(mix, pp=2, schedule="zbv", sequence=True)])
+        check(pool, [replace(mix, pp=2, dp=1, ep=1, schedule="dualpipe")])
+
+
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [2])
 def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, ep: int) -> None:
     check(
@@ -85,6 +100,10 @@ def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> 
         replace(OPTIONS, num=8, top_k=8, width=12),
         replace(OPTIONS, num=6, top_k=3, scoring=Scoring.SIGMOID, scale=2.5, shared_width=8),
         replace(OPTIONS, scoring=Scoring.RENORMALISED, aux_loss=0.0),
+    ]
+    routers += [
+        replace(OPTIONS, num=8, num_groups=4, groups_per_token=2, shared_width=8, shared=Shared.RESIDUAL),
+        replace(OPTIONS, num=6, pyramid=(4, 6), shared_width=8, shared=Shared.GATED, overlap=True),
     ]
     check(pool, [replace(mix, experts=options) for options in routers])
     check(pool, [replace(mix, pp=2, experts=replace(OPTIONS, every=4))])  # the last stage has no experts
@@ -117,4 +136,34 @@ def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
 
 
 def test_rows_travel_through_host_memory(pool: Pool) -> None:
-    check(pool, [replace(MIX, dp=2, ep=2, host_staged=True)])
+    overlapped = replace(OPTIONS, overlap=True, shared_width=8)
+    check(pool, [replace(MIX, dp=2, ep=2, host_staged=True, experts=options) for options in (OPTIONS, overlapped)])
+
+
+def test_noise_and_forced_routes_belong_to_tokens(pool: Pool, tmp_path: Path) -> None:
+    """Whatever rank, microbatch or part of a sequence has them, and again where a layer or a whole forward runs once more."""
+    np.save(tmp_path / "routes.npy", np.random.default_rng(1).integers(0, 4, (2, 2, 3, 16, 2)))
+    padded = replace(OPTIONS, dispatcher=Dispatcher.PADDED, capacity_factor=0.8)
+    options = [
+        replace(padded, jitter=0.2, second=SecondChoice.SAMPLED),
+        replace(padded, second=SecondChoice.RANDOM, shared_width=8, shared=Shared.RESIDUAL),
+        replace(OPTIONS, forced=Forced.BIASED, dispatcher=Dispatcher.PADDED, overlap=True),
+        replace(OPTIONS, forced=Forced.RANDOM, jitter=0.1),
+        replace(OPTIONS, forced=Forced.REPLAYED, routes=str(tmp_path / "routes.npy")),
+    ]
+    mix = replace(MIX, dp=2, ep=2, recompute=Recompute.FULL)
+    check(pool, [replace(mix, experts=each) for each in options])
+    parts = replace(MIX, tp=2, cp=2, ep=4, etp=1)
+    check(pool, [replace(parts, experts=each, sequence=index == 0) for index, each in enumerate(options[:2])])
+    whole = replace(MIX, pp=2, dp=2, ep=2, experts=options[0], sync=OptimizerSync.POST_VALIDATION)
+    check(pool, [whole, *([replace(whole, schedule="zb-h1"), replace(whole, experts=options[4])] if ALL else [])])
+
+
+def test_journeys_that_are_overlapped_change_nothing(pool: Pool) -> None:
+    """The shared MLP and weights' gradients meanwhile; in overlapped pairs the pieces of the other half."""
+    options = replace(OPTIONS, overlap=True, shared_width=8)
+    mix = replace(MIX, dp=2, ep=2, experts=options)
+    for outcome in check(pool, [mix, replace(mix, zero=1, bucket_bytes=1000)]):
+        assert outcome[0].volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2)
+    folded = replace(mix, tp=2, ep=4, experts=replace(options, shared=Shared.RESIDUAL))
+    check(pool, [replace(folded, sequence=sequence) for sequence in (False, True)][: 2 if ALL else 1])

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
-from pptrace.marks import Collective, CollectiveMark
+from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.marks import Axis, Collective, CollectiveMark
 from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
 from tests.support.extent import ALL
 from tests.support.pool import Pool
@@ -67,6 +67,50 @@ def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
         (scatters, weights),
         (scatters, rows),
     ]
+
+
+PADDED = [replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.PADDED)) for tokens in CASES]
+OVERLAPPED = [
+    replace(tokens, options=replace(tokens.options, overlap=True, width=4))
+    for tokens in (CASES[0], CASES[5], PADDED[0])
+]
+
+
+def test_padded_buffers_and_overlapped_journeys_give_the_same(pool: Pool) -> None:
+    outcomes = pool.run(compare, PADDED + OVERLAPPED, False, world=2)
+    for index, tokens in enumerate(PADDED + OVERLAPPED):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    slots = [max(max(row[index].counts) for row in outcomes) for index in range(len(PADDED))]
+    for index, tokens in enumerate(PADDED):
+        first, *rows = outcomes[0][index].marks
+        assert (first.kind, first.bytes) == (Collective.ALL_REDUCE, 8)  # the largest number of routes to an expert
+        num_bytes = tokens.options.num * slots[index] * HIDDEN * 8
+        assert [(mark.kind, mark.bytes, mark.uneven) for mark in rows] == [(Collective.ALL_TO_ALL, num_bytes, None)] * 4
+        assert set(outcomes[0][index].rows_of_expert) == {2 * slots[index]}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_ranks_that_share_each_expert_give_the_same(pool: Pool, split: bool) -> None:
+    """Two by two: of uneven rows, of equal slots, and of all tokens everywhere."""
+    cases = [replace(tokens, options=replace(tokens.options, width=6)) for tokens in (*CASES, *PADDED, *GATHERED)]
+    cases += [] if split else OVERLAPPED
+    outcomes = pool.run(compare, cases, split, 2, world=4)
+    for index, tokens in enumerate(cases):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    along = [mark for mark in outcomes[0][0].marks if mark.axis is Axis.ETP]
+    counts, there, back, there_again, back_again = along  # backward gathers gradients as forward does rows
+    assert (counts.kind, counts.bytes) == (Collective.ALL_GATHER, 2 * 8 * 8)  # of both ranks: 4 experts from 2 ranks
+    for mark in (there, there_again):  # this rank's rows to both, all rows from both
+        assert mark.uneven is not None
+        assert mark.uneven.received_bytes == sum(mark.uneven.received_rows) * HIDDEN * 8
+        assert len(set(mark.uneven.sent_rows)) == 1
+    for mark in (back, back_again):
+        assert mark.uneven is not None
+        assert there.uneven is not None
+        assert mark.uneven.sent_rows == there.uneven.received_rows
+    assert sum(outcomes[0][0].rows_of_expert) == sum(there.uneven.received_rows)  # type: ignore[union-attr]
 
 
 def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
@@ -140,13 +184,36 @@ def test_a_recomputation_follows_the_routes_of_its_forward() -> None:
 
 def test_a_shared_layer_is_added() -> None:
     layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4))), inputs_of(Tokens(OPTIONS), 0)
-    assert layer.shared_in is not None
-    assert layer.shared_out is not None
+    assert layer.shared is not None
     with torch.no_grad():
-        for part in (layer.shared_in.weight, layer.shared_in.bias, layer.shared_out.weight, layer.shared_out.bias):
+        for part in layer.shared.parameters():
             part.normal_(generator=torch.Generator().manual_seed(4))
-    shared = layer.shared_out(F.gelu(layer.shared_in(x)))
+    shared = layer.shared.outer(F.gelu(layer.shared.inner(x)))
     assert torch.allclose(layer(x), dense(layer, x) + shared, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("how", [Shared.GATED, Shared.RESIDUAL])
+def test_a_shared_layer_is_joined_by_learned_coefficients(how: Shared) -> None:
+    """σ(x·w) of the shared MLP, or both weighed by a softmax of two: against the formula, gradients too."""
+    layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4, shared=how))), inputs_of(Tokens(OPTIONS), 0)
+    assert layer.shared is not None
+    assert layer.shared.coefficient is not None
+    with torch.no_grad():
+        for part in layer.shared.parameters():
+            part.normal_(generator=torch.Generator().manual_seed(4))
+    shared = layer.shared.outer(F.gelu(layer.shared.inner(x)))
+    z = F.linear(x, layer.shared.coefficient.weight, layer.shared.coefficient.bias)
+    if how is Shared.GATED:
+        expected = dense(layer, x) + shared / (1 + (-z).exp())
+    else:
+        first = 1 / (1 + (z[..., 1:] - z[..., :1]).exp())
+        expected = first * dense(layer, x) + (1 - first) * shared
+    output = layer(x)
+    assert torch.allclose(output, expected, rtol=0, atol=TOLERANCE)
+    weights = (layer.shared.coefficient.weight, layer.router.weight, x)
+    ours, theirs = (torch.autograd.grad(torch.cos(y).sum(), weights) for y in (output, expected))
+    for gradient, right in zip(ours, theirs, strict=True):
+        assert torch.allclose(gradient, right, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

@@ -74,24 +74,40 @@ def _drawn(generator: torch.Generator, *shape: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; marks."""
+    """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; the routes
+    of its tokens to each expert; marks.
+    """
 
     errors: tuple[float, ...]
     rows_of_expert: tuple[int, ...]
+    counts: tuple[int, ...]
     marks: tuple[CollectiveMark, ...]
 
 
-def compare(cases: list[Tokens], split: bool) -> list[Seen]:
-    """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later."""
+def compare(cases: list[Tokens], split: bool, etp: int = 1) -> list[Seen]:
+    """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later; ``etp`` neighbours
+    share each expert.
+    """
     recorder = Listening()
-    group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
-    return [_compare(tokens, group, split) for tokens in cases]
+    if etp == 1:
+        group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
+        groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
+        return [_compare(tokens, groups, split) for tokens in cases]
+    world, rank = dist.get_world_size(), dist.get_rank()
+    pairs = [list(range(first, first + etp)) for first in range(0, world, etp)]
+    lines = [list(range(first, world, etp)) for first in range(etp)]
+    mine = []
+    for axis, members in ((Axis.EP, lines), (Axis.ETP, pairs)):
+        made = [dist.new_group(ranks, backend="gloo") for ranks in members]
+        mine.append(AxisGroup(next(g for g, m in zip(made, members, strict=True) if rank in m), axis, recorder))
+    groups = ExpertGroups(mine[0], AxisGroup(None, Axis.CP, Recorder()), etp=mine[1])
+    return [_compare(tokens, groups, split) for tokens in cases]
 
 
-def _compare(tokens: Tokens, group: AxisGroup, split: bool) -> Seen:
-    groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
+def _compare(tokens: Tokens, groups: ExpertGroups, split: bool) -> Seen:
+    group, me = groups.ep, dist.get_rank()
     layer, whole = make_layer(tokens, groups), make_layer(tokens, alone())
-    x = inputs_of(tokens, group.rank)
+    x = inputs_of(tokens, me)
     queue = attach(layer) if split else None
     fired: list[object] = []
     for parameter in layer.parameters():
@@ -115,24 +131,28 @@ def _compare(tokens: Tokens, group: AxisGroup, split: bool) -> Seen:
     assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
     errors = [0.0]
     gates = [torch.zeros_like(whole.router.weight)]
-    for rank in range(group.size):
+    for rank in range(dist.get_world_size()):
         y = inputs_of(tokens, rank)
         expected = dense(whole, y)
         expected.backward(torch.cos(expected.detach()))
         assert whole.router.weight.grad is not None
         gates.append(whole.router.weight.grad.clone())
-        if rank == group.rank:
+        if rank == me:
             errors += [_largest(output, expected), _largest(x.grad, y.grad)]
             errors.append(_largest(layer.router.weight.grad, gates[-1] - gates[-2]))
     held = slice(layer.inner.experts.start, layer.inner.experts.stop)
-    for ours, theirs in ((layer.inner, whole.inner), (layer.outer, whole.outer)):
-        errors += [
-            _largest(ours.weight.grad, theirs.weight.grad[held]),
-            _largest(ours.bias.grad, theirs.bias.grad[held]),
-        ]
+    width = layer.inner.weight.shape[1]
+    part = slice(groups.etp.rank * width, (groups.etp.rank + 1) * width)
+    errors += [
+        _largest(layer.inner.weight.grad, whole.inner.weight.grad[held, part]),
+        _largest(layer.inner.bias.grad, whole.inner.bias.grad[held, part]),
+        _largest(layer.outer.weight.grad, whole.outer.weight.grad[held, :, part]),
+        _largest(layer.outer.bias.grad, whole.outer.bias.grad[held]),
+    ]
     assert kept.routes is not None
     known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
-    return Seen(tuple(errors), tuple(kept.routes.dispatch.rows_of_expert), known)
+    dispatch = kept.routes.dispatch
+    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
 
 
 def _largest(ours: Tensor | None, theirs: Tensor | None) -> float:

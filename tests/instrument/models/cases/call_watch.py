@@ -23,6 +23,7 @@ DESCRIPTIONS = {
     Axis.DP_CP: {"mesh_dp-cp", "mesh_dp-cp_control"},
     Axis.EP: {"mesh_ep"},
     Axis.EDP: {"mesh_edp"},
+    Axis.ETP: {"mesh_etp"},
     Axis.EMBEDDING: {"mesh_embd"},
     Axis.MIRROR: {"mesh_mirror"},
 }

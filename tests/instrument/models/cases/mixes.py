@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.data.text import TextData
+from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
-from instrument.expert.options import ExpertOptions, Forced
-from instrument.expert.router import Router, scores_of
+from instrument.expert.noise import TokenIds
+from instrument.expert.options import ExpertOptions
+from instrument.expert.router import Router
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -31,6 +33,7 @@ from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.recorder import Recorder
 from instrument.route import Route
+from instrument.sequence.dropout import MicrobatchKey
 from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.transformer import Volume
 from pptrace.model.mesh import MeshInfo
@@ -72,6 +75,7 @@ class Mix:
     sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
     order: str = "tp-cp-dp-pp"
     ep: int = 1
+    etp: int = 1
     experts: ExpertOptions | None = None
     steps: int = STEPS
 
@@ -91,7 +95,7 @@ class Mix:
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order), self.ep)
+        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order), self.ep, self.etp)
 
     @property
     def config(self) -> GptConfig:
@@ -294,13 +298,13 @@ def reference(
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
-    gaps = [] if experts is None else watch_gaps(model, experts)
+    is_firm = [] if experts is None else watch_choices(model)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
         tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
         targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-        loss = cross_entropy(model(tokens), targets)
+        loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -308,26 +312,33 @@ def reference(
         optimizer.step()
         update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
-    assert all(gap > SMALLEST_GAP for gap in gaps), "rounding decides a choice of experts: take another seed"
+    assert all(is_firm), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
 
 
 SMALLEST_GAP = 1e-9
 
 
-def watch_gaps(model: GptStage, experts: ExpertOptions) -> list[float]:
-    """By forward of each router, how far the last score chosen is from the best that is not: meshes agree in choices that
+def watch_choices(model: GptStage) -> list[bool]:
+    """By choice of each router, whether it stays the same where logits change a little: meshes agree in choices that
     rounding does not decide.
     """
-    gaps: list[float] = []
+    is_firm: list[bool] = []
 
-    def watch(router: Router, _: object, logits: Tensor) -> None:
-        scores = scores_of(logits.detach(), experts) + (router.expert_bias if router.bias_rate else 0)
-        scores = scores.sort(-1, descending=True).values
-        if experts.top_k < experts.num and experts.forced is Forced.NONE:
-            gaps.append(float((scores[..., experts.top_k - 1] - scores[..., experts.top_k]).min()))
+    def watch(router: Router) -> None:
+        choose_once = router.choose
+
+        def choose(logits: Tensor, options: ExpertOptions, tokens: TokenIds | None = None) -> Tensor:
+            chosen = choose_once(logits, options, tokens)
+            change = torch.empty_like(logits).uniform_(-1, 1, generator=torch.Generator().manual_seed(len(is_firm)))
+            bias = router.expert_bias if router.bias_rate else None
+            again = router_module.choose(logits + SMALLEST_GAP * change, options, bias, tokens)
+            is_firm.append(torch.equal(chosen, again))
+            return chosen
+
+        router.choose = choose  # type: ignore[method-assign]
 
     for module in model.modules():
         if isinstance(module, Router):
-            module.register_forward_hook(watch)
-    return gaps
+            watch(module)
+    return is_firm
