@@ -8,16 +8,19 @@ because their pieces are the same.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from instrument.expert.exchange import Exchange
+from instrument.sequence.dropout import MicrobatchKey
 
+S = TypeVar("S")
 T = TypeVar("T")
 Pieces = Generator[None, None, T]
 """Pauses while something travels; returns its result."""
@@ -77,8 +80,8 @@ class Tape:
         torch.autograd.backward(edges, gradients)
 
 
-def run(pieces: Pieces[T]) -> T:
-    """All pieces, one after another."""
+def run_through(pieces: Pieces[T]) -> T:
+    """Run all pieces, one after another."""
     while True:
         try:
             next(pieces)
@@ -87,18 +90,29 @@ def run(pieces: Pieces[T]) -> T:
             return result
 
 
-def alternate(first: Pieces[T], second: Pieces[None]) -> T:
-    """The pieces of both in turn, until one of them has none left and the other goes on alone; the result of the first."""
-    result: list[T] = []
-
-    def whole() -> Pieces[None]:
-        result.append((yield from first))
-
-    running = [whole(), second]
+def alternate(first: Pieces[T], second: Pieces[S]) -> tuple[T, S]:
+    """Run the pieces of both in turn, until one of them has none left and the other goes on alone; the results of both."""
+    results: dict[int, Any] = {}
+    running: list[tuple[int, Pieces[Any]]] = [(0, first), (1, second)]
     while running:
-        for pieces in tuple(running):
+        for index, pieces in tuple(running):
             try:
                 next(pieces)
-            except StopIteration:
-                running.remove(pieces)
-    return result[0]
+            except StopIteration as end:
+                results[index] = end.value
+                running.remove((index, pieces))
+    return results[0], results[1]
+
+
+class InPieces(ABC):
+    """A stage whose forward can pause while something travels."""
+
+    @abstractmethod
+    def in_pieces(
+        self,
+        x: Tensor,
+        tape: Tape,
+        microbatch_key: MicrobatchKey = MicrobatchKey(),  # noqa: B008 — frozen
+        recompute: bool = False,
+    ) -> Pieces[Tensor]:
+        """The stage's forward, of which ``tape`` keeps the cuts."""

@@ -27,6 +27,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 
 
@@ -105,7 +106,9 @@ def make_gpt_runtime(
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
     loss = partial(cross_entropy, group=parallel.region.group)
     pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
-    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
+    has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
+    in_pieces = has_pairs and config.experts is not None and config.experts.overlap
+    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key, in_pieces)
     return PipelineRuntime(program, gradients, posting)
 
 

@@ -58,6 +58,20 @@ def test_schedules_run_experts_with_whole_and_split_backwards(pool: Pool) -> Non
     check(pool, [replace(mix, schedule="dualpipe")])
 
 
+def test_overlapped_pairs_alternate_in_pieces(pool: Pool) -> None:
+    """With whole backwards and split ones, of which only some pairs are overlapped; nothing else travels than without."""
+    options = replace(OPTIONS, overlap=True, shared_width=8)
+    mix = replace(MIX, pp=2, dp=2, ep=2, schedule="dualpipe", experts=options)
+    padded = replace(options, dispatcher=Dispatcher.PADDED, shared=Shared.RESIDUAL, every=2)
+    plain = replace(mix, experts=replace(options, overlap=False))
+    mixes = [plain, mix, replace(mix, experts=padded, recompute=Recompute.SELECTIVE)]
+    for in_turn, in_pieces, of_few_layers in check(pool, mixes):
+        assert in_turn.volumes == in_pieces.volumes
+        assert in_turn.turns == 0
+        assert in_pieces.turns > of_few_layers.turns > 0
+    check(pool, [replace(mix, schedule="dualpipe-v", dp=1, tp=2, sequence=True)])
+
+
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [1, 4])
 def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> None:
     mix = replace(MIX, tp=2, dp=2, ep=ep, experts=replace(OPTIONS, shared_width=12))
@@ -164,6 +178,7 @@ def test_journeys_that_are_overlapped_change_nothing(pool: Pool) -> None:
     options = replace(OPTIONS, overlap=True, shared_width=8)
     mix = replace(MIX, dp=2, ep=2, experts=options)
     for outcome in check(pool, [mix, replace(mix, zero=1, bucket_bytes=1000)]):
+        assert outcome[0].turns == 0
         assert outcome[0].volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2)
     folded = replace(mix, tp=2, ep=4, experts=replace(options, shared=Shared.RESIDUAL))
     check(pool, [replace(folded, sequence=sequence) for sequence in (False, True)][: 2 if ALL else 1])

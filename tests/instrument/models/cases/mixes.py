@@ -36,6 +36,7 @@ from instrument.route import Route
 from instrument.sequence.dropout import MicrobatchKey
 from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.transformer import Volume
+from pptrace.marks import Axis
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -133,6 +134,7 @@ class Outcome:
     num_parameters: int
     unmarked: tuple[str, ...]
     volumes: tuple[Volume, ...]  # by step
+    turns: int  # all-to-alls of experts that were started while another one was on its way
 
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
@@ -251,7 +253,8 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
-    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
+    problems, turns = tuple(watch.problems), watch.concurrent(Axis.EP)
+    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, turns)
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
