@@ -219,32 +219,58 @@ class _Experts(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, *kept = ctx.saved_tensors
-        run = ctx.run
-        inner, outer = run.inner.weight, run.outer.weight
-        hidden, active = kept[: len(inner)], kept[len(inner) :]
-        to_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        outputs: Sequence[Tensor] = torch.split(gradients[0], run.rows_of_expert)
-        to_hidden = []
-        for expert, gradient in enumerate(outputs):
-            to_hidden.append(torch.ops.aten.gelu_backward(gradient.mm(outer[expert]), hidden[expert]))
-        if to_rows is not None:
-            for expert, part in enumerate(torch.split(to_rows, run.rows_of_expert)):
-                torch.mm(to_hidden[expert], inner[expert], out=part)
+        run: _Run = ctx.run
+        num = len(run.rows_of_expert)
+        hidden, active = kept[:num], kept[num:]
+        to_rows = torch.empty_like(rows)
         parts: Sequence[Tensor] = torch.split(rows.detach(), run.rows_of_expert)
-        work = (ExpertWork(run.inner, parts, to_hidden), ExpertWork(run.outer, active, outputs))
+        outputs: Sequence[Tensor] = torch.split(gradients[0], run.rows_of_expert)
         queue = run.inner.queue
-        if queue is not None and queue.collects:
+        is_split = queue is not None and queue.collects
+        whole = None if is_split or run.late is not None else _Gradients.of(run)
+        to_hidden = []
+        for expert, to_part in enumerate(torch.split(to_rows, run.rows_of_expert)):
+            gradient = outputs[expert].mm(run.outer.weight[expert])
+            torch.ops.aten.gelu_backward(gradient, hidden[expert], grad_input=gradient)
+            torch.mm(gradient, run.inner.weight[expert], out=to_part)
+            if whole is None:
+                to_hidden.append(gradient)
+            else:  # while caches have it
+                whole.add(expert, (parts[expert], gradient), (active[expert], outputs[expert]))
+        if whole is not None:
+            return to_rows, None, *whole.all
+        work = (ExpertWork(run.inner, parts, to_hidden), ExpertWork(run.outer, active, outputs))
+        if queue is not None and is_split:
             for each in reversed(work):
                 queue.put(each)
             return to_rows, None, None, None, None, None
-        if run.late is not None:
-            run.late.work = work
-            nothing = (
-                None if parameter is None else parameter.new_zeros(()).expand_as(parameter)
-                for parameter in _parameters(run.inner, run.outer)
-            )
-            return to_rows, None, *nothing
-        return to_rows, None, *work[0].gradient(), *work[1].gradient()
+        assert run.late is not None
+        run.late.work = work
+        nothing = (
+            None if parameter is None else parameter.new_zeros(()).expand_as(parameter)
+            for parameter in _parameters(run.inner, run.outer)
+        )
+        return to_rows, None, *nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gradients:
+    """The gradients of the parameters of both layers, expert by expert."""
+
+    all: tuple[Tensor | None, ...]
+
+    @classmethod
+    def of(cls, run: _Run) -> _Gradients:
+        parameters = _parameters(run.inner, run.outer)
+        return cls(tuple(None if parameter is None else torch.empty_like(parameter) for parameter in parameters))
+
+    def add(self, expert: int, *layers: tuple[Tensor, Tensor]) -> None:
+        """Compute those of one expert, from the inputs and the output gradients of its two layers."""
+        for (rows, gradient), weight, bias in zip(layers, self.all[::2], self.all[1::2], strict=True):
+            assert weight is not None
+            torch.mm(gradient.t(), rows, out=weight[expert])
+            if bias is not None:
+                torch.sum(gradient, 0, out=bias[expert])
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
