@@ -5,7 +5,9 @@
 Theirs is what one writes with torch's own parts, as torchtitan's ``TokenDispatcher`` does: ``topk``, a sort by expert,
 ``all_to_all_single_autograd``, an ``nn.Linear`` for each matrix of an expert, and a weighted sum. Same values, sizes, processes,
 threads and backend; outputs and gradients are compared first. Both sides take turns in changing order, and a ratio compares
-neighbours in time. Prints medians over all rounds, and that of their ratios ours/theirs (target ≤ 1.0).
+neighbours in time. Freed memory is kept by both (glibc), as the allocators of GPUs do: else a ratio counts which side's blocks
+the C library happens to give back, whose pages the system clears anew. Prints medians over all rounds, and that of their
+ratios ours/theirs (target ≤ 1.0).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from instrument.expert.options import ExpertOptions
 from instrument.models.parallel import alone
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
+from pptrace.memory import keep_freed_memory
 
 TOLERANCE = 1e-5
 """Of a float32 output or gradient, relative to its largest entry: sums are added in other orders."""
@@ -138,6 +141,7 @@ def measure(layer: nn.Module, x: Tensor, gradient: Tensor, steps: int) -> float:
 
 def work(rank: int, port: int, setting: Setting, answers: SimpleQueue[Seconds]) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=setting.ep)
     recorder = Recorder()

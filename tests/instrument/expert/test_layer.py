@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,8 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.analysis.volume.experts import ExpertCall, ExpertSizes, expert_calls
 from pptrace.marks import Axis, Collective, CollectiveMark
-from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
+from tests.instrument.expert.cases.layers import HIDDEN, Seen, Tokens, compare, dense, inputs_of, make_layer
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -28,9 +30,7 @@ CASES = [
     Tokens(SWITCH, to_expert=6),  # all to one expert: the other ranks have no rows
     Tokens(OPTIONS, num=0),  # no rank has any tokens
 ]
-GATHERED = [
-    replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES if tokens.num
-]
+GATHERED = [replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -46,6 +46,7 @@ def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool
     assert all_to_one[6 // held].rows_of_expert[6 % held] == size * 2 * 5
     assert sum(sum(each.rows_of_expert) for each in all_to_one) == size * 2 * 5
     check_marks([row[0].marks for row in outcomes], size)
+    check_bytes(outcomes, CASES)
 
 
 def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
@@ -54,6 +55,7 @@ def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
         seen = [row[index] for row in outcomes]
         assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
         assert sum(sum(each.rows_of_expert) for each in seen) == 2 * 2 * tokens.num * tokens.options.top_k
+    check_bytes(outcomes, GATHERED)
     rows, weights = 2 * 2 * 5 * HIDDEN * 8, 2 * 2 * 5 * 2 * 8
     gathers, scatters = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     for mark in outcomes[0][0].marks:
@@ -74,13 +76,31 @@ OVERLAPPED = [
     replace(tokens, options=replace(tokens.options, overlap=True, width=4))
     for tokens in (CASES[0], CASES[5], PADDED[0])
 ]
+IDLE = [replace(tokens, idle=1) for tokens in (CASES[0], PADDED[0], OVERLAPPED[0])]
+
+
+def check_bytes(outcomes: list[list[Seen]], cases: list[Tokens], etp: int = 1) -> None:
+    """Every call of every rank carries the bytes that the formulas predict from the routes."""
+    ep = len(outcomes) // etp
+    for index, tokens in enumerate(cases):
+        options = tokens.options
+        kept = np.array([row[index].counts for row in outcomes])
+        num_tokens = 2 * tokens.num
+        sizes = ExpertSizes(ep, etp, options.num, options.top_k, HIDDEN, num_tokens, 8, 8, int(kept.max(initial=0)))
+        for rank, row in enumerate(outcomes):
+            seen = [
+                ExpertCall(mark.axis, mark.kind, mark.bytes, 0 if mark.uneven is None else mark.uneven.received_bytes)
+                for mark in row[index].marks
+            ]
+            assert sorted(seen) == sorted(expert_calls(options.dispatcher, sizes, kept, rank)), (tokens, rank)
 
 
 def test_padded_buffers_and_overlapped_journeys_give_the_same(pool: Pool) -> None:
-    outcomes = pool.run(compare, PADDED + OVERLAPPED, False, world=2)
-    for index, tokens in enumerate(PADDED + OVERLAPPED):
+    outcomes = pool.run(compare, PADDED + OVERLAPPED + IDLE, False, world=2)
+    for index, tokens in enumerate(PADDED + OVERLAPPED + IDLE):
         seen = [row[index] for row in outcomes]
         assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    check_bytes(outcomes, PADDED + OVERLAPPED + IDLE)
     slots = [max(max(row[index].counts) for row in outcomes) for index in range(len(PADDED))]
     for index, tokens in enumerate(PADDED):
         first, *rows = outcomes[0][index].marks
@@ -99,6 +119,7 @@ def test_ranks_that_share_each_expert_give_the_same(pool: Pool, split: bool) -> 
     for index, tokens in enumerate(cases):
         seen = [row[index] for row in outcomes]
         assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    check_bytes(outcomes, cases, etp=2)
     along = [mark for mark in outcomes[0][0].marks if mark.axis is Axis.ETP]
     counts, there, back, there_again, back_again = along  # backward gathers gradients as forward does rows
     assert (counts.kind, counts.bytes) == (Collective.ALL_GATHER, 2 * 8 * 8)  # of both ranks: 4 experts from 2 ranks

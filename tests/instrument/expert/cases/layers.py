@@ -25,12 +25,15 @@ HIDDEN = 6
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sequences of one rank, and the gate, which decide the routes: ``to_expert`` sends all first choices there."""
+    """Sequences of one rank, and the gate, which decide the routes: ``to_expert`` sends all first choices there; the rank
+    ``idle`` has no tokens.
+    """
 
     options: ExpertOptions
     num: int = 5
     to_expert: int | None = None
     equal: bool = False
+    idle: int | None = None
 
 
 def make_layer(tokens: Tokens, groups: ExpertGroups | None = None) -> ExpertLayer:
@@ -48,7 +51,7 @@ def make_layer(tokens: Tokens, groups: ExpertGroups | None = None) -> ExpertLaye
 
 
 def inputs_of(tokens: Tokens, rank: int) -> Tensor:
-    x = _drawn(torch.Generator().manual_seed(10 + rank), 2, tokens.num, HIDDEN)
+    x = _drawn(torch.Generator().manual_seed(10 + rank), 2, 0 if rank == tokens.idle else tokens.num, HIDDEN)
     x[..., 0] = 1
     return x.requires_grad_()
 
@@ -84,15 +87,15 @@ class Seen:
     marks: tuple[CollectiveMark, ...]
 
 
-def compare(cases: list[Tokens], split: bool, etp: int = 1) -> list[Seen]:
+def compare(cases: list[Tokens], split: bool, etp: int = 1, is_dense: bool = True) -> list[Seen]:
     """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later; ``etp`` neighbours
-    share each expert.
+    share each expert; without ``is_dense`` nothing is compared with all tokens through all experts.
     """
     recorder = Listening()
     if etp == 1:
         group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
         groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
-        return [_compare(tokens, groups, split) for tokens in cases]
+        return [_compare(tokens, groups, split, is_dense) for tokens in cases]
     world, rank = dist.get_world_size(), dist.get_rank()
     pairs = [list(range(first, first + etp)) for first in range(0, world, etp)]
     lines = [list(range(first, world, etp)) for first in range(etp)]
@@ -101,13 +104,13 @@ def compare(cases: list[Tokens], split: bool, etp: int = 1) -> list[Seen]:
         made = [dist.new_group(ranks, backend="gloo") for ranks in members]
         mine.append(AxisGroup(next(g for g, m in zip(made, members, strict=True) if rank in m), axis, recorder))
     groups = ExpertGroups(mine[0], AxisGroup(None, Axis.CP, Recorder()), etp=mine[1])
-    return [_compare(tokens, groups, split) for tokens in cases]
+    return [_compare(tokens, groups, split, is_dense) for tokens in cases]
 
 
-def _compare(tokens: Tokens, groups: ExpertGroups, split: bool) -> Seen:
-    group, me = groups.ep, dist.get_rank()
+def _compare(tokens: Tokens, groups: ExpertGroups, split: bool, is_dense: bool) -> Seen:
+    group = groups.ep
     layer, whole = make_layer(tokens, groups), make_layer(tokens, alone())
-    x = inputs_of(tokens, me)
+    x = inputs_of(tokens, dist.get_rank())
     queue = attach(layer) if split else None
     fired: list[object] = []
     for parameter in layer.parameters():
@@ -129,6 +132,16 @@ def _compare(tokens: Tokens, groups: ExpertGroups, split: bool) -> Seen:
 
     output, marks = heard(group, both_ways)
     assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
+    assert kept.routes is not None
+    dispatch = kept.routes.dispatch
+    known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
+    errors = _errors(layer, whole, tokens, (output, x)) if is_dense else ()
+    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
+
+
+def _errors(layer: ExpertLayer, whole: ExpertLayer, tokens: Tokens, ours: tuple[Tensor, Tensor]) -> list[float]:
+    """The largest errors of this rank's output and gradients, ``ours`` being output and input."""
+    (output, x), me, etp = ours, dist.get_rank(), layer.groups.etp
     errors = [0.0]
     gates = [torch.zeros_like(whole.router.weight)]
     for rank in range(dist.get_world_size()):
@@ -142,17 +155,14 @@ def _compare(tokens: Tokens, groups: ExpertGroups, split: bool) -> Seen:
             errors.append(_largest(layer.router.weight.grad, gates[-1] - gates[-2]))
     held = slice(layer.inner.experts.start, layer.inner.experts.stop)
     width = layer.inner.weight.shape[1]
-    part = slice(groups.etp.rank * width, (groups.etp.rank + 1) * width)
+    part = slice(etp.rank * width, (etp.rank + 1) * width)
     errors += [
         _largest(layer.inner.weight.grad, whole.inner.weight.grad[held, part]),
         _largest(layer.inner.bias.grad, whole.inner.bias.grad[held, part]),
         _largest(layer.outer.weight.grad, whole.outer.weight.grad[held, :, part]),
         _largest(layer.outer.bias.grad, whole.outer.bias.grad[held]),
     ]
-    assert kept.routes is not None
-    known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
-    dispatch = kept.routes.dispatch
-    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
+    return errors
 
 
 def _largest(ours: Tensor | None, theirs: Tensor | None) -> float:
