@@ -165,8 +165,8 @@ class ExpertLayer(nn.Module):
 
     def _send(self, x: Tensor, kept: RoutesOfForward) -> Sending:
         tokens = _take_part(x, self.region.group) if self._shares_tokens else x
-        ids = self._ids(tokens, kept.key)
-        logits = self.router(jittered(tokens, self.options.jitter, ids) if self.options.jitter else tokens)
+        ids = self._ids(tokens, kept.key) if self.options.names_tokens else None
+        logits = self.router(tokens if ids is None else jittered(tokens, self.options.jitter, ids))
         routes = kept.routes = kept.routes or self._route(logits.detach(), ids)
         weights = self._with_losses(weights_of(logits, routes.chosen, self.options), logits, routes)
         return Sending(tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch)
@@ -211,11 +211,11 @@ class ExpertLayer(nn.Module):
     def _compute(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
         return run_experts(rows, rows_of_expert, self.inner, self.outer)
 
-    def _route(self, logits: Tensor, ids: TokenIds) -> Routes:
+    def _route(self, logits: Tensor, ids: TokenIds | None) -> Routes:
         options, parts = self.options, self._parts
         chosen = self._choose(logits, ids)
         counts, routed = None, chosen
-        if options.second is SecondChoice.RANDOM:
+        if options.second is SecondChoice.RANDOM and ids is not None:
             routed = chosen.masked_fill(~keep_second(weights_of(logits, chosen, options), ids), options.num)
         if options.capacity_factor is not None:
             routed = self._within_capacity(logits, chosen, routed, options.capacity_factor)
@@ -251,8 +251,8 @@ class ExpertLayer(nn.Module):
         is_kept = parts.part(keep_within(parts.whole(routed), capacity, options.num + 1, weights))
         return routed.masked_fill(~is_kept, options.num)
 
-    def _choose(self, logits: Tensor, ids: TokenIds) -> Tensor:
-        if self.options.forced is Forced.NONE:
+    def _choose(self, logits: Tensor, ids: TokenIds | None) -> Tensor:
+        if self.options.forced is Forced.NONE or ids is None:
             return self.router.choose(logits, self.options, ids)
         return forced_routes(ids, self.options)
 

@@ -179,6 +179,11 @@ class ExpertOptions:
         return replace(self, num=self.pyramid[layer // self.every], pyramid=()) if self.pyramid else self
 
     @property
+    def names_tokens(self) -> bool:
+        """Return whether the router has to know which tokens it sees."""
+        return self.is_random or self.forced is not Forced.NONE
+
+    @property
     def is_random(self) -> bool:
         """Return whether a forward depends on its step, microbatch and layer."""
         drawn = self.second is not SecondChoice.BEST or self.forced in (Forced.RANDOM, Forced.BIASED, Forced.REPLAYED)

@@ -110,6 +110,8 @@ def keep_second(weights: Tensor, tokens: TokenIds) -> Tensor:
 
 def jittered(x: Tensor, jitter: float, tokens: TokenIds) -> Tensor:
     """Each number times one of [1 − jitter, 1 + jitter); x (sequences, tokens, hidden)."""
+    if jitter == 0:
+        return x
     factors = 1 + jitter * (2 * tokens.uniform(Use.JITTER, x.shape[-1]) - 1)
     return x * factors.to(x.dtype)
 

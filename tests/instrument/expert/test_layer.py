@@ -14,7 +14,16 @@ from instrument.expert.layer import RoutesOfForward
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
 from pptrace.analysis.volume.experts import ExpertCall, ExpertSizes, expert_calls
 from pptrace.marks import Axis, Collective, CollectiveMark
-from tests.instrument.expert.cases.layers import HIDDEN, Seen, Tokens, compare, dense, inputs_of, make_layer
+from tests.instrument.expert.cases.layers import (
+    HIDDEN,
+    Seen,
+    Tokens,
+    compare,
+    dense,
+    inputs_of,
+    make_layer,
+    overlapped_order,
+)
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -158,6 +167,16 @@ def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
         assert there.uneven.sent_rows == back.uneven.received_rows == back_again.uneven.sent_rows
         assert there.uneven.received_rows == back.uneven.sent_rows == back_again.uneven.received_rows
         assert sum(there.uneven.sent_rows) == 2 * 5 * 2
+
+
+def test_what_is_overlapped_runs_between_start_and_wait(pool: Pool) -> None:
+    tokens = replace(CASES[0], options=replace(OPTIONS, overlap=True, shared_width=4))
+    for order in pool.run(overlapped_order, tokens, world=2):
+        assert order == [
+            *("start", "shared, first half", "wait", "start", "shared, second half", "wait"),
+            *("start", "back through its second half", "wait"),
+            *("start", "back through its first half", "weights", "wait"),
+        ]
 
 
 def test_one_expert_is_the_dense_layer() -> None:

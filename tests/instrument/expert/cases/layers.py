@@ -17,7 +17,7 @@ from instrument.expert.options import ExpertOptions
 from instrument.expert.router import choose, weights_of
 from instrument.models.parallel import alone as whole_layers
 from instrument.recorder import Recorder
-from pptrace.marks import Axis, CollectiveMark
+from pptrace.marks import AwaitMark, Axis, CollectiveMark, parse_mark
 from tests.instrument.cases.collectives import Listening, heard
 
 HIDDEN = 6
@@ -137,6 +137,31 @@ def _compare(tokens: Tokens, groups: ExpertGroups, split: bool, is_dense: bool) 
     known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
     errors = _errors(layer, whole, tokens, (output, x)) if is_dense else ()
     return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
+
+
+def overlapped_order(tokens: Tokens) -> list[str]:
+    """In the order in which they come: starts of all-to-alls of rows and waits for them, and what is computed meanwhile."""
+    recorder = Listening()
+    groups = ExpertGroups(AxisGroup(dist.group.WORLD, Axis.EP, recorder), AxisGroup(None, Axis.CP, Recorder()))
+    layer, x = make_layer(tokens, groups), inputs_of(tokens, dist.get_rank())
+    assert layer.shared is not None
+    names = recorder.names
+    layer.shared.inner.register_forward_hook(lambda *_: names.append("shared, first half"))
+    layer.shared.outer.register_forward_hook(lambda *_: names.append("shared, second half"))
+    layer.shared.inner.weight.register_hook(lambda _: names.append("back through its first half"))
+    layer.shared.outer.weight.register_hook(lambda _: names.append("back through its second half"))
+    layer.inner.weight.register_post_accumulate_grad_hook(lambda _: names.append("weights"))
+    layer(x).sum().backward()
+    order = []
+    for name in names:
+        mark = parse_mark(name)
+        if isinstance(mark, AwaitMark):
+            order.append("wait")
+        elif not isinstance(mark, CollectiveMark):
+            order.append(name)
+        elif mark.handle is not None:
+            order.append("start")
+    return order
 
 
 def _errors(layer: ExpertLayer, whole: ExpertLayer, tokens: Tokens, ours: tuple[Tensor, Tensor]) -> list[float]:
