@@ -1,4 +1,4 @@
-"""Experts in place of a layer's MLP: y_t = Σ_j w_tj · FFN_e(t,j)(x_t), and a shared MLP beside them.
+"""Experts in place of a layer's MLP: y_t = Σ_j w_tj · FFN_e(t,j)(x_t), and a shared MLP besides them.
 
 The tokens that a rank routes are its own: with sequence parallelism its shard; without, the ranks of tp, which all hold the same
 tokens, take a part of each sequence, and gather what comes back. So no token is routed twice, and the experts' ranks are

@@ -65,7 +65,7 @@ class ExpertOptions:
         top_k: experts of each token.
         every: distance of the layers that have experts.
         width: of each expert's inner layer; None: 4 · hidden, as the MLP's.
-        shared_width: of an MLP that all tokens go through beside their experts; 0: none.
+        shared_width: of an MLP that all tokens go through besides their experts; 0: none.
         scoring: choice and weights.
         scale: factor of all weights.
         aux_loss: coefficient of the load-balancing loss, which is that of each sequence (:mod:`instrument.expert.losses`).

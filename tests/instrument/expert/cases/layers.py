@@ -99,11 +99,11 @@ def compare(cases: list[Tokens], split: bool, etp: int = 1, is_dense: bool = Tru
     world, rank = dist.get_world_size(), dist.get_rank()
     pairs = [list(range(first, first + etp)) for first in range(0, world, etp)]
     lines = [list(range(first, world, etp)) for first in range(etp)]
-    mine = []
+    own = []
     for axis, members in ((Axis.EP, lines), (Axis.ETP, pairs)):
         made = [dist.new_group(ranks, backend="gloo") for ranks in members]
-        mine.append(AxisGroup(next(g for g, m in zip(made, members, strict=True) if rank in m), axis, recorder))
-    groups = ExpertGroups(mine[0], AxisGroup(None, Axis.CP, Recorder()), etp=mine[1])
+        own.append(AxisGroup(next(g for g, m in zip(made, members, strict=True) if rank in m), axis, recorder))
+    groups = ExpertGroups(own[0], AxisGroup(None, Axis.CP, Recorder()), etp=own[1])
     return [_compare(tokens, groups, split, is_dense) for tokens in cases]
 
 
