@@ -14,6 +14,7 @@ from dashboards.live import WINDOW, LiveSteps
 from dashboards.pages import problem
 from dashboards.pages.live import body
 from dashboards.store import Store
+from tests.dashboards.accessibility import settle, violations
 from tests.support.live_run import LiveFolder
 
 
@@ -94,3 +95,6 @@ def test_new_steps_and_a_slow_rank_appear_without_a_reload(
     assert "Slow rank 1: its ops take" in page.inner_text("#live-alarm")
     assert page.locator("#live-ranks .bars path").count() >= 2 * 2
     assert page.evaluate("window.same"), "the page is the same"
+    run.status("ok")
+    page.wait_for_function("() => document.querySelector('#live-last-detail').innerText === 'ok'")
+    assert violations(settle(page)) == []
