@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from instrument.expert_counts import ExpertCounts
 from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
     DOMAIN,
@@ -141,13 +142,14 @@ class Recorder:
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
     ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
-    the ranges of ops that are to be delayed (:mod:`instrument.delays`).
+    the ranges of ops that are to be delayed (:mod:`instrument.delays`). ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = ("_delay", "_domain", "_handles", "_listens", "step")
+    __slots__ = ("_delay", "_domain", "_handles", "_listens", "expert_counts", "step")
 
     def __init__(self, listens: Callable[[], bool] = _profiler_enabled, delay: Delay | None = None) -> None:
         self.step = 0
+        self.expert_counts = ExpertCounts()
         self._delay = delay
         self._listens = listens
         self._handles = itertools.count()

@@ -63,6 +63,8 @@ class ExpertLayer(nn.Module):
         groups: the ranks that share experts and sequences; None: this rank alone.
         bias: of the experts' linear layers.
         dtype: of the parameters, of the router's 32 bits at least.
+
+    ``layer`` is its number in the model, under which its routes are counted.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ExpertLayer(nn.Module):
         self.options = options
         self.region = region
         self.groups = groups = groups or alone()
+        self.layer = 0
         width = options.width or 4 * hidden
         num_held = options.num // groups.ep.size
         held = range(groups.ep.rank * num_held, (groups.ep.rank + 1) * num_held)
@@ -146,7 +149,16 @@ class ExpertLayer(nn.Module):
         elif options.aux_loss:
             counts = parts.sum(count_routes(chosen, options.num))
         make = make_dispatch if options.dispatcher is Dispatcher.ALL_TO_ALL else make_gathered
-        return Routes(chosen, make(routed.flatten(0, 1), options.num, self.groups.ep), counts)
+        dispatch = make(routed.flatten(0, 1), options.num, self.groups.ep)
+        self._record(chosen, routed, dispatch)
+        return Routes(chosen, dispatch, counts)
+
+    def _record(self, chosen: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
+        """Count the routes of a forward, while a profiler records."""
+        recorder = self.groups.ep.recorder
+        if recorder.listening:
+            held = (self.inner.experts[0], dispatch.rows_of_expert)
+            recorder.expert_counts.add(recorder.step, self.layer, chosen, routed, self.options.num, held)
 
     def _choose(self, logits: Tensor) -> Tensor:
         if self.options.forced is Forced.NONE:
