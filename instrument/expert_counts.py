@@ -1,4 +1,4 @@
-"""How many routes each expert is given in each forward, recorded without a wait for the device.
+"""Counts of the routes that each expert is given in each forward, recorded without a wait for the device.
 
 Counts stay on the device, in tensors of one number for each expert, until the trace is written: only then are they copied, all at
 once. What the host knows by then, the rows that this rank's experts compute, is kept as it is.
@@ -19,7 +19,7 @@ EXPERTS_KEY = "experts"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
-    """One forward of a layer: ``counts`` (2, experts) are the routes of this rank's tokens as they were chosen, and those kept."""
+    """One forward of a layer: ``counts`` (2, experts) are the routes of this rank's tokens, as chosen and as kept."""
 
     step: int
     layer: int

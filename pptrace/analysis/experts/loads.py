@@ -1,0 +1,203 @@
+"""Loads of experts, layers and ranks: routes that were counted, rows that calls carried, and what is expected by chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.expert_parts import LayerLoad, RankLoad
+from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.slices import Slice
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Layer with experts: its stage (−1: not known), and which one of the stage's, from 0."""
+
+    stage: int
+    nth: int
+
+
+def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
+    """The exchanges with the rows that counts tell, where calls do not: the n-th forward of a layer in a step is its n-th
+    count.
+    """
+    if (exchanges["rows"] >= 0).all() or not counts:
+        return exchanges
+    rows = exchanges["rows"].copy()
+    layers = layers_of_places(exchanges, counts)
+    for rank, of_rank in counts.items():
+        own = np.flatnonzero(exchanges["rank"] == rank)
+        number = _layer_numbers(exchanges, layers, own)
+        of_microbatch: dict[tuple[int, int, int], int] = {}
+        for step in np.unique(of_rank.step).tolist():
+            for layer in np.unique(of_rank.layer).tolist():
+                known = of_rank.rows[(of_rank.step == step) & (of_rank.layer == layer)]
+                same = own[(exchanges["step"][own] == step) & (number == layer)]
+                first = same[(exchanges["backward"][same] == 0) & (exchanges["again"][same] == 0)]
+                if len(first) == len(known):
+                    microbatches = exchanges["microbatch"][first].tolist()
+                    of_microbatch |= dict(zip(((step, layer, at) for at in microbatches), known.tolist(), strict=True))
+        keys = zip(exchanges["step"][own].tolist(), number.tolist(), exchanges["microbatch"][own].tolist(), strict=True)
+        rows[own] = [of_microbatch.get(key, UNKNOWN) for key in keys]
+    return Slice({**exchanges.columns, "rows": rows})
+
+
+def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int], own: Int64) -> Int64:
+    places = zip(exchanges["stage"][own].tolist(), exchanges["layer"][own].tolist(), strict=True)
+    return np.array([layers.get(Place(*place), UNKNOWN) for place in places], dtype=np.int64)
+
+
+def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict[Place, int]:
+    """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
+    numbers: dict[Place, int] = {}
+    for rank, of_rank in counts.items():
+        own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
+        pairs = set(zip(exchanges["stage"][own].tolist(), exchanges["layer"][own].tolist(), strict=True))
+        layers = np.unique(of_rank.layer).tolist()
+        if len(layers) == len(pairs):
+            numbers |= {Place(*pair): layer for pair, layer in zip(sorted(pairs), layers, strict=True)}
+    return numbers
+
+
+def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[LayerLoad, ...]:
+    """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone."""
+    numbers = layers_of_places(exchanges, counts)
+    forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
+    rows = exchanges.where(forward)
+    places = {
+        Place(*pair): None for pair in sorted(set(zip(rows["stage"].tolist(), rows["layer"].tolist(), strict=True)))
+    }
+    counted = {layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()}
+    loads = []
+    for place in places:
+        same = rows.where((rows["stage"] == place.stage) & (rows["layer"] == place.nth))
+        loads.append(_layer_load(place, numbers.get(place), same, counts))
+    apart = sorted(counted - set(numbers.values())) if len(numbers) < len(places) or not places else []
+    if not places:
+        loads += [
+            _layer_load(Place(UNKNOWN, nth), layer, rows.where(slice(0, 0)), counts) for nth, layer in enumerate(apart)
+        ]
+    return tuple(loads)
+
+
+def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[int, RankCounts]) -> LayerLoad:
+    mean = mean_rows(rows)
+    known = ~np.isnan(mean) & (mean > 0)
+    group, size = groups_of(rows)
+    most = np.zeros(len(size))
+    np.maximum.at(most, group[known], rows["rows"][known] / mean[known])
+    ratios = most[np.unique(group[known])]
+    chosen, kept = _counts_of_layer(layer, counts)
+    total = None if chosen is None else chosen.sum(axis=0)
+    dropped = None if chosen is None or kept is None else int(chosen.sum() - kept.sum())
+    routes = 0 if total is None else int(total.sum())
+    return LayerLoad(
+        layer=layer,
+        stage=None if place.stage < 0 else place.stage,
+        nth=place.nth,
+        routes=None if total is None else tuple(total.tolist()),
+        hottest=None if total is None or not routes else int(total.argmax()),
+        expert_ratio=None if total is None or not routes else float(total.max() / total.mean()),
+        chance_ratio=None if chosen is None else _chance(chosen),
+        idle_experts=None if total is None else int((total == 0).sum()),
+        dropped=dropped,
+        dropped_share=None if dropped is None or not routes else dropped / routes,
+        rank_ratio=float(ratios.mean()) if len(ratios) else None,
+        worst_rank_ratio=float(ratios.max()) if len(ratios) else None,
+    )
+
+
+def _counts_of_layer(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[Int64, Int64] | tuple[None, None]:
+    """(chosen, kept) of all forwards of a layer on all ranks, shape (forwards, experts)."""
+    of_layer = [(of_rank, of_rank.layer == layer) for of_rank in counts.values()]
+    of_layer = [(of_rank, same) for of_rank, same in of_layer if same.any()]
+    if not of_layer:
+        return None, None
+    chosen, kept = (
+        np.concatenate([getattr(of_rank, name)[same] for of_rank, same in of_layer]) for name in ("chosen", "kept")
+    )
+    return chosen, kept
+
+
+def _chance(chosen: Int64) -> float | None:
+    """About the most that the busiest expert has over the mean, where all routes of a layer are drawn alike.
+
+    Of A routes to E experts: 1 + √(2 · ln E · E / A), the largest of E nearly normal numbers.
+    """
+    routes, num = int(chosen.sum()), chosen.shape[1]
+    return None if not routes or num < 2 else 1 + math.sqrt(2 * math.log(num) * num / routes)
+
+
+def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: int | None) -> tuple[RankLoad, ...]:
+    """The loads of all ranks that exchanged; ``row_bytes`` is the size of a token, where the run's facts tell."""
+    before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
+    slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
+    loads = []
+    for rank in np.unique(exchanges["rank"]).tolist():
+        own = exchanges["rank"] == rank
+        forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+        rows, of_rank = exchanges["rows"][forward], counts.get(rank)
+        known = ~np.isnan(mean[forward])
+        expected = float(mean[forward][known].sum())
+        stages = np.unique(exchanges["stage"][forward]).tolist()
+        is_matched = bool((before.waited[own] >= 0).all())
+        loads.append(
+            RankLoad(
+                rank=rank,
+                stage=stages[0] if len(stages) == 1 and stages[0] >= 0 else None,
+                first_expert=None if of_rank is None else of_rank.first,
+                num_experts=None if of_rank is None else of_rank.num_held,
+                rows=int(rows.sum()) if len(rows) and (rows >= 0).all() else None,
+                ratio=float(rows[known].sum() / expected) if expected else None,
+                expert_ns=int(took[own].sum()),
+                slowness=slowness.get(rank),
+                waited_ns=int((before.waited + after.waited)[own].sum()) if is_matched else None,
+                caused_before_ns=int(before.caused[own].sum()) if is_matched else None,
+                caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
+                bytes=_total(exchanges, own, "bytes"),
+                received_bytes=_received(exchanges, own),
+                predicted_bytes=_predicted(exchanges.where(own), of_rank, row_bytes),
+            )
+        )
+    return tuple(loads)
+
+
+def _total(exchanges: Slice, own: np.typing.NDArray[np.bool_], name: str) -> int | None:
+    both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
+    return int(both.sum()) if (both >= 0).all() else None
+
+
+def _received(exchanges: Slice, own: np.typing.NDArray[np.bool_]) -> int | None:
+    """What comes back; of calls of equal parts as much as is handed in."""
+    total = 0
+    for call in ("out", "back"):
+        handed, got = (exchanges[f"{call}_{name}"][own] for name in ("bytes", "received_bytes"))
+        if (handed < 0).any():
+            return None
+        total += int(np.where(got < 0, handed, got).sum())
+    return total
+
+
+def _predicted(own: Slice, counts: RankCounts | None, row_bytes: int | None) -> int | None:
+    """What a rank hands in where rows travel alone: its kept routes to the experts, and its experts' rows back, as often as a
+    layer has exchanges (forward, recomputation, backward).
+    """
+    if counts is None or row_bytes is None or (own["sent"] < 0).any():
+        return None
+    forward = (own["backward"] == 0) & (own["again"] == 0)
+    passes = len(own) / max(int(forward.sum()), 1)
+    if passes != int(passes) or int(forward.sum()) != len(counts.step):
+        return None
+    return int(passes) * row_bytes * int(counts.kept.sum() + counts.rows.sum())
+
+
+def common(values: Sequence[int]) -> int | None:
+    """The value that all have; None where they differ, or there are none."""
+    return values[0] if values and all(value == values[0] for value in values) else None
