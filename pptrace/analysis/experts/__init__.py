@@ -1,1 +1,1 @@
-"""What experts on several ranks cost a run: their exchanges, the rank that comes last, and what unequal routes take of a step."""
+"""Costs of experts on several ranks: their exchanges, the rank that comes last, and what unequal routes take of a step."""

@@ -45,7 +45,7 @@ class ExpertsOfRun:
 
     @property
     def hot_spot(self) -> HotSpot | None:
-        """Where most rows are; None where nothing is known of rows."""
+        """The place where most rows are; None where nothing is known of rows."""
         return hot_spot(layer_loads(self.exchanges, self.counts), rank_loads(self.exchanges, self.counts, None))
 
 

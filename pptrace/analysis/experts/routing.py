@@ -1,4 +1,4 @@
-"""What unequal routes cost: how much earlier exchanges with experts would end if each rank's experts had equally many rows.
+"""Costs of unequal routes: how much earlier exchanges with experts would end if each rank's experts had equally many rows.
 
 Between the call that brings rows and the one that takes them back a rank computes its experts, in a time that grows with its
 rows. With the mean of its group's rows it would enter the second call earlier or later by what the difference takes; the call
@@ -29,7 +29,8 @@ def time_in_experts(exchanges: Slice) -> Int64:
 
 
 def time_per_row(exchanges: Slice) -> Floats:
-    """What one more row takes the experts of each exchange, ns: by direction, from exchanges with few and with many rows.
+    """The time that one more row takes the experts of each exchange, ns: by direction, from exchanges with few and with many
+    rows.
 
     The slope between the medians of both halves, so that single slow ones do not count; at most what a row takes if all time is
     spent on rows, at least 0.
@@ -83,7 +84,7 @@ def mean_rows(exchanges: Slice) -> Floats:
 
 
 def shortened(exchanges: Slice) -> Slice:
-    """What equal rows would change of each exchange, ns: its op is shorter by ``ns``, its rank computes less by ``compute``
+    """Changes of each exchange with equal rows, ns: its op is shorter by ``ns``, its rank computes less by ``compute``
     (negative: more), and the member with most rows is ahead of the next one's rows by ``lead``.
     """
     group, size = groups_of(exchanges)
@@ -105,7 +106,7 @@ _CHANGES = ("ns", "compute", "lead")
 
 
 def _leads(compute: Floats, of: Int64, num_groups: int) -> Floats:
-    """By how much the largest value of each group is above its second largest."""
+    """The distance of the largest value of each group from its second largest."""
     order = np.lexsort((-compute, of))
     leads = np.zeros(num_groups)
     is_first = np.diff(of[order], prepend=-1) != 0
