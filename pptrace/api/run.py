@@ -206,8 +206,8 @@ class Run(ExportsOps):
             microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
             microbatch_size: size of a microbatch in parts of that of the run.
             split: layers of each stage of the model.
-            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers" or "host": what is named costs what its
-                like costs elsewhere in the run.
+            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers", "host" or "routing": what is named
+                costs what its like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
             prefetch: receives are posted so many ops before they are needed.
