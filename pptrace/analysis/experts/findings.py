@@ -14,7 +14,7 @@ MOST_DROPPED = 0.1
 
 
 def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot | None:
-    """Where most rows are; None where nothing is known of them."""
+    """The place where most rows are; None where nothing is known of them."""
     known = [rank for rank in ranks if rank.ratio is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Who comes last to exchanges with experts, for how long the others wait for it, and why."""
+"""Lateness in exchanges with experts: who comes last, for how long the others wait for it, and why."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OFTEN = 1.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lateness:
-    """Of each exchange, in calls of one role: ``waited`` for its last member, ns, whether it was ``last``, and what the others
-    waited for it altogether (``caused``). −1 where the members are not known.
+    """Lateness of each exchange in calls of one role: ``waited`` for its last member, ns, whether it was ``last``, and what the
+    others waited for it altogether (``caused``). −1 where the members are not known.
     """
 
     waited: Int64
@@ -55,7 +55,8 @@ def lateness_of(exchanges: Slice, role: str) -> Lateness:
 
 
 def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
-    """How many times as long each rank takes as the others of its groups would with as many rows: the median over exchanges.
+    """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
+    over exchanges.
 
     What others would take is the median of theirs, moved to as many rows by what a row takes.
     """
@@ -88,7 +89,7 @@ class LastRank:
 
 
 def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[int, float]) -> LastRank | None:
-    """Who came last most often in some exchanges, by their lateness; None where nothing is known of their members."""
+    """The rank that came last most often in some exchanges, by their lateness; None where nothing is known of their members."""
     ranks, counts = np.unique(exchanges["rank"][lateness.is_last], return_counts=True)
     if not len(ranks):
         return None

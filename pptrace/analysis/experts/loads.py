@@ -175,7 +175,7 @@ def _total(exchanges: Slice, own: np.typing.NDArray[np.bool_], name: str) -> int
 
 
 def _received(exchanges: Slice, own: np.typing.NDArray[np.bool_]) -> int | None:
-    """What comes back; of calls of equal parts as much as is handed in."""
+    """Bytes that come back; of calls of equal parts as much as is handed in."""
     total = 0
     for call in ("out", "back"):
         handed, got = (exchanges[f"{call}_{name}"][own] for name in ("bytes", "received_bytes"))
@@ -186,8 +186,8 @@ def _received(exchanges: Slice, own: np.typing.NDArray[np.bool_]) -> int | None:
 
 
 def _predicted(own: Slice, counts: RankCounts | None, row_bytes: int | None) -> int | None:
-    """What a rank hands in where rows travel alone: its kept routes to the experts, and its experts' rows back, as often as a
-    layer has exchanges (forward, recomputation, backward).
+    """Bytes that a rank hands in where rows travel alone: its kept routes to the experts, and its experts' rows back, as often
+    as a layer has exchanges (forward, recomputation, backward).
     """
     if counts is None or row_bytes is None or (own["sent"] < 0).any():
         return None

@@ -63,7 +63,9 @@ def groups_of(exchanges: Slice) -> tuple[Int64, Int64]:
     out, back = exchanges["out_match"], exchanges["back_match"]
     known = np.flatnonzero((out >= 0) & (back >= 0))
     group = np.full(len(exchanges), UNKNOWN)
-    _, group[known] = np.unique(np.stack((out[known], back[known])), axis=1, return_inverse=True)
+    _, group[known] = np.unique(
+        np.stack((exchanges["step"][known], out[known], back[known])), axis=1, return_inverse=True
+    )
     size = np.bincount(group[known], minlength=1)
     alone = (group >= 0) & (size[group] < 2)
     group[alone] = UNKNOWN

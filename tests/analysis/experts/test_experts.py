@@ -126,7 +126,7 @@ def findings_of(report: Report, reason: str) -> list[Finding]:
 
 
 def equal_gain(run: Experts) -> int:
-    """What a step would be shorter by if both ranks had 60 rows, by the times of the run on paper, ns."""
+    """Time by which a step would be shorter if both ranks had 60 rows, by the times of the run on paper, ns."""
     beyond = [max(rows, 120 - rows) - 60 for of in run.rows for rows in of]
     return sum(beyond) * sum(ROW_NS[way] for kind in "FB" for way, layer in run.passes(kind) if layer == 0)
 
