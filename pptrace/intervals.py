@@ -103,6 +103,19 @@ def union_by_group(groups: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLi
     return of_row[firsts][index], rows
 
 
+def times_by_group(*pairs: tuple[Int64, Int64]) -> tuple[Int64, ...]:
+    """Keys of pairs of groups and times, ns: all of a group come after those of the groups before it, in order of time.
+
+    Keys of one call compare with each other. Groups and times of a pair may have any shapes that broadcast.
+    """
+    filled = [times for _, times in pairs if times.size]
+    if not filled:
+        return tuple(times.copy() for _, times in pairs)
+    low = min(int(times.min()) for times in filled)
+    extent = max(int(times.max()) for times in filled) - low + 1
+    return tuple(group * extent + times - low for group, times in pairs)
+
+
 def length(a: Int64) -> int:
     """Total time of a set, ns."""
     return int((a[:, 1] - a[:, 0]).sum())

@@ -45,10 +45,8 @@ class Sample:
 
 
 _SMALL = ("--layers", "4", "--steps", "5", "--seq", "64")
-_SLEEPING = (
-    *("--hidden", "8", "--heads", "2", "--seq", "4", "--steps", "7"),
-    *("--sleep-forward", "10", "--sleep-backward", "20", "--sleep-per-layer"),
-)
+_TINY = ("--hidden", "8", "--heads", "2", "--seq", "4")
+_SLEEPING = ("--sleep-forward", "10", "--sleep-backward", "20")
 SAMPLES = (
     Sample("1f1b_p2", "1F1B on two ranks, 4 microbatches", 2, (*_SMALL, "--microbatches", "4")),
     Sample("1f1b_p4", "1F1B on four ranks, 8 microbatches", 4, (*_SMALL, "--microbatches", "8")),
@@ -56,8 +54,34 @@ SAMPLES = (
         "uneven_p4",
         "1F1B on four ranks, 4 microbatches, 8 layers divided unevenly; each sleeps, so that 2 cores keep time for 4 ranks",
         4,
-        (*_SLEEPING, "--layers", "8", "--split", "4,2,1,1", "--microbatches", "4"),
+        (
+            *_TINY,
+            "--steps",
+            "7",
+            *_SLEEPING,
+            "--sleep-per-layer",
+            "--layers",
+            "8",
+            "--split",
+            "4,2,1,1",
+            "--microbatches",
+            "4",
+        ),
         steps="2:7",
+    ),
+    *(
+        Sample(
+            f"{schedule}_p4",
+            f"{title} on four ranks with two stages each, 8 microbatches; ops sleep, so that 2 cores keep time for 4 ranks",
+            4,
+            (*_TINY, "--steps", "4", *_SLEEPING, "--layers", "8", "--microbatches", "8", "--schedule", schedule),
+            steps="2:4",
+        )
+        for schedule, title in (
+            ("interleaved-1f1b", "Interleaved 1F1B"),
+            ("zbv", "Zero-bubble V"),
+            ("dualpipe", "DualPipe"),
+        )
     ),
 )
 

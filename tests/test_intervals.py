@@ -17,6 +17,7 @@ from pptrace.intervals import (
     merge,
     reduce_ranges,
     subtract,
+    times_by_group,
     union,
     union_by_group,
 )
@@ -164,3 +165,20 @@ def test_a_union_by_group_takes_times_of_centuries() -> None:
     )
     assert groups.tolist() == [0, 0, 1]
     assert intervals.tolist() == [[-late, -late + 3], [-late + 5, -late + 9], [late - 9, late]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), moments), max_size=8),
+    st.lists(st.tuples(st.integers(0, 3), moments), max_size=8),
+)
+def test_keys_of_groups_and_times_compare_as_the_pairs_do(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    columns = [np.array(rows, dtype=np.int64).reshape(-1, 2).T for rows in (a, b)]
+    keys = times_by_group(*((column[0], column[1]) for column in columns))
+    assert [(x > y) - (x < y) for x in keys[0].tolist() for y in keys[1].tolist()] == [
+        (x > y) - (x < y) for x in a for y in b
+    ]
+
+
+def test_keys_of_a_group_for_each_row_of_times() -> None:
+    (keys,) = times_by_group((np.array([[0], [1]]), np.array([[5, 9], [5, 7]])))
+    assert keys.tolist() == [[0, 4], [5, 7]]

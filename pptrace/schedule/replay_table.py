@@ -7,7 +7,7 @@ sends and receives are edges with a latency, not actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,6 +20,8 @@ from pptrace.schedule.replay_program import Program
 
 Times = npt.NDArray[Any]
 """Integers of one unit; of Python's integers where those of 64 bits would overflow."""
+
+Mask = npt.NDArray[np.bool_]
 
 _CHUNK = 1 << 18
 """Times in one pass over the levels: what a level reads is then still in a cache."""
@@ -73,6 +75,35 @@ def rank_ends(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLi
     return ends.reshape((*batch.shape, table.pp))
 
 
+def rank_ends_of_mixtures(
+    table: PlanTable, measured: tuple[Times, Times], other: tuple[Times, Times], mixtures: Sequence[tuple[Mask, Mask]]
+) -> list[Times]:
+    """The :func:`rank_ends` of replays in which some rows and messages take what was measured, all else other times.
+
+    Args:
+        measured: durations and latencies of shapes (replays, rows) and (replays, messages).
+        other: the same of shapes (rows,) and (messages,), for every replay.
+        mixtures: masks of these shapes, of the rows and messages that take what was measured: one pair for each result.
+    """
+    batch = _batch(table, *(np.vstack(both) for both in zip(measured, other, strict=True)))
+    program, last, every = batch.program, batch.program.last, len(measured[0])
+    results = [np.zeros((every, table.pp), batch.wide) for _ in mixtures]
+    if not len(last):
+        return results
+    rank, others = table.rank[program.rows[last]], batch.columns(slice(every, None))
+    masks = [[rows[program.rows], *(messages[part.message] for part in program.inputs)] for rows, messages in mixtures]
+    for replays in batch.chunks(every):
+        columns = batch.columns(replays)
+        for ends, mask in zip(results, masks, strict=True):
+            durations, *latencies = (
+                None if ours is None or theirs is None else np.where(chosen[:, np.newaxis], ours, theirs)
+                for chosen, ours, theirs in zip(mask, columns, others, strict=True)
+            )
+            assert durations is not None
+            ends[replays, rank] = _run(program, durations, latencies)[last].T
+    return results
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     """Durations (replays, rows) and latencies (replays or 1, messages; None: all 0); ``shape`` is that of the replays."""
@@ -91,14 +122,19 @@ class _Batch:
         """The type of what is returned: of 64 bits, even where the replays need 32."""
         return np.promote_types(self.durations.dtype, np.int64)
 
-    def chunks(self) -> Iterator[slice]:
-        most = max(1, _CHUNK // max(1, len(self.program.rows)))
-        return (slice(begin, min(begin + most, self.size)) for begin in range(0, self.size, most))
+    def chunks(self, size: int | None = None) -> Iterator[slice]:
+        """The replays, or the first ones, in parts."""
+        most, size = max(1, _CHUNK // max(1, len(self.program.rows))), self.size if size is None else size
+        return (slice(begin, min(begin + most, size)) for begin in range(0, size, most))
+
+    def columns(self, replays: slice) -> tuple[Times, *tuple[Times | None, ...]]:
+        """(durations in the program's order, latencies of each of its inputs), a column per replay."""
+        durations = _columns(self.durations[replays], self.program.rows)
+        return durations, *(self._latencies_of(inputs.message, replays) for inputs in self.program.inputs)
 
     def run(self, replays: slice) -> Times:
         """The ends of rows in the program's order, a column per replay, and a last row of zeros."""
-        durations = _columns(self.durations[replays], self.program.rows)
-        latencies = [self._latencies_of(inputs.message, replays) for inputs in self.program.inputs]
+        durations, *latencies = self.columns(replays)
         if durations.shape[1] != 1:
             return _run(self.program, durations, latencies)
         of_one = [None if column is None else column[:, 0] for column in latencies]

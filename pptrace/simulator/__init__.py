@@ -1,6 +1,6 @@
 """Plan and costs in, timeline out; or many durations of one plan in, many timelines out."""
 
-from pptrace.schedule.replay_table import Replays, makespans, rank_ends, replay_table
+from pptrace.schedule.replay_table import Replays, makespans, rank_ends, rank_ends_of_mixtures, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.idle import IdleCause, IdlePart, idle_by_cause, idle_parts
 from pptrace.simulator.phase_lengths import phase_lengths
@@ -20,6 +20,7 @@ __all__ = [
     "peak_inflight",
     "phase_lengths",
     "rank_ends",
+    "rank_ends_of_mixtures",
     "replay_table",
     "simulate",
     "uniform",

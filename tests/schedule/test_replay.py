@@ -16,7 +16,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.replay import Blocked, replay
-from pptrace.schedule.replay_table import makespans, replay_table
+from pptrace.schedule.replay_table import makespans, rank_ends, rank_ends_of_mixtures, replay_table
 from pptrace.schedule.text import from_rows
 from tests.schedule.event_replay import replay_events
 from tests.schedule.shapes import legal_shapes, plans
@@ -43,6 +43,22 @@ def expected_spans(plan: Plan, durations: list[int], latencies: list[int]) -> li
 def made_up(table: PlanTable, num: int, seed: int, lowest: int = 0) -> tuple[Times, Times]:
     draw = np.random.default_rng(seed)
     return draw.integers(lowest, 100, (num, len(table))), draw.integers(0, 60, (num, table.num_messages))
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "most"), [("1f1b", 0, 60), ("interleaved-1f1b", -5, 60), ("zbv", 0, 1), ("1f1b", 0, 1 << 33)]
+)
+def test_a_mixture_takes_each_time_from_what_was_measured_or_from_the_other(name: str, lowest: int, most: int) -> None:
+    table = build(name, pp=4, num_microbatches=8, num_chunks=2 if name.startswith("inter") else None).table
+    draw = np.random.default_rng(3)
+    durations, _ = made_up(table, 300, seed=1, lowest=lowest)
+    latencies, other = draw.integers(0, most, (300, table.num_messages)), draw.integers(0, 50, len(table))
+    other_latency = draw.integers(0, most, table.num_messages)
+    mixtures = [(draw.random(len(table)) < share, draw.random(table.num_messages) < share) for share in (0, 0.3, 1)]
+    results = rank_ends_of_mixtures(table, (durations, latencies), (other, other_latency), mixtures)
+    for (rows, messages), ends in zip(mixtures, results, strict=True):
+        taken = np.where(rows, durations, other), np.where(messages, latencies, other_latency)
+        assert np.array_equal(ends, rank_ends(table, *taken))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

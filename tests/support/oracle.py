@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _OP = re.compile(r"pp1:(\d+)(F|B|I|W)(\d+) chunk=(\d+) phase=(\w+) step=(\d+)")
+_PAIR = re.compile(r"pp1:\((\d+)F(\d+);\d+B\d+\)OVERLAP_F_B chunk=\d+ phase=\w+ step=(\d+)")
+_MIRROR = re.compile(r"pp1:\w+ step=(\d+) axis=mirror size=2 bytes=\d+")
 _P2P = re.compile(r"pp1:p2p step=(\d+) axis=pp ops=(\S+)")
 _WAIT = re.compile(r"pp1:wait step=(\d+) op=(\S+)")
 _TRANSFER = re.compile(r"(\d+)(SEND|RECV)_(F|B)(\d+)[<>](\d+)@(\d+)")
@@ -39,16 +41,24 @@ def partition(directory: Path) -> dict[str, Any]:
     ranks = {int(path.name[4:].split(".")[0]): read_ranges(path) for path in directory.glob("rank*.json.gz")}
     ops: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     waits: dict[tuple[int, int, str], Interval] = {}
+    sums: dict[tuple[int, int], Interval] = {}
     calls: list[tuple[int, int, str, int, int]] = []  # rank, step, transfer, start, end of the call
     for rank, ranges in ranks.items():
         for name, start, end in ranges:
             if match := _OP.fullmatch(name):
                 ops.setdefault((int(match[6]), rank), []).append((f"{match[1]}{match[2]}{match[3]}", start, end))
+            elif match := _PAIR.fullmatch(name):  # named for its forward half
+                ops.setdefault((int(match[3]), rank), []).append((f"{match[1]}OVERLAP_F_B{match[2]}", start, end))
             elif match := _P2P.fullmatch(name):
                 calls += [(rank, int(match[1]), transfer, start, end) for transfer in match[2].split(",")]
+            elif match := _MIRROR.fullmatch(name):
+                sums[int(match[1]), rank] = (start, end)
             elif match := _WAIT.fullmatch(name):
                 waits[rank, int(match[1]), match[2]] = (start, end)
     transfers = _transfers(calls, waits)
+    for (step, rank), (start, end) in sums.items():  # of gradients, between the two ranks that have the same stages
+        begin = max(start, sums[step, len(ranks) - 1 - rank][0])
+        transfers.setdefault(rank, []).append((begin, max(begin, end)))
     steps = sorted({step for step, _ in ops})
     return {"steps": [_step(step, ops, transfers) for step in steps]}
 
@@ -94,13 +104,14 @@ def _step(
     step: int, ops: dict[tuple[int, int], list[tuple[str, int, int]]], transfers: dict[int, list[Interval]]
 ) -> dict[str, Any]:
     rows_by_rank = {rank: rows for (number, rank), rows in sorted(ops.items()) if number == step}
+    of_all_steps: dict[int, list[Interval]] = {}  # a rank that is done goes on with the next step in this one's window
+    for (_, rank), rows in ops.items():
+        of_all_steps.setdefault(rank, []).extend((start, end) for _, start, end in rows)
     first = min(start for rows in rows_by_rank.values() for _, start, _ in rows)
     last = max(end for rows in rows_by_rank.values() for _, _, end in rows)
     ranks = []
     for rank, rows in rows_by_rank.items():
-        computing = [(start, end) for _, start, end in rows]
-        moving = transfers.get(rank, [])
-        compute, exposed = _split(computing, moving, first, last)
+        compute, exposed = _split(of_all_steps[rank], transfers.get(rank, []), first, last)
         ranks.append(
             {
                 "rank": rank,

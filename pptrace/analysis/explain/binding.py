@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.intervals import times_by_group
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import NONE
 
@@ -112,8 +113,6 @@ def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:
     """Count the times of each step (ascending in each row) that are before a limit."""
-    low = int(min(times.min(), limit.min(initial=times.min())))
-    extent = int(max(times.max(), limit.max(initial=times.max()))) - low + 2
-    keys = (times - low + np.arange(len(times))[:, np.newaxis] * extent).ravel()
-    counts: Int64 = np.searchsorted(keys, limit - low + step * extent) - step * times.shape[1]
+    all_keys, limits = times_by_group((np.arange(len(times))[:, np.newaxis], times), (step, limit))
+    counts: Int64 = np.searchsorted(all_keys.ravel(), limits) - step * times.shape[1]
     return counts

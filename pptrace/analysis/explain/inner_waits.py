@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.intervals import Int64, lengths_within, merge
+from pptrace.intervals import Int64, lengths_within, merge, times_by_group
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, is_inner
 
@@ -62,10 +62,8 @@ def collectives_in_ops(comms: Slice, window: Int64, ops: Slice, lane: Lane) -> S
     order = np.lexsort((inner["start_ns"], window))
     inner, window = inner.where(order), window[order]
     start, end, together = (inner[name] for name in ("start_ns", "end_ns", "transfer_start_ns"))
-    low = int(min(start.min(), ops["start"].min()))
-    extent = int(max(start.max(), ops["start"].max())) - low + 1
-    keys = ops["window"] * extent + ops["start"] - low
-    index = np.searchsorted(keys, window * extent + start - low, side="right") - 1
+    begins, called = times_by_group((ops["window"], ops["start"]), (window, start))
+    index = np.searchsorted(begins, called, side="right") - 1
     op = np.maximum(index, 0)
     is_inside = (index >= 0) & (ops["window"][op] == window) & (start < ops["end"][op])
     op, window, start, end = op[is_inside], window[is_inside], start[is_inside], end[is_inside]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.stragglers.links import peer_bit
+from pptrace.intervals import times_by_group
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -91,9 +92,8 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
         return peers
     length = (end - begin)[moved]
     middle = begin[moved] + length // 2  # a rank may go on a little before its call is over
-    low = int(min(middle.min(), ops["start"].min()))
-    extent = int(max(middle.max(), ops["start"].max())) - low + 1
-    row = np.searchsorted(ops["window"] * extent + ops["start"] - low, window[moved] * extent + middle - low)
+    begins, middles = times_by_group((ops["window"], ops["start"]), (window[moved], middle))
+    row = np.searchsorted(begins, middles)
     is_before = (row < len(ops)) & (ops["window"][np.minimum(row, len(ops) - 1)] == window[moved])
     row, length, peer = row[is_before], length[is_before], peer[moved][is_before]
     longest = np.zeros(len(ops), dtype=np.int64)

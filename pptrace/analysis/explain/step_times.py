@@ -21,7 +21,7 @@ from pptrace.analysis.explain.rank_messages import (
     with_moved_times,
 )
 from pptrace.analysis.stragglers.outside import outside_of
-from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, union
+from pptrace.intervals import EMPTY, Int64, clip, intersect, lengths_within, merge, subtract, times_by_group, union
 from pptrace.model.tables import GARBAGE_COLLECTION
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -369,11 +369,9 @@ def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> In
     """Latest end of the ops before each op in its group, or the begin of its window."""
     if not len(end):
         return end
-    low = int(min(end.min(), begin.min()))
-    extent = int(max(end.max(), begin.max())) - low + 1
-    offset = group * extent - low
-    before = np.where(is_first, begin, np.roll(end, 1)) + offset
-    latest: Int64 = np.maximum.accumulate(before) - offset
+    before = np.where(is_first, begin, np.roll(end, 1))
+    (key,) = times_by_group((group, before))
+    latest: Int64 = before + np.maximum.accumulate(key) - key
     return latest
 
 

@@ -6,19 +6,21 @@ collectives between pipelines; else a step is as long as its slowest pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts, longest_of_steps
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of
 from pptrace.analysis.stragglers.typical import Typical
 from pptrace.model.tables import GARBAGE_COLLECTION, Int64
 from pptrace.schedule.actions import Kind
-from pptrace.simulator import rank_ends
+from pptrace.simulator import rank_ends, rank_ends_of_mixtures
 
 
 def replays_of(plans: Sequence[MeasuredCosts]) -> list[Replays]:
@@ -74,20 +76,25 @@ class Replays:
     def ideal(self) -> int:
         return self._sum(self._ideal_ends, self._all(False))
 
-    def with_stage(self, stage: int) -> int:
-        """Replay in which one stage alone costs what was measured."""
-        return self._length(self.costs.table.stage == stage)
+    def with_each_stage(self, num_stages: int) -> list[int]:
+        """Replays in which one stage alone costs what was measured."""
+        return self._with_each(self.costs.table.stage, num_stages)
 
-    def with_pp_rank(self, pp_rank: int) -> int:
-        """Replay in which one pipeline rank of all pipelines alone costs what was measured."""
-        return self._length(self.costs.table.rank == pp_rank)
+    def with_each_pp_rank(self, pp: int) -> list[int]:
+        """Replays in which one pipeline rank of all pipelines alone costs what was measured."""
+        return self._with_each(self.costs.table.rank, pp)
 
-    def with_kind(self, kind: str) -> int:
-        """Replay in which one kind alone costs what was measured."""
+    def with_each_kind(self) -> dict[str, int]:
+        """Replays in which one kind alone costs what was measured."""
         codes = {str(member): member.code for member in Kind}
-        code = codes.get(kind, -1)
-        ends = self._ends(self.costs.table.kind == code, self.costs.message_kind == code)
-        return self._sum(ends, [side.name == kind for side in self.chains or ()])
+        of_rows, of_messages = self.costs.table.kind, self.costs.message_kind
+        ends = self._mixed_ends(
+            (of_rows == codes.get(kind, -1), of_messages == codes.get(kind, -1)) for kind in self.typical.kinds
+        )
+        return {
+            kind: self._sum(of_kind, [side.name == kind for side in self.chains or ()])
+            for kind, of_kind in zip(self.typical.kinds, ends, strict=True)
+        }
 
     def without_ranks(self, ranks: Int64) -> int:
         """Replay in which all but some global ranks cost what was measured."""
@@ -113,9 +120,18 @@ class Replays:
 
         So does what a rank does before and after them, if all of its rows do.
         """
+        return self._sum_of_rows(rows, self._ends(rows, rows[..., self.costs.reader]))
+
+    def _with_each(self, of_rows: npt.NDArray[Any], count: int) -> list[int]:
+        """Replays in which the rows of one number alone, and the messages that they read, cost what was measured."""
+        masks = [of_rows == number for number in range(count)]
+        every = self._mixed_ends((mask, mask[self.costs.reader]) for mask in masks)
+        return [self._sum_of_rows(mask, ends) for mask, ends in zip(masks, every, strict=True)]
+
+    def _sum_of_rows(self, rows: Bool, ends: Int64) -> int:
+        """Time of all steps with these ends, where some rows, and what their ranks do outside, cost what was measured."""
         bounds = pairwise(self.costs.table.rank_ptr.tolist())
         workers = np.stack([rows[..., begin:end].all(axis=-1) for begin, end in bounds], axis=-1)
-        ends = self._ends(rows, rows[..., self.costs.reader])
         return self._sum(ends, self._items(np.broadcast_to(workers, ends.shape)))
 
     @cached_property
@@ -127,6 +143,19 @@ class Replays:
         table = self.costs.table
         ends = rank_ends(table, self.typical.durations(self.costs), self.typical.transfers(self.costs))
         return np.broadcast_to(ends, (len(self.costs.step), table.pp))
+
+    def _mixed_ends(self, mixtures: Iterable[tuple[Bool, Bool]]) -> list[Int64]:
+        """The :meth:`_ends` of several choices of rows and messages, shapes (rows,) and (messages,)."""
+        costs, chosen = self.costs, list(mixtures)
+        durations, transfers = self.typical.durations(costs), self.typical.transfers(costs)
+        every = [np.empty((len(costs.step), costs.table.pp), dtype=np.int64) for _ in chosen]
+        for part in costs.parts():
+            moved = np.where(costs.transfers[part] >= 0, costs.transfers[part], transfers)
+            measured = costs.durations[part], moved
+            of_part = rank_ends_of_mixtures(costs.table, measured, (durations, transfers), chosen)
+            for ends, result in zip(every, of_part, strict=True):
+                ends[part] = result
+        return every
 
     def _ends(self, rows: Bool, messages: Bool) -> Int64:
         """Ends of each rank's rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""

@@ -28,8 +28,10 @@ def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
     ideal, measured = (sum(getattr(of_plan, name)() for of_plan in replays) for name in ("ideal", "measured"))
     if not ideal:
         return None
-    stages = [sum(of_plan.with_stage(stage) for of_plan in replays) / ideal for stage in range(table.num_stages)]
-    kinds = {kind: sum(of_plan.with_kind(kind) for of_plan in replays) / ideal for kind in replays[0].typical.kinds}
+    of_stages = zip(*(of_plan.with_each_stage(table.num_stages) for of_plan in replays), strict=True)
+    stages = [sum(times) / ideal for times in of_stages]
+    with_kinds = [of_plan.with_each_kind() for of_plan in replays]
+    kinds = {kind: sum(of_plan[kind] for of_plan in with_kinds) / ideal for kind in replays[0].typical.kinds}
     workers = _workers(replays, ideal)
     m_w = m_s = None
     if measured >= LEAST_SLOWDOWN * ideal:
@@ -51,9 +53,8 @@ def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
 
 def _workers(replays: Sequence[Replays], ideal: int) -> dict[int, float]:
     """The slowdown of each worker by its rank; in the steps of a plan that it is not in it changes nothing."""
-    by_pp_rank = [
-        sum(of_plan.with_pp_rank(pp_rank) for of_plan in replays) for pp_rank in range(replays[0].costs.table.pp)
-    ]
+    pp = replays[0].costs.table.pp
+    by_pp_rank = [sum(times) for times in zip(*(of_plan.with_each_pp_rank(pp) for of_plan in replays), strict=True)]
     of_plans = [of_plan.with_pipelines() for of_plan in replays]
     return {
         rank: min(sum(beyond.get(pipeline, 0) for beyond in of_plans) + ideal, by_pp_rank[pp_rank]) / ideal

@@ -5,6 +5,7 @@ pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady st
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pptrace.model.tables import Int64
 MOST_DIGITS = 18
 """Digits of a number that fits int64."""
 _ZERO, _NEWLINE = ord("0"), ord("\n")
+_DIGITS = re.compile(rb"[0-9]+")
 _ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 
 
@@ -74,43 +76,46 @@ def shapes_of(lines: NameLines) -> list[NameShape]:
     """Names by their shapes. Of numbers with more digits than fit int64 the first ones count."""
     if not len(lines.names):
         return []
-    text = lines.text
-    is_digit = (text - np.uint8(_ZERO)) <= 9
-    changes = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
-    starts, ends = changes[::2].copy(), changes[1::2].copy()
-    codes, shapes = _codes_of_shapes(text, is_digit, starts)
-    first_number = np.searchsorted(starts, lines.starts)
-    values, widths = _values(text, starts, ends), ends - starts
-    order = np.argsort(codes, kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(codes, minlength=len(shapes)))[:-1])
-    parts = []
-    for shape, rows in zip(shapes, groups, strict=True):
-        index = first_number[rows][:, None] + np.arange(shape.count("0"))
-        parts.append(NameShape(shape, lines.names[rows], values[index], widths[index]))
+    layout_of_line, layouts = _layouts_of(lines.text)
+    texts = [_DIGITS.sub(b"0", layout) for layout in layouts]
+    shapes = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    shape_of_line = np.array([shapes[text] for text in texts])[layout_of_line]
+    order, counts = np.argsort(shape_of_line, kind="stable"), np.bincount(shape_of_line)
+    firsts = np.cumsum(counts) - counts
+    row_of_line = np.empty_like(order)
+    row_of_line[order] = np.arange(len(order)) - np.repeat(firsts, counts)
+    parts = [
+        NameShape(text.decode("utf-8", "surrogatepass"), lines.names[of_shape], *_columns_for(text, len(of_shape)))
+        for text, of_shape in zip(shapes, np.split(order, firsts[1:]), strict=True)
+    ]
+    by_layout = np.split(np.argsort(layout_of_line, kind="stable"), np.cumsum(np.bincount(layout_of_line))[:-1])
+    for layout, text, of_layout in zip(layouts, texts, by_layout, strict=True):
+        part, rows, starts = parts[shapes[text]], row_of_line[of_layout], lines.starts[of_layout]
+        for column, digits in enumerate(_DIGITS.finditer(layout)):
+            part.widths[rows, column] = digits.end() - digits.start()
+            part.numbers[rows, column] = _numbers_at(lines.text, starts + digits.start(), digits.end() - digits.start())
     return parts
 
 
-def _codes_of_shapes(
-    text: npt.NDArray[np.uint8], is_digit: npt.NDArray[np.bool_], starts: Int64
-) -> tuple[Int64, list[str]]:
-    """(index of each line's shape, the shapes)."""
-    kept = ~is_digit
-    kept[starts] = True
-    lines = text[kept].tobytes().translate(_ZEROS).split(b"\n")
+def _layouts_of(text: npt.NDArray[np.uint8]) -> tuple[Int64, list[bytes]]:
+    """(index of each line's layout, the layouts): what lines are with "0" for each digit."""
+    lines = text.tobytes().translate(_ZEROS).split(b"\n")
     lines.pop()  # behind the last line break
     number: defaultdict[bytes, int] = defaultdict()
     number.default_factory = number.__len__
-    codes = np.fromiter(map(number.__getitem__, lines), np.int64, len(lines))
-    return codes, [shape.decode("utf-8", "surrogatepass") for shape in number]
+    return np.fromiter(map(number.__getitem__, lines), np.int64, len(lines)), list(number)
 
 
-def _values(text: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> Int64:
-    """The numbers that runs of digits are, of their first digits where they have more than fit."""
+def _columns_for(text: bytes, num_names: int) -> tuple[Int64, Int64]:
+    """(numbers, widths) of a shape, to be filled."""
+    shape = num_names, text.count(b"0")
+    return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+
+
+def _numbers_at(text: npt.NDArray[np.uint8], starts: Int64, width: int) -> Int64:
+    """The numbers of one width that begin at some places, of their first digits where they have more than fit."""
     values = (text[starts] - np.uint8(_ZERO)).astype(np.int64)
-    at = np.flatnonzero(ends - starts > 1)
-    for digit in range(1, MOST_DIGITS):
-        if not len(at):
-            break
-        values[at] = values[at] * 10 + (text[starts[at] + digit] - np.uint8(_ZERO))
-        at = at[ends[at] - starts[at] > digit + 1]
+    for digit in range(1, min(width, MOST_DIGITS)):
+        values *= 10
+        values += text[starts + digit] - np.uint8(_ZERO)
     return values
