@@ -80,6 +80,9 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     fits = (sent[back] == received[out]) | (sent[back] < 0) | (received[out] < 0)
     out, back = out[fits], back[fits]
     columns = _places(op[out], rows.ops)
+    is_told = columns.pop("is_told") == 1
+    out, back = out[is_told], back[is_told]
+    columns = {name: column[is_told] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
     columns |= {"sent": sent[out], "rows": received[out]}
     hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
@@ -136,11 +139,15 @@ def _pairs(op: Int64, step: Int64) -> tuple[Int64, Int64]:
 
 
 def _places(op: Int64, ops: Slice) -> dict[str, Int64]:
-    """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan."""
+    """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan.
+
+    ``is_told``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
+    forward twice.
+    """
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
         names = ("backward", "stage", "microbatch", "layer", "op_stage", "op_microbatch", "op_output")
-        return dict.fromkeys(names, unknown) | {"again": np.zeros_like(unknown)}
+        return dict.fromkeys(names, unknown) | {"again": np.zeros_like(unknown), "is_told": np.ones_like(unknown)}
     codes, kinds = ops.codes("kind")
     kind, at = codes[np.maximum(op, 0)], op >= 0
     output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
@@ -171,6 +178,7 @@ def _places(op: Int64, ops: Slice) -> dict[str, Int64]:
         "op_stage": stage,
         "op_microbatch": microbatch,
         "op_output": output,
+        "is_told": (~is_pair | twice).astype(np.int64),
     }
 
 

@@ -98,7 +98,7 @@ def shortened(exchanges: Slice) -> Slice:
     np.maximum.at(last, of, enters - origin)
     np.maximum.at(last_if_equal, of, enters - origin - compute[known])
     columns = {name: np.zeros(len(exchanges), dtype=np.int64) for name in _CHANGES}
-    columns["ns"][known] = np.rint((last - last_if_equal)[of])
+    columns["ns"][known] = np.rint(last[of] - last_if_equal[of])
     columns["compute"][known] = np.rint(compute[known])
     columns["lead"][known] = np.rint(_leads(compute[known], of, len(size))[of])
     return Slice(columns)
