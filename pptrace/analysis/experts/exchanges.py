@@ -29,14 +29,15 @@ CALL_COLUMNS = ("match", "start_ns", "end_ns", "transfer_start_ns", "transfer_en
 """Columns of both calls of an exchange, with ``out_`` and ``back_`` in front of their names."""
 EXCHANGES = (
     *("rank", "step", "backward", "stage", "microbatch", "layer", "again", "sent", "rows"),
-    *("op_stage", "op_microbatch", "op_output"),
+    *("op_stage", "op_microbatch", "op_output", "begin_ns"),
     *(f"{call}_{name}" for call in ("out", "back") for name in (*CALL_COLUMNS, "hidden_ns")),
 )
 """Columns of exchanges, the transfer that compute hides among them. −1: not known.
 
 ``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
 are the rows that the rank handed in, ``rows`` those that it received, for its experts. ``op_`` is what the op around it fills
-in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward.
+in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
+begin: after the last call before that which takes rows back.
 """
 _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
@@ -74,6 +75,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     calls = comms.where(chosen).in_order_of("start_ns")
     sent, received = _rows_of_calls(calls)
     carries = _carry_tokens(calls, sent, received)
+    ended = np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls["end_ns"])[:-1]))[carries]
     calls, sent, received = calls.where(carries), sent[carries], received[carries]
     op = _op_of(calls, rows.ops)
     out, back = _pairs(op, calls["step"])
@@ -85,6 +87,9 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     columns = {name: column[is_told] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
     columns |= {"sent": sent[out], "rows": received[out]}
+    columns["begin_ns"] = np.clip(
+        ended[back], calls["end_ns"][out], np.maximum(calls["start_ns"][back], calls["end_ns"][out])
+    )
     hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
     for call, at in (("out", out), ("back", back)):
         columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}

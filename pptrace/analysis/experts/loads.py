@@ -13,7 +13,7 @@ from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.model.tables import UNKNOWN, Int64
-from pptrace.slices import Slice
+from pptrace.slices import Slice, last_like
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,33 +25,35 @@ class Place:
 
 
 def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
-    """The exchanges with the rows that counts tell, where calls do not: the n-th forward of a layer in a step is its n-th
-    count.
-    """
+    """The exchanges with rows from counts, where calls tell none: the n-th forward of a layer in a step is its n-th count."""
     if (exchanges["rows"] >= 0).all() or not counts:
         return exchanges
     rows = exchanges["rows"].copy()
     layers = layers_of_places(exchanges, counts)
     for rank, of_rank in counts.items():
         own = np.flatnonzero(exchanges["rank"] == rank)
-        number = _layer_numbers(exchanges, layers, own)
-        of_microbatch: dict[tuple[int, int, int], int] = {}
-        for step in np.unique(of_rank.step).tolist():
-            for layer in np.unique(of_rank.layer).tolist():
-                known = of_rank.rows[(of_rank.step == step) & (of_rank.layer == layer)]
-                same = own[(exchanges["step"][own] == step) & (number == layer)]
-                first = same[(exchanges["backward"][same] == 0) & (exchanges["again"][same] == 0)]
-                if len(first) == len(known):
-                    microbatches = exchanges["microbatch"][first].tolist()
-                    of_microbatch |= dict(zip(((step, layer, at) for at in microbatches), known.tolist(), strict=True))
-        keys = zip(exchanges["step"][own].tolist(), number.tolist(), exchanges["microbatch"][own].tolist(), strict=True)
-        rows[own] = [of_microbatch.get(key, UNKNOWN) for key in keys]
+        key = [exchanges["step"][own], _layer_numbers(exchanges.where(own), layers), exchanges["microbatch"][own]]
+        is_first = (exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)
+        forwards, counted = np.flatnonzero(is_first), np.arange(len(of_rank.step))
+        forwards = forwards[np.lexsort((forwards, key[1][forwards], key[0][forwards]))]
+        counted = counted[np.lexsort((counted, of_rank.layer, of_rank.step))]
+        if len(forwards) != len(counted) or (key[1][forwards] != of_rank.layer[counted]).any():
+            continue
+        found = last_like(key, [column[forwards] for column in key])
+        rows[own] = np.where(found >= 0, of_rank.rows[counted][found], UNKNOWN)
     return Slice({**exchanges.columns, "rows": rows})
 
 
-def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int], own: Int64) -> Int64:
-    places = zip(exchanges["stage"][own].tolist(), exchanges["layer"][own].tolist(), strict=True)
-    return np.array([layers.get(Place(*place), UNKNOWN) for place in places], dtype=np.int64)
+def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int]) -> Int64:
+    """The model's number of the layer of each exchange."""
+    places, number = _distinct_places(exchanges)
+    return np.array([layers.get(place, UNKNOWN) for place in places], dtype=np.int64)[number]
+
+
+def _distinct_places(exchanges: Slice) -> tuple[list[Place], Int64]:
+    """(the places of exchanges in their order, the index of each exchange's)."""
+    pairs, number = np.unique(np.stack((exchanges["stage"], exchanges["layer"])), axis=1, return_inverse=True)
+    return [Place(*pair) for pair in pairs.T.tolist()], number.ravel()
 
 
 def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict[Place, int]:
@@ -59,10 +61,10 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     numbers: dict[Place, int] = {}
     for rank, of_rank in counts.items():
         own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
-        pairs = set(zip(exchanges["stage"][own].tolist(), exchanges["layer"][own].tolist(), strict=True))
+        places, _ = _distinct_places(exchanges.where(own))
         layers = np.unique(of_rank.layer).tolist()
-        if len(layers) == len(pairs):
-            numbers |= {Place(*pair): layer for pair, layer in zip(sorted(pairs), layers, strict=True)}
+        if len(layers) == len(places):
+            numbers |= dict(zip(places, layers, strict=True))
     return numbers
 
 
@@ -71,19 +73,17 @@ def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[Lay
     numbers = layers_of_places(exchanges, counts)
     forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
     rows = exchanges.where(forward)
-    places = {
-        Place(*pair): None for pair in sorted(set(zip(rows["stage"].tolist(), rows["layer"].tolist(), strict=True)))
-    }
-    counted = {layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()}
-    loads = []
-    for place in places:
-        same = rows.where((rows["stage"] == place.stage) & (rows["layer"] == place.nth))
-        loads.append(_layer_load(place, numbers.get(place), same, counts))
-    apart = sorted(counted - set(numbers.values())) if len(numbers) < len(places) or not places else []
-    if not places:
-        loads += [
-            _layer_load(Place(UNKNOWN, nth), layer, rows.where(slice(0, 0)), counts) for nth, layer in enumerate(apart)
-        ]
+    places, number = _distinct_places(rows)
+    of_layer: dict[Place, list[int]] = {}  # bidirectional schedules have each layer in two stages
+    for index, place in enumerate(places):
+        of_layer.setdefault(Place(numbers[place], UNKNOWN) if place in numbers else place, []).append(index)
+    loads = [
+        _layer_load(places[same[0]], numbers.get(places[same[0]]), rows.where(np.isin(number, same)), counts)
+        for same in of_layer.values()
+    ]
+    if not loads:
+        counted = sorted({layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()})
+        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts) for nth, layer in enumerate(counted)]
     return tuple(loads)
 
 

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 def time_in_experts(exchanges: Slice) -> Int64:
     """For how long a rank computed between both calls of each exchange, ns."""
-    between: Int64 = np.maximum(exchanges["back_start_ns"] - exchanges["out_end_ns"], 0)
+    between: Int64 = np.maximum(exchanges["back_start_ns"] - exchanges["begin_ns"], 0)
     return between
 
 
