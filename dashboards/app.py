@@ -59,7 +59,7 @@ def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | N
     overview.register(app, store)
     timeline.register(app)
     schedules.register(app, store)
-    add_routes(app.server, store)
+    add_routes(app.server, store, answers)
     guard(app, hosts)
     return app
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from flask import Flask, Response, abort, jsonify, request
 
+from dashboards.answers import Answers
 from dashboards.store import Store
+from dashboards.tiles.changed import CHANGED
 from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
@@ -17,14 +19,17 @@ from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, OP_CLASSES, O
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, Timeline
-from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, OTHER, PART_COLOURS, ink, shade
+from dashboards.wishes import address_of, wishes_of
+from pptrace.errors import PptraceError
+from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, MEMORY, OTHER, PART_COLOURS, ink, shade
+from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
 _CACHED = "private, max-age=3600, immutable"
 _BYTES = "application/octet-stream"
 
 
-def add_routes(server: Flask, store: Store) -> None:
+def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     """Add the routes below ``/timeline-data/``; each but the first has the token of the data that the page shows."""
 
     def timeline_of(token: str) -> Timeline:
@@ -48,6 +53,12 @@ def add_routes(server: Flask, store: Store) -> None:
     def groups(token: str, source: str, step: int, order: str, shift: int, index: int) -> Response:
         return _cached(timeline_of(token).group_tile(source, step, order, _range(shift, index)))
 
+    def memory(token: str, order: str, block: int, shift: int, index: int) -> Response:
+        return _cached(timeline_of(token).memory_tile(order, block, _range(shift, index)))
+
+    def whatif(token: str) -> Any:
+        return jsonify(_change(timeline_of(token), answers, request.args))
+
     def critical(token: str, step: int) -> Any:
         return jsonify(_critical(timeline_of(token), step))
 
@@ -64,6 +75,8 @@ def add_routes(server: Flask, store: Store) -> None:
     add("about", about)
     add(f"tile/{where}/<order>/<int:block>/<int:shift>/<int:index>", tile)
     add(f"groups/{where}/<order>/<int:shift>/<int:index>", groups)
+    add("memory/<token>/<order>/<int:block>/<int:shift>/<int:index>", memory)
+    add("whatif/<token>", whatif)
     add("critical/<token>/<int(signed=True):step>", critical)
     add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
     add(f"bar/{where}/<table>/<int:row>", bar)
@@ -122,10 +135,34 @@ def _about(timeline: Timeline) -> dict[str, Any]:
         "palette": _palette(timeline),
         "opClasses": OP_CLASSES,
         "causes": _causes_seen(timeline),
-        "colours": {**KIND_COLOURS, "transfer": COMMUNICATION, "other": OTHER, "host": PART_COLOURS["host"]},
+        "colours": {
+            **KIND_COLOURS,
+            "transfer": COMMUNICATION,
+            "other": OTHER,
+            "host": PART_COLOURS["host"],
+            "memory": MEMORY,
+        },
         "kindNames": KIND_NAMES,
         "hasCritical": not timeline.is_light,
+        "mostBytes": timeline.most_bytes,
+        "schedules": list(SCHEDULES) if has_plan and not timeline.is_light else [],
     }
+
+
+def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> dict[str, Any]:
+    """The name of the source that is a step after a change, with its length; or why it cannot be predicted."""
+    try:
+        wishes = wishes_of(form)
+        predictions = answers.whatif(wishes)
+        if not wishes or not predictions.result.scenarios:
+            raise PptraceError("; ".join(predictions.result.warnings[-1:]) or "no such change")
+        change = predictions.study.picture(predictions.changes[0][1])
+    except PptraceError as err:
+        return {"source": "", "reason": str(err)}
+    source = CHANGED + address_of(form)
+    timeline.add_change(source, change)
+    kinds = sorted(set(change.ops()["kind"].astype(str)))
+    return {"source": source, "name": predictions.result.scenarios[0].name, "kinds": kinds, "reason": ""}
 
 
 def _causes_seen(timeline: Timeline) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlencode
 
 from pptrace.api.whatif import Wishes
 from pptrace.errors import UsageError
@@ -30,6 +31,11 @@ def wishes_of(form: Mapping[str, object]) -> Wishes:
         link_speed=_number(values, "link_speed"),
         layers=_wholes(values, "layers"),
     )
+
+
+def address_of(form: Mapping[str, object]) -> str:
+    """The fields of a form that are not empty as the query of an address."""
+    return urlencode([(name, str(value)) for name in FIELDS if (value := form.get(name)) not in (None, "")])
 
 
 def command_of(wishes: Wishes) -> str:

@@ -13,7 +13,7 @@
     ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
     ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
-    ["G", "group by stage or by pipeline"], ["1 2 3", "planned, simulated, measured"], ["+ / −", "taller, flatter rows"],
+    ["G", "group by stage or by pipeline"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
     ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["Esc", "undo selection"], ["?", "this list"],
   ];
 
@@ -33,6 +33,7 @@
       this.root = root;
       root.timeline = this;
       this.sources = ["measured"];
+      this.change = null; // the fields of a what-if, as in an address, and what the server says of it
       this.order = "stage";
       this.open = null; // indices of open groups; null: as many ranks as can be seen
       this.scroll = 0;
@@ -73,6 +74,7 @@
       else this.tellStep();
       this.isReady = true;
       this.updateTools();
+      if (asked.get("whatif")) await this.setChange(asked.get("whatif"), (asked.get("sources") || "whatif").split(",").includes("whatif"));
       if (asked.get("select")) this.select(...asked.get("select").split(".").map(Number));
       if (asked.get("critical") === "1") this.toggleCritical();
       if (asked.get("find")) this.find(asked.get("find"));
@@ -122,6 +124,7 @@
         if (this.journey) query.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
         if (this.isCritical) query.set("critical", 1);
         if (this.found) query.set("find", this.found.text);
+        if (this.change) query.set("whatif", this.change.fields);
         history.replaceState(history.state, "", `${location.pathname}?${query}`);
       }, 120);
     }
@@ -200,6 +203,7 @@
         const depths = comms.depths[name];
         if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
       });
+      if (this.about.mostBytes) lanes.push({ name: "memory", table: "memory", lane: 0, depths: 1, height: (this.about.ranks.length > 16 ? 8 : 18) * Math.min(this.rowScale, 2) });
       ["ranges", "steps"].forEach((name, index) => {
         const depths = ops.depths[name];
         if (depths && name === "ranges") lanes.push({ name, table: "ops", lane: index + 1, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
@@ -296,8 +300,15 @@
       return { begin: index * width, end: (index + 1) * width };
     }
 
-    path(kind, source, block, shift, index) {
-      const step = source === "measured" ? 0 : this.step ?? 0;
+    /* A source in a path of the server: what-if is named by its change. */
+    nameOf(source) {
+      return source === "whatif" ? encodeURIComponent(this.change.source) : source;
+    }
+
+    path(kind, name, block, shift, index) {
+      if (kind === "memory") return `memory/${this.order}/${block}/${shift}/${index}`;
+      const step = name === "measured" ? 0 : this.step ?? 0;
+      const source = this.nameOf(name);
       return kind === "tile" ? `tile/${source}/${step}/${this.order}/${block}/${shift}/${index}` : `groups/${source}/${step}/${this.order}/${shift}/${index}`;
     }
 
@@ -319,6 +330,7 @@
       for (const source of this.sources) {
         for (let index = first; index <= last; index += 1) {
           for (const block of blocks) this.take("tile", source, block, shift, index, wanted);
+          if (source === "measured" && this.about.mostBytes && this.showLanes) for (const block of blocks) this.take("memory", source, block, shift, index, wanted);
           if (hasGroups) this.take("groups", source, 0, shift, index, wanted);
         }
       }
@@ -354,6 +366,7 @@
         type: kind, source, tile, sections, time, clip, isStandIn,
         texts: sections.ops ? { kind: sections.ops.kinds } : null,
         placeOf: (table, at, lane, depth) => this.placeOf(source, table, at, lane, depth),
+        memorySpot: (at) => this.placeOf("measured", "memory", at, 0, 0),
         rowOf: (at) => (source === "measured" ? this.rowSpot(at) : null),
         groupSpot: (index) => this.groupSpot(index, source),
       });
@@ -419,7 +432,7 @@
       for (const table of ["ops", "comms", "back"]) {
         let best = null;
         for (const part of this.drawn || []) {
-          if (part.type === "groups" || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
+          if (part.type !== "tile" || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
           const section = part.sections[table];
           const spots = section.rank.map((at, index) => {
             const spot = part.placeOf(table, at, section.lane[index], section.depth[index]);
@@ -444,6 +457,23 @@
           }
         }
         if (best) return best;
+      }
+      return null;
+    }
+
+    memoryAt(x, y) {
+      if (x < this.left || y < T.AXIS || !this.about.mostBytes) return null;
+      const time = this.timeAt(x);
+      for (const part of this.drawn || []) {
+        if (part.type !== "memory" || part.isStandIn || time < part.clip[0] || time >= part.clip[1]) continue;
+        const { rank, bytes } = part.sections.memory;
+        for (let row = 0; row < rank.length; row += 1) {
+          const spot = part.memorySpot(rank[row]);
+          if (!spot || y < spot[0] || y >= spot[0] + spot[1]) continue;
+          const { buckets } = this.about;
+          const bucket = Math.floor(((time - part.time.begin) / (part.time.end - part.time.begin)) * buckets);
+          return [["", "Memory"], ["rank", String(this.about.ranks[rank[row]].rank)], ["allocated", T.bytes(bytes[row * buckets + bucket])], ["most of the run", T.bytes(this.about.mostBytes)]];
+        }
       }
       return null;
     }
@@ -475,13 +505,15 @@
       clearTimeout(this.asking);
       if (!hit) {
         this.tip.hidden = true;
+        const held = this.memoryAt(x, y);
+        if (held) this.showTip(event, held);
         const group = x > this.left && this.groupAt(x, y);
         if (group && !group.isOpen) this.showTip(event, [["", group.label], ["ranks", String(group.ranks.length)], ["", "click to open"]]);
         this.lastHit = "";
         return;
       }
       const { source } = hit.part;
-      const name = `${source}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}/${hit.row}`;
+      const name = `${this.nameOf(source)}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}/${hit.row}`;
       const local = this.localLines(hit);
       if (name !== this.lastHit) {
         this.lastHit = name;
@@ -500,7 +532,7 @@
       if (hit.cell !== undefined) return [...local, ...more.map(([name, value]) => [name, value])];
       const [title, ...rest] = more;
       const from = local.find(([name]) => name === "from");
-      const note = hit.part.source === "measured" ? [] : [["source", hit.part.source]];
+      const note = hit.part.source === "measured" ? [] : [["source", T.sourceName(hit.part.source)], ...(hit.part.source === "whatif" ? [["change", this.change.name]] : [])];
       return [title, ...note, from, ...rest].filter(Boolean);
     }
 
@@ -521,7 +553,7 @@
 
     async select(rank, microbatch, step) {
       const source = this.sources.includes("measured") ? "measured" : this.sources[0];
-      const hops = await T.json(`journey/${this.about.token}/${source}/${step}/${rank}/${microbatch}`).catch(() => []);
+      const hops = await T.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []);
       if (!hops.length) return;
       this.journey = { rank, microbatch, step, source, hops, focus: null };
       this.listJourney();
@@ -639,6 +671,26 @@
       this.changed();
     }
 
+    /* A step as it would be after a change: the fields are those of the page of bubbles. */
+    async setChange(fields, isShown = true) {
+      const without = (sources) => sources.filter((each) => each !== "whatif");
+      this.about.sources = without(this.about.sources);
+      this.sources = without(this.sources);
+      this.change = null;
+      if (fields) {
+        const answer = await T.json(`whatif/${this.about.token}?${fields}`).catch(() => ({ reason: "the server did not answer" }));
+        if (answer.reason) this.say(`What-if: ${answer.reason}`);
+        else {
+          this.say("");
+          this.change = { fields, ...answer };
+          this.about.sources.push("whatif");
+          if (isShown) this.sources.push("whatif");
+        }
+      } else this.say("");
+      if (!this.sources.length) this.sources = ["measured"];
+      this.changed();
+    }
+
     toggleGroup(index, isOpen) {
       const groups = this.about.orders[this.order];
       const open = new Set([...groups.keys()].filter((each) => this.isOpen(each)));
@@ -681,7 +733,7 @@
       this.status = make("span", { className: "note timeline-status" });
       this.message = make("p", { className: "note timeline-message", id: "timeline-message" });
       this.message.hidden = true;
-      this.box = make("div", { className: "timeline-box" }, this.canvas, this.tip, this.help);
+      this.box = make("div", { className: "timeline-box" }, this.canvas, this.status, this.tip, this.help);
       this.root.replaceChildren(this.tools(), this.message, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
       this.listen();
     }
@@ -693,7 +745,7 @@
     }
 
     tools() {
-      this.sourceButtons = new Map(["planned", "simulated", "measured"].map((source, index) => [source, this.button(source[0].toUpperCase() + source.slice(1), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source })]));
+      this.sourceButtons = new Map(["planned", "simulated", "measured", "whatif"].map((source, index) => [source, this.button(T.sourceName(source), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source })]));
       this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", "aria-label": "Search", id: "timeline-search", maxlength: 200 });
       this.searchBox.addEventListener("keydown", (event) => {
         event.stopPropagation();
@@ -706,6 +758,12 @@
           this.canvas.focus();
         }
       });
+      this.changeBox = make("select", { id: "timeline-whatif", "aria-label": "What if the schedule were another one", title: "The step under another schedule, at the costs that were measured; the page Bubbles has more changes" });
+      this.changeBox.addEventListener("change", () => {
+        const schedule = this.changeBox.value;
+        if (schedule !== "other") this.setChange(schedule ? `schedule=${encodeURIComponent(schedule)}` : "");
+        this.canvas.focus({ preventScroll: true });
+      });
       this.foundNote = make("span", { className: "note", id: "timeline-found" });
       this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
       this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
@@ -713,10 +771,11 @@
       this.measureButton = this.button("Measure", "Drag to measure a stretch (M, or Shift and drag)", () => this.toggleMeasure());
       const groups = [
         make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()),
+        this.changeBox,
         make("div", { className: "tool-group" }, this.criticalButton, this.laneButton, this.groupButton, this.measureButton),
         make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), this.button("Step", "Whole step (F)", () => this.goToStep(this.step)), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
         make("div", { className: "tool-group" }, this.searchBox, this.foundNote),
-        make("div", { className: "tool-group right" }, this.status, this.button("PNG", "Save this view as PNG", () => this.savePng(), { id: "timeline-png" }), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), { id: "timeline-svg" }), this.button("?", "Keys (?)", () => this.toggleHelp())),
+        make("div", { className: "tool-group right" }, this.button("PNG", "Save this view as PNG", () => this.savePng(), { id: "timeline-png" }), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), { id: "timeline-svg" }), this.button("?", "Keys (?)", () => this.toggleHelp())),
       ];
       return make("div", { className: "timeline-tools" }, ...groups);
     }
@@ -727,14 +786,28 @@
         button.classList.toggle("on", this.sources.includes(source));
         button.setAttribute("aria-pressed", this.sources.includes(source));
         button.disabled = !this.about.sources.includes(source);
-        if (button.disabled) button.title = "No plan of this run is known";
+        if (button.disabled) button.title = source === "whatif" ? "Choose a change first" : "No plan of this run is known";
       }
+      this.sourceButtons.get("whatif").hidden = !this.change;
+      this.fillChanges();
       for (const [button, isOn] of [[this.criticalButton, this.isCritical], [this.laneButton, this.showLanes], [this.measureButton, this.isMeasuring]]) {
         button.classList.toggle("on", Boolean(isOn));
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
       this.groupButton.textContent = `By ${this.order}`;
       this.groupButton.hidden = this.about.ranks.length <= 16;
+    }
+
+    fillChanges() {
+      const { schedules } = this.about;
+      this.changeBox.hidden = !schedules.length;
+      const fields = this.change ? this.change.fields : "";
+      const plain = new URLSearchParams(fields);
+      const schedule = [...plain.keys()].join() === "schedule" ? plain.get("schedule") : "";
+      const options = schedules.map((name) => make("option", { value: name, text: `What if ${name}` }));
+      const other = this.change && !schedule ? [make("option", { value: "other", text: `What if ${this.change.name}` })] : [];
+      this.changeBox.replaceChildren(make("option", { value: "", text: "What if …" }), ...other, ...options);
+      this.changeBox.value = other.length ? "other" : schedule;
     }
 
     legend() {
@@ -749,11 +822,13 @@
         Object.assign(chip.style, style);
         return make("span", { className: "legend-entry" }, chip, text);
       };
-      const kinds = Object.keys(about.palette).filter((kind) => kind !== "STEP" && about.tables.ops.texts.kind.includes(kind));
+      const seen = [...about.tables.ops.texts.kind, ...(this.change ? this.change.kinds : [])];
+      const kinds = Object.keys(about.palette).filter((kind) => kind !== "STEP" && seen.includes(kind));
       const place = (kind) => (about.opClasses.includes(kind) ? about.opClasses.indexOf(kind) : about.opClasses.length);
       const names = kinds.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
       const entries = names.map((kind) => entry({ background: about.palette[kind][0][0] }, about.kindNames[kind] || kind));
       if (about.numBars.comms) entries.push(entry({ background: about.colours.transfer }, "Transfer"), entry({ background: T.WAIT_COLOUR }, "Waiting"));
+      if (about.mostBytes) entries.push(entry({ background: about.colours.memory }, "Memory"));
       for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push(entry({ background: colour.replace(/0\.\d+\)/, "0.4)") }, phase));
       for (const cause of about.causes) {
         const lean = cause === "drain" || cause === "late collective" ? "-45deg" : "45deg";
@@ -918,7 +993,7 @@
         ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2), ArrowUp: () => this.scrollBy(-60), ArrowDown: () => this.scrollBy(60),
         f: () => this.goToStep(this.step), 0: () => this.show(0, this.about.span), n: () => this.neighbourStep(1), p: () => this.neighbourStep(-1),
         c: () => this.toggleCritical(), l: () => this.toggleLanes(), g: () => this.regroup(), m: () => this.toggleMeasure(),
-        1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"),
+        1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"), 4: () => this.toggleSource("whatif"),
         "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),
       };
       if (!this.isReady || event.ctrlKey || event.metaKey || event.altKey || !actions[key]) return;

@@ -140,6 +140,7 @@
     const to = view.x(clip[1]);
     if (to <= from) return;
     if (type === "groups") return drawGroups(ctx, view, part);
+    if (type === "memory") return drawMemory(ctx, view, part, c);
     if (part.isStandIn) {
       ctx.save();
       ctx.beginPath();
@@ -406,6 +407,34 @@
     ctx.fillText(text, middle, T.AXIS + 17.5);
   };
 
+  /* Memory of each rank as an area, on the scale of the rank that had most. */
+  const drawMemory = (ctx, view, part, c) => {
+    const { rank, bytes } = part.sections.memory;
+    const { buckets, mostBytes, colours } = view.about;
+    const { begin, end } = part.time;
+    const each = (end - begin) / buckets;
+    const first = Math.max(Math.floor((Math.max(part.clip[0], view.t0) - begin) / each), 0);
+    const last = Math.min(Math.ceil((Math.min(part.clip[1], view.t1) - begin) / each), buckets);
+    rank.forEach((at, row) => {
+      const spot = part.memorySpot(at);
+      if (!spot || last <= first) return;
+      const bottom = spot[0] + spot[1];
+      ctx.fillStyle = colours.memory;
+      ctx.globalAlpha = part.isStandIn ? 0.4 : 0.75;
+      ctx.beginPath();
+      ctx.moveTo(Math.max(view.x(begin + first * each), view.left), bottom);
+      for (let bucket = first; bucket < last; bucket += 1) {
+        const y = bottom - (bytes[row * buckets + bucket] / mostBytes) * spot[1];
+        ctx.lineTo(Math.max(view.x(begin + bucket * each), view.left), y);
+        ctx.lineTo(view.x(begin + (bucket + 1) * each), y);
+      }
+      ctx.lineTo(view.x(begin + last * each), bottom);
+      ctx.closePath();
+      ctx.fill();
+      ctx.globalAlpha = 1;
+    });
+  };
+
   const drawGroups = (ctx, view, part) => {
     const { counts, shares } = part.sections.groups;
     const numGroups = part.sections.groups.num;
@@ -490,13 +519,15 @@
       ctx.font = `${fit}px ${FONT}`;
       ctx.fillStyle = c.soft;
       const isSaid = view.isGrouped && view.order === "stage"; // by the group above
-      if (stages.length && !isSaid) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
+      const source = row.sources.length > 1 && first.compute >= 8 ? T.sourceName(first.source).toLowerCase() : "";
+      const room = view.left - 18 - taken - (source ? ctx.measureText(source).width + 16 : 8);
+      if (stages.length && !isSaid && ctx.measureText(stageText(stages)).width <= room) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
       for (const part of row.sources) {
         const at = y + part.top + part.compute / 2;
         if (row.sources.length > 1 && part.compute >= 8) {
           ctx.textAlign = "right";
           ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
-          ctx.fillText(part.source, view.left - 8, at);
+          ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
         }
         for (const lane of part.lanes) {
           if (lane.height < 8 || lane.isCompute) continue;
@@ -515,6 +546,14 @@
   const stageText = (stages) => {
     const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]}, ${stages[1]} … ${stages[stages.length - 1]}`;
     return `${stages.length > 1 ? "stages" : "stage"} ${names}`;
+  };
+
+  T.sourceName = (source) => (source === "whatif" ? "What-if" : source[0].toUpperCase() + source.slice(1));
+
+  const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+  T.bytes = (bytes) => {
+    const [size, unit] = SIZES.find(([least]) => bytes >= least) || SIZES[4];
+    return `${(bytes / size).toLocaleString("en", { maximumFractionDigits: size > 1 ? 2 : 0 })} ${unit}`;
   };
 
   const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];

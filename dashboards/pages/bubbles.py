@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
@@ -13,7 +14,7 @@ from dashboards.components import Node, lines, panel
 from dashboards.exports import table_files, whole_files
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting, with_files
 from dashboards.store import Loaded, Store
-from dashboards.wishes import FIELDS, command_of, wishes_of
+from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
 from pptrace.analysis.result import StepReport
 from pptrace.api.whatif import Predictions, Wishes
 from pptrace.errors import PptraceError
@@ -185,9 +186,19 @@ def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, objec
     text = f"{one.name}: {span_words(one, result)}, {_gain(one.gain_ns)} for the same work"
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["Try it in real processes: ", html.Code(line)], className="note")
-    box = panel("Predicted", html.P(text, className="verdict", id="try-result"), command)
+    on_axis = dcc.Link(
+        "On the timeline, below the measured step", href=_on_timeline(predictions, form), id="try-timeline"
+    )
+    box = panel(
+        "Predicted", html.P(text, className="verdict", id="try-result"), command, html.P(on_axis, className="note")
+    )
     table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
     return html.Div([with_files(box, table_files("whatif", form)), *table])
+
+
+def _on_timeline(predictions: Predictions, form: Mapping[str, object]) -> str:
+    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
+    return f"/timeline?{urlencode(query)}"
 
 
 def _gain(ns: int) -> str:

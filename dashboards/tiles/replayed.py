@@ -52,15 +52,18 @@ def replayed_picture(
         durations.append(costs.durations(plan))
     replays = replay_table(table, np.stack(durations), latency)
     parts = [
-        _ops_of(plan, _ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
+        _ops_of(plan, ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
         for index, window in enumerate(windows)
     ]
-    frame = pd.concat(parts, ignore_index=True)
-    frame = frame[frame["rank"].isin(list(position))]
+    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, origin_ns)
+
+
+def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
+    """A picture of ops of the ranks that have a row, with nothing else."""
     none = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in COMMS_SCHEMA.items()})
     return Picture(
         {
-            OPS: ops_table(frame, position, origin_ns),
+            OPS: ops_table(ops[ops["rank"].isin(list(position))], position, origin_ns),
             COMMS: comms_table(none, position, origin_ns),
             BACK: Table(_empty(), ("phases", "bubbles", "gaps"), {}),
         }
@@ -118,7 +121,7 @@ def _median_transfer(comms: Tracks, step: int) -> int:
     return int(np.median(comms.length[rows].astype(np.int64) - lost))
 
 
-def _ranks_of(window: StepWindow, plan: Plan, mesh: MeshInfo) -> tuple[int, ...]:
+def ranks_of(window: StepWindow, plan: Plan, mesh: MeshInfo) -> tuple[int, ...]:
     """The global ranks of a window's pipeline; where it has other lengths than the plan, those of the plan."""
     ranks = mesh.pipeline_of(window.ranks[0])
     return ranks if len(ranks) == plan.pp else tuple(range(plan.pp))

@@ -11,14 +11,17 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from dashboards.tiles.changed import CHANGED, changed_picture
 from dashboards.tiles.cut import Range, cut, cut_together, shares_of
 from dashboards.tiles.encode import encode, tile_arrays
 from dashboards.tiles.layout import Layout, layout_of
 from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
+from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis, planned_steps
 
@@ -43,10 +46,13 @@ class Timeline:
         self.measured: Picture = measured_picture(analysis, self.layout.position, self.origin_ns)
         for table in self.measured.tables.values():
             table.levels  # noqa: B018  made now, not by the first who asks
+        self.memory = memory_tracks(data.memory, self.layout.position, self.origin_ns)
+        self.most_bytes = most_bytes(self.memory)
         self.is_light = len(data.ops) > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
         self._lock = threading.Lock()
         self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
+        self._changes: OrderedDict[str, Simulation] = OrderedDict()
         self._critical: OrderedDict[int, pd.DataFrame | None] = OrderedDict()
 
     @property
@@ -61,14 +67,29 @@ class Timeline:
         return tuple(window for window in self.windows if window.step == step)
 
     def picture(self, source: str, step: int) -> Picture | None:
-        """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source."""
-        if source not in (PLANNED, SIMULATED):
+        """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source.
+
+        Of a change (its name begins with :data:`~dashboards.tiles.changed.CHANGED`) they are known after :meth:`add_change`.
+        """
+        if source not in (PLANNED, SIMULATED) and not source.startswith(CHANGED):
             return self.measured if source == MEASURED else None
         with self._lock:
+            if source.startswith(CHANGED) and source not in self._changes:
+                return None
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
+
+    def add_change(self, source: str, simulation: Simulation) -> None:
+        """Keep the replay of a step after a change, as the source of this name."""
+        with self._lock:
+            _kept(self._changes, source, lambda: simulation)
 
     def _replay(self, source: str, step: int) -> Picture | None:
         plan, windows = self.schedule.plan_of(step), self.windows_of(step)
+        if source.startswith(CHANGED):
+            change = self._changes[source]
+            return (
+                changed_picture(change, windows, self.layout.position, self.mesh, self.origin_ns) if windows else None
+            )
         if plan is None or not windows:
             return None
         return replayed_picture(source, plan, windows, self.measured, self.layout.position, self.mesh, self.origin_ns)
@@ -116,6 +137,16 @@ class Timeline:
             arrays[name] = tile_arrays(name, table, tile)
         sections[OPS]["kinds"] = picture.tables[OPS].texts["kind"]
         return encode(sections, arrays)
+
+    def memory_tile(self, order: str, block: int, time: Range) -> bytes:
+        """The tile of the memory of a block of ranks: the most bytes in each bucket, of those that have memory events.
+
+        Raises:
+            LookupError: there is no such order or block.
+        """
+        ranks = [rank for rank in self.layout.blocks(order)[block] if rank in self.memory]
+        most = most_of_buckets(self.memory, ranks, time)
+        return encode({"memory": {"rank": ranks}}, {"memory": {"bytes": most.reshape(-1).astype(np.float64)}})
 
     def group_tile(self, source: str, step: int, order: str, time: Range) -> bytes:
         """The tile of all groups of an order: of each, the shares of its ranks' time in each class of ops by bucket.

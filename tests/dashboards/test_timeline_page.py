@@ -139,6 +139,22 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     )
 
 
+def test_a_what_if_is_drawn_on_the_same_axis_and_a_link_restores_it(timeline: Any) -> None:
+    timeline.select_option("#timeline-whatif", "zb-h1")
+    timeline.wait_for_function(f"{STATE}.sources.includes('whatif')")
+    lit, link = picture(drawn(timeline)), address(timeline)
+    assert "whatif=schedule%3Dzb-h1" in link
+    assert "Weight gradient" in timeline.inner_text(".timeline-legend")
+    timeline.goto("about:blank")
+    timeline.goto(link)
+    timeline.wait_for_function(f"document.querySelector('#timeline') && {STATE}.change")
+    assert picture(drawn(timeline)) == lit
+    timeline.keyboard.press("4")
+    assert timeline.evaluate(f"{STATE}.sources") == ["measured"]
+    timeline.evaluate(f"{STATE}.setChange('schedule=none')")
+    timeline.wait_for_selector("#timeline-message:has-text('is not known')")
+
+
 def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
     timeline.keyboard.press("/")
     timeline.keyboard.type("rank 3 B 5")

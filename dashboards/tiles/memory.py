@@ -1,0 +1,50 @@
+"""Memory of each rank in time: the most that was allocated in each bucket of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from dashboards.tiles.cut import NUM_BUCKETS, Range
+from dashboards.tiles.tracks import Array
+from pptrace.model.tables import Int64
+from pptrace.slices import slices
+
+MemoryTracks = Mapping[int, tuple[Int64, Int64]]
+"""(ns from the run's origin, allocated bytes from then on) of the ranks with memory events, by their index."""
+
+
+def memory_tracks(memory: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> MemoryTracks:
+    """The memory events (schema MEMORY) of each rank in time order."""
+    ordered = memory.sort_values("t_ns", kind="stable")
+    return {
+        position[rank]: (rows["t_ns"] - origin_ns, rows["allocated_bytes"])
+        for (rank,), rows in slices(ordered, ("rank",)).items()
+        if rank in position
+    }
+
+
+def most_bytes(tracks: MemoryTracks) -> int:
+    return max((int(allocated.max()) for _, allocated in tracks.values()), default=0)
+
+
+def most_of_buckets(tracks: MemoryTracks, ranks: Sequence[int], time: Range) -> Array:
+    """The most bytes allocated in each bucket, shape (ranks, :data:`NUM_BUCKETS`): 0 before a rank's first event, and of one
+    without any.
+    """
+    most = np.zeros((len(ranks), NUM_BUCKETS), dtype=np.int64)
+    edges = time.begin + (np.arange(NUM_BUCKETS + 1) << time.shift)
+    for row, rank in enumerate(ranks):
+        if rank not in tracks:
+            continue
+        at, allocated = tracks[rank]
+        first = np.searchsorted(at, edges)
+        held = np.where(first[:-1] > 0, allocated[np.maximum(first[:-1] - 1, 0)], 0)  # when the bucket begins
+        inside = np.flatnonzero(first[1:] > first[:-1])
+        most[row] = held
+        if len(inside):
+            peaks = np.maximum.reduceat(allocated[: first[-1]], first[inside])
+            most[row, inside] = np.maximum(held[inside], peaks)
+    return most
