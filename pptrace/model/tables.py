@@ -129,7 +129,7 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     """Make a frame with exactly the schema's columns and dtypes, in its order.
 
     Raises:
-        KeyError: a column of the schema is missing, other than those of :data:`_OPTIONAL`.
+        KeyError: a column of the schema is missing, other than chunk, received_bytes and splits, which may be left out.
         ValueError: a column is not in the schema, or lengths differ.
     """
     unexpected = set(columns) - set(schema)
