@@ -38,7 +38,8 @@ class RankLoad:
     those that take them back, forward and backward, ``slowness`` how many times as long it takes as others with as many rows
     do. ``waited_ns`` are its own waits in these calls, ``caused_ns`` those of others for it: ``before`` the layer, in calls
     that bring rows, and ``after`` its experts. ``bytes`` is what it hands in to calls of tokens, ``predicted_bytes`` what the
-    counts of routes come to.
+    counts of routes come to. ``in_flight_rows`` is the most rows whose backward has not run, ``in_flight_ratio`` that over what
+    it would be with the mean of its groups: the memory of experts grows with it.
     """
 
     rank: int
@@ -55,6 +56,8 @@ class RankLoad:
     bytes: int | None
     received_bytes: int | None
     predicted_bytes: int | None
+    in_flight_rows: int | None = None
+    in_flight_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

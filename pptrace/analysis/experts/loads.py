@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counts import RankCounts
@@ -14,6 +15,8 @@ from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, sl
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice, last_like
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -143,11 +146,14 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: in
     for rank in np.unique(exchanges["rank"]).tolist():
         own = exchanges["rank"] == rank
         forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+        if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
+            forward = own
         rows, of_rank = exchanges["rows"][forward], counts.get(rank)
         known = ~np.isnan(mean[forward])
         expected = float(mean[forward][known].sum())
         stages = np.unique(exchanges["stage"][forward]).tolist()
         is_matched = bool((before.waited[own] >= 0).all())
+        in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
         loads.append(
             RankLoad(
                 rank=rank,
@@ -164,17 +170,35 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: in
                 bytes=_total(exchanges, own, "bytes"),
                 received_bytes=_received(exchanges, own),
                 predicted_bytes=_predicted(exchanges.where(own), of_rank, row_bytes),
+                in_flight_rows=None if in_flight is None else round(in_flight),
+                in_flight_ratio=in_flight / equal if in_flight and equal else None,
             )
         )
     return tuple(loads)
 
 
-def _total(exchanges: Slice, own: np.typing.NDArray[np.bool_], name: str) -> int | None:
+def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
+    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, and where
+    forwards run again, for which rows are not kept.
+    """
+    is_known = (own["backward"] >= 0).all() and (rows >= 0).all() and not own["again"].any()
+    if not is_known or not len(rows):
+        return None
+    at = np.where(own["backward"] == 1, own["back_end_ns"], own["out_end_ns"])
+    order = np.lexsort((at, own["step"]))
+    held = np.cumsum(np.where(own["backward"] == 1, -rows, rows)[order])
+    step = own["step"][order]
+    begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    before = np.concatenate(([0], held))[begins]
+    return float((np.maximum.reduceat(held, begins) - before).max())
+
+
+def _total(exchanges: Slice, own: npt.NDArray[np.bool_], name: str) -> int | None:
     both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
     return int(both.sum()) if (both >= 0).all() else None
 
 
-def _received(exchanges: Slice, own: np.typing.NDArray[np.bool_]) -> int | None:
+def _received(exchanges: Slice, own: npt.NDArray[np.bool_]) -> int | None:
     """Bytes that come back; of calls of equal parts as much as is handed in."""
     total = 0
     for call in ("out", "back"):

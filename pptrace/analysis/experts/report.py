@@ -177,5 +177,7 @@ def _reasons(
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
     elif gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
-    if len(exchanges) and (exchanges["layer"] < 0).any():
+    if len(exchanges) and (exchanges["op_output"] < 0).all():
+        yield "no ops of a pipeline: of calls the layer and the direction are null"
+    elif len(exchanges) and (exchanges["layer"] < 0).any():
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"

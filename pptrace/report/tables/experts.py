@@ -78,13 +78,14 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     columns = (
         *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "× others", "waits ms"),
         *("late before ms", "late after ms", "bytes", "predicted"),
+        *("rows in flight", "× mean in flight"),
     )
     notes.append(
         "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
         "late: what others wait for it before the experts, and after them"
     )
     rows = tuple(map(_rank_row, ranks))
-    return ReportTable("expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (11, 10, 7))
+    return ReportTable("expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (11, 10, 12, 7))
 
 
 def _caused(rank: RankLoad) -> int:
@@ -106,6 +107,8 @@ def _rank_row(rank: RankLoad) -> tuple[str, ...]:
         units.milliseconds(rank.caused_after_ns),
         units.num_bytes(rank.bytes),
         units.num_bytes(rank.predicted_bytes),
+        _number(rank.in_flight_rows),
+        units.ratio(rank.in_flight_ratio),
     )
 
 

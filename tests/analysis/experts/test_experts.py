@@ -162,6 +162,8 @@ def test_loads_are_those_of_the_routes() -> None:
     assert [rank.rows for rank in experts.ranks] == rows_of_ranks
     assert [(rank.first_expert, rank.num_experts) for rank in experts.ranks] == [(0, 1), (1, 1)]
     assert [rank.slowness for rank in experts.ranks] == pytest.approx([1.0, 1.0], rel=0.01)
+    assert [rank.in_flight_rows for rank in experts.ranks] == [460, 260]  # gpipe: all microbatches, both layers
+    assert [rank.in_flight_ratio for rank in experts.ranks] == pytest.approx([460 / 360, 260 / 360])
     calls = 2 * 2 * 3 * 3  # layers, directions, microbatches, steps
     assert sum(call.count for call in experts.calls) == 2 * 2 * calls
     assert sum(call.bytes or 0 for call in experts.calls) == 2 * calls * 120 * ROW_BYTES
