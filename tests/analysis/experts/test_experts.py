@@ -143,6 +143,7 @@ def test_what_unequal_routes_cost_is_what_equal_ones_save(again: bool) -> None:
     assert finding.gain_ns == experts.routing.gain_ns
     assert finding.evidence["where"] == {"rank": 0}
     assert finding.evidence["expert"] == 0
+    assert not findings_of(analysis.report, "late member")  # it is no slow rank
     (scenario,) = predict_changes(analysis, Wishes(ideals=("routing",))).result.scenarios
     assert scenario.gain_ns == pytest.approx(expected, rel=0.01)
 
@@ -168,6 +169,18 @@ def test_loads_are_those_of_the_routes() -> None:
     assert sum(call.count for call in experts.calls) == 2 * 2 * calls
     assert sum(call.bytes or 0 for call in experts.calls) == 2 * calls * 120 * ROW_BYTES
     assert sum(call.received_bytes or 0 for call in experts.calls) == 2 * calls * 120 * ROW_BYTES
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_waits_are_those_of_each_layer_and_direction(again: bool) -> None:
+    experts = experts_of(replace(HOT, again=again))
+    for call in experts.calls:
+        beyond = sum(abs(2 * of[call.nth or 0] - 120) for of in HOT.rows)
+        passes = 2 if again and call.direction == "F" else 1
+        waits = 0 if call.role == "dispatch" else 3 * passes * ROW_NS[call.direction or ""] * beyond
+        assert (call.layer, call.wait_ns) == (4 + (call.nth or 0), waits)
+        assert call.transfer_ns == call.count * (DISPATCH if call.role == "dispatch" else COMBINE)
+    assert len(experts.calls) == 8
 
 
 def reasons_of(experts: ExpertsReport, role: str) -> set[tuple[int | None, str | None]]:

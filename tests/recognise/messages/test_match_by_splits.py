@@ -58,3 +58,11 @@ def test_equally_many_calls_that_contradict_each_other_are_not_matched() -> None
 def test_calls_that_are_all_the_same_tell_no_order() -> None:
     same: list[Matrix | None] = [[[5, 5], [5, 5]]] * 4
     assert shifts_by_splits(sides_of(same, (0, 1))) is None
+
+
+def test_a_call_belongs_to_another_only_if_both_directions_agree() -> None:
+    for wrong in ("5,3>5,9", "5,4>5,2"):  # the second member has sent 9 and not 2; has received 4 and not 3
+        splits = (["5,3>5,2"], ["2,6>" + "3,6"], [wrong])
+        sides = [Slice({"splits": np.array(texts, dtype=object), "bytes": np.array([64])}) for texts in splits]
+        assert shifts_by_splits([sides[0], sides[1]]) == [0, 0]
+        assert shifts_by_splits([sides[2], sides[1]]) is None
