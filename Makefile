@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test test-all check bench table samples docs dist pythons gpu gpu-wheels clean
+.PHONY: demo test test-all check bench table samples pictures docs dist pythons gpu gpu-wheels clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
@@ -35,6 +35,9 @@ table: $(STAMP)
 
 samples: $(STAMP)
 	$(BIN)/python sample_traces/make.py
+
+pictures: $(STAMP)
+	$(BIN)/python tests/tools/pictures.py
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -b html -n -W --keep-going -q docs docs/_build/html

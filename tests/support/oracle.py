@@ -41,7 +41,7 @@ def partition(directory: Path) -> dict[str, Any]:
     ranks = {int(path.name[4:].split(".")[0]): read_ranges(path) for path in directory.glob("rank*.json.gz")}
     ops: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     waits: dict[tuple[int, int, str], Interval] = {}
-    sums: dict[tuple[int, int], Interval] = {}
+    sums: dict[tuple[int, int], list[Interval]] = {}
     calls: list[tuple[int, int, str, int, int]] = []  # rank, step, transfer, start, end of the call
     for rank, ranges in ranks.items():
         for name, start, end in ranges:
@@ -52,13 +52,17 @@ def partition(directory: Path) -> dict[str, Any]:
             elif match := _P2P.fullmatch(name):
                 calls += [(rank, int(match[1]), transfer, start, end) for transfer in match[2].split(",")]
             elif match := _MIRROR.fullmatch(name):
-                sums[int(match[1]), rank] = (start, end)
+                sums.setdefault((int(match[1]), rank), []).append((start, end))
             elif match := _WAIT.fullmatch(name):
                 waits[rank, int(match[1]), match[2]] = (start, end)
     transfers = _transfers(calls, waits)
-    for (step, rank), (start, end) in sums.items():  # of gradients, between the two ranks that have the same stages
-        begin = max(start, sums[step, len(ranks) - 1 - rank][0])
-        transfers.setdefault(rank, []).append((begin, max(begin, end)))
+    for (
+        step,
+        rank,
+    ), own in sums.items():  # of gradients, between the two ranks that have the same stages, one after the other
+        for (start, end), (start_there, _) in zip(own, sums[step, len(ranks) - 1 - rank], strict=True):
+            begin = max(start, start_there)
+            transfers.setdefault(rank, []).append((begin, max(begin, end)))
     steps = sorted({step for step, _ in ops})
     return {"steps": [_step(step, ops, transfers) for step in steps]}
 
