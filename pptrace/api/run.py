@@ -78,7 +78,8 @@ class Run(ExportsOps):
         ``posted_ns`` (posted ahead: the call let go of the host), ``asked_ns`` (from here to ``end_ns`` this side waits
         for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is before it is
         waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all members
-        of a collective), ``clock`` (device or host; none where only the length is known).
+        of a collective), ``clock`` (device or host; none where only the length is known); of an all-to-all of uneven parts
+        ``received_bytes`` (``bytes`` is what it hands in) and ``splits`` (rows sent to each member, ">", rows received).
         """
         return a_copy(self._comms)
 
