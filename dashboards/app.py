@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_routes
+from dashboards.routes import add_metrics, add_routes
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
@@ -26,6 +26,12 @@ _PAGES = (
     *((path, page.name) for path, page in more_pages.PAGES.items()),
     ("/schedules", "Schedules"),
 )
+_INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
+</html>
+"""
 _CLOCKS = {
     "single-rank": "one rank",
     "same-host": "one host's clock",
@@ -37,11 +43,18 @@ _CLOCKS = {
 }
 
 
-def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | None = None) -> Dash:
+def create_app(
+    paths: Sequence[Path],
+    hosts: Sequence[str] = (),
+    other: Path | None = None,
+    secret: str | None = None,
+    has_metrics: bool = False,
+) -> Dash:
     """The dashboard of some traces or of a run directory. Nothing is read before the first request.
 
     ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
-    to compare with.
+    to compare with. Only who knows the ``secret``, where there is one, is answered.
+    With ``has_metrics`` it answers Prometheus.
     """
     app = Dash(
         __name__,
@@ -50,6 +63,7 @@ def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | N
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
         suppress_callback_exceptions=True,
+        index_string=_INDEX,
     )
     store = Store(paths)
     answers = Answers(store, None if other is None else Store([other]))
@@ -60,7 +74,9 @@ def create_app(paths: Sequence[Path], hosts: Sequence[str] = (), other: Path | N
     timeline.register(app)
     schedules.register(app, store)
     add_routes(app.server, store, answers)
-    guard(app, hosts)
+    if has_metrics:
+        add_metrics(app.server, store)
+    guard(app, hosts, secret)
     return app
 
 
@@ -72,22 +88,24 @@ def _shell() -> Node:
     )
     header = html.Header(
         [
-            html.Div([html.Span("pptrace", className="brand"), html.Span(id="run-title", className="run-title")]),
+            html.H1([html.Span("pptrace", className="brand"), html.Span(id="run-title", className="run-title")]),
             html.Nav([dcc.Link(name, href=path, id=f"to-{name.lower()}") for path, name in _PAGES]),
             steps,
         ]
     )
     loading: Any = {"page": "children", "overview-body": "children"}
     page = dcc.Loading(
-        html.Main(id="page"),
+        html.Main(id="page", tabIndex=-1),
         delay_show=400,
         type="dot",
         color="#2C7A8C",
         parent_className="loading",
         target_components=loading,
     )
-    facts = html.Div(id="facts", className="facts")
-    return html.Div([dcc.Location(id="location"), header, facts, page, more_pages.whole_run()], id="app")
+    label: Any = {"aria-label": "Facts about the run"}
+    facts = html.Section(id="facts", className="facts", **label)
+    skip = html.A("Skip to the page", href="#page", className="skip")
+    return html.Div([dcc.Location(id="location"), skip, header, facts, page, more_pages.whole_run()], id="app")
 
 
 def _register(app: Dash, store: Store, answers: Answers) -> None:
@@ -97,6 +115,7 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         Output("step", "options"),
         Output("step", "value"),
         Output("step-box", "className"),
+        Output("whole-run", "className"),
         Input("location", "pathname"),
         State("location", "search"),
         State("step", "value"),
@@ -112,7 +131,8 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             chosen: Any = no_update if asked == step else asked
         else:
             chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
-        return loaded.title, _facts(loaded), options, chosen, "step-box" if options else "step-box hidden"
+        box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
+        return loaded.title, _facts(loaded), options, chosen, box, files
 
     @app.callback(
         Output("page", "children"),

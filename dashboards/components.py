@@ -59,7 +59,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_colu
 
 def _row(tag: str, cells: Sequence[object], is_text: Sequence[bool]) -> str:
     kinds = ("" if text else ' class="number"' for text in is_text)
-    return f"<tr>{''.join(f'<{tag}{kind}>{escape(str(cell))}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+    tags = (tag if str(cell).strip() else "td" for cell in cells)  # a column without a name has no header
+    marked = zip(tags, kinds, map(escape, map(str, cells)), strict=True)
+    return f"<tr>{''.join(f'<{name}{kind}>{text}</{name}>' for name, kind, text in marked)}</tr>"
 
 
 def report_table(content: ReportTable, note: str = "") -> Node:

@@ -1,31 +1,52 @@
-"""Addresses of the timeline at the evidence of findings."""
+"""Places of the evidence of findings, and the timeline's addresses there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.step_parts import BlamedOp
 
 
-def evidence_of(finding: Finding, report: Report) -> str | None:
-    """The timeline's address at the step where the finding shows most, with its ranks marked; None without a pipeline.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place where a finding shows most: the step, the ranks that it is about (() for all), and the op that is blamed there."""
 
-    Where an op of those ranks is blamed for bubbles of that step, its microbatch is selected. The critical path is shown with
-    findings about what ops cost.
+    step: StepReport
+    ranks: tuple[int, ...]
+    op: BlamedOp | None
+
+
+def place_of(finding: Finding, report: Report) -> Place | None:
+    """The place of a finding's evidence: the step where it shows most, its ranks; None without a pipeline.
+
+    Where an op of those ranks is blamed for bubbles of that step, it is that with the largest part of them.
     """
     where = finding.evidence.get("where") or {}
     step = _step_of(finding, where, report)
     if step is None:
         return None
     ranks = _ranks_of(where, step)
-    query: dict[str, int | str] = {"step": step.step}
-    if ranks:
-        index = {rank: at for at, rank in enumerate(sorted(row.rank for row in step.ranks))}
-        query["rows"] = ".".join(str(index[rank]) for rank in ranks)
-    if (op := _blamed(step, ranks)) is not None:
-        query["select"] = f"{op.rank}.{op.microbatch}.{step.step}"
+    return Place(step, tuple(ranks), _blamed(step, ranks))
+
+
+def evidence_of(finding: Finding, report: Report) -> str | None:
+    """The timeline's address at the evidence of a finding: its ranks are marked, and the microbatch of its op is selected.
+
+    The critical path is shown with findings about what ops cost. None without a pipeline.
+    """
+    place = place_of(finding, report)
+    if place is None:
+        return None
+    number = place.step.step
+    query: dict[str, int | str] = {"step": number}
+    if place.ranks:
+        index = {rank: at for at, rank in enumerate(sorted(row.rank for row in place.step.ranks))}
+        query["rows"] = ".".join(str(index[rank]) for rank in place.ranks)
+    if (op := place.op) is not None:
+        query["select"] = f"{op.rank}.{op.microbatch}.{number}"
     if finding.evidence.get("cause") in ("imbalance", "straggler", "jitter", "communication"):
         query["critical"] = 1
     return f"/timeline?{urlencode(query)}"

@@ -5,111 +5,20 @@ Addresses name a table of a fixed list, never a path: ``/export/links.csv``, ``/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-import pandas as pd
 from dash import Dash, html
 from flask import Response, abort, request
 
 from dashboards.answers import Answers
 from dashboards.components import Node
+from dashboards.tables import TABLES, Asked
 from dashboards.wishes import wishes_of
-from pptrace.analysis.result import Report, StepReport
 from pptrace.errors import PptraceError
 from pptrace.report.rows import csv_of, json_of
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for a table: the run, the step, and options."""
-
-    answers: Answers
-    step: int | None
-    options: Mapping[str, str]
-
-    @property
-    def report(self) -> Report:
-        return self.answers.run().report
-
-    def the_step(self) -> StepReport:
-        """The step; the typical one where none is named.
-
-        Raises:
-            LookupError: there is no such step.
-        """
-        if self.step is None:
-            step = self.report.typical_step
-        else:
-            step = next((step for step in self.report.steps if step.step == self.step), None)
-        if step is None:
-            raise LookupError("there is no such step")
-        return step
-
-
-def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table of the API, None where it has <NA>."""
-    columns = {str(name): [None if value is pd.NA else value for value in table[name].tolist()] for name in table}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _differences(asked: Asked) -> Iterable[Any]:
-    series = asked.report.step_series
-    entries: tuple[Any, ...] = () if series is None else (*series.outliers, *series.changes)
-    for entry in entries:
-        fixed = {name: value for name, value in asdict(entry).items() if name not in ("differences", "ops")}
-        for cause in entry.differences or (None,):
-            yield fixed | ({} if cause is None else asdict(cause))
-
-
-def _comms(asked: Asked) -> Iterable[Any]:
-    for rank in asked.the_step().ranks:
-        for comm in rank.comms:
-            yield {"rank": rank.rank, "stage": rank.stage} | asdict(comm)
-
-
-def _comm_totals(asked: Asked) -> Iterable[Any]:
-    for entry in asked.report.device:
-        for comm in entry.comms:
-            yield {"rank": entry.rank} | asdict(comm)
-
-
-def _blame(asked: Asked) -> Iterable[Any]:
-    blame = asked.the_step().blame
-    if blame is not None:
-        for of, charged in (("rank", blame.by_rank), ("stage", blame.by_stage), ("kind", blame.by_kind)):
-            yield from ({"of": of, "name": name, "ns": ns} for name, ns in charged.items())
-
-
-def _waterfall(asked: Asked) -> Iterable[Any]:
-    return ({"part": name, "ns": ns} for name, ns in (asked.the_step().span_parts or {}).items())
-
-
-TABLES: Mapping[str, Callable[[Asked], Iterable[Any]]] = {
-    "steps": lambda asked: _frame(asked.answers.run().steps),
-    "ranks": lambda asked: _frame(asked.answers.run().ranks),
-    "step-differences": _differences,
-    "findings": lambda asked: asked.report.findings,
-    "waterfall": _waterfall,
-    "causes": lambda asked: asked.the_step().causes or (),
-    "blame": _blame,
-    "comms": _comms,
-    "whatif": lambda asked: asked.answers.whatif(wishes_of(asked.options)).result.scenarios,
-    "comm-totals": _comm_totals,
-    "links": lambda asked: asked.report.links,
-    "late-ranks": lambda asked: asked.report.late_ranks,
-    "interconnect": lambda asked: () if asked.report.interconnect is None else asked.report.interconnect.collectives,
-    "memory": lambda asked: () if asked.report.memory is None else asked.report.memory.ranks,
-    "stages": lambda asked: asked.answers.stages(),
-    "experts": lambda asked: () if asked.report.experts is None else asked.report.experts.layers,
-    "expert-ranks": lambda asked: () if asked.report.experts is None else asked.report.experts.ranks,
-    "expert-calls": lambda asked: () if asked.report.experts is None else asked.report.experts.calls,
-    "compared-parts": lambda asked: asked.answers.comparison().result.parts,
-    "compared-facts": lambda asked: asked.answers.comparison().result.facts,
-    "hang": lambda asked: _frame(asked.answers.hang().edges),
-}
 _NO_OPTIONS: Mapping[str, object] = {}
 _TYPES = {"csv": "text/csv", "json": "application/json"}
 _WHOLE: Mapping[str, tuple[str, Callable[[Answers], str]]] = {
@@ -133,7 +42,7 @@ def register(app: Dash, answers: Answers) -> None:
                 return _download(make(answers), name, mime)
             if table not in TABLES or kind not in _TYPES:
                 abort(404, "there is no such file")
-            rows = list(TABLES[table](Asked(answers, _number(request.args.get("step")), request.args)))
+            rows = list(TABLES[table].rows(Asked(answers, _number(request.args.get("step")), request.args)))
         except (PptraceError, ValueError) as err:
             abort(400, str(err))
         except LookupError as err:

@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from dash import Dash
-from flask import Response, abort, request
+from dash.exceptions import DependencyException
+from flask import Request, Response, abort, request
+from werkzeug.exceptions import HTTPException, NotFound
+
+from dashboards import policy
+from dashboards.access import Access
+from dashboards.callbacks import PATH, require_callback
 
 MOST_REQUEST_BYTES = 2**20
-_CALLBACK = "/_dash-update-component"
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
-def guard(app: Dash, hosts: Iterable[str] = ()) -> None:
-    """Refuse what no page of this dashboard asks.
+def guard(app: Dash, hosts: Iterable[str] = (), secret: str | None = None) -> None:
+    """Refuse what no page of this dashboard asks, and whoever does not know the secret, where there is one.
 
     A name that another's DNS gives to this machine is no name of it (DNS rebinding): the Host has to be an address,
     ``localhost``, the machine's own name, or one of ``hosts``. A request that another page makes has an Origin that is not
-    this Host.
+    this Host, or says so in Sec-Fetch-Site; a link to a page may be followed from anywhere.
+
+    Call it when all callbacks are registered: the policy of the pages names their scripts.
     """
     server = app.server
     known = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+    access = None if secret is None else Access(secret)
+    of_pages = policy.of_pages(app.csp_hashes())
     server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
 
-    def check() -> None:
+    def check() -> Response | None:
         if not is_known(request.host, known):
             abort(403, "this dashboard is not served under that name; use its address, or start it with --host NAME")
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+        if not _is_own_page(request):
             abort(403, "asked by a page of another origin")
-        if request.path == _CALLBACK and request.method == "POST":
-            _require_callback(request.get_data(cache=True), app.callback_map)
+        if access is not None and (refusal := access.refuse(request)) is not None:
+            return refusal
+        if request.path == PATH and request.method == "POST":
+            require_callback(request.get_data(cache=True), app.callback_map)
+        return None
 
     def add_headers(response: Response) -> Response:
-        for name, value in _HEADERS.items():
+        is_page = response.mimetype == "text/html" and "Content-Disposition" not in response.headers
+        response.headers.setdefault("Content-Security-Policy", of_pages if is_page else policy.FILE)
+        for name, value in policy.HEADERS.items():
             response.headers.setdefault(name, value)
         return response
 
     server.before_request(check)
     server.after_request(add_headers)
+    server.register_error_handler(HTTPException, _explain)
+    server.register_error_handler(
+        DependencyException, lambda _error: _explain(NotFound())
+    )  # a script that no page loads
 
 
 def is_known(host: str, known: Iterable[str]) -> bool:
@@ -66,46 +75,27 @@ def is_known(host: str, known: Iterable[str]) -> bool:
     return True
 
 
-def _require_callback(body: bytes, callbacks: Mapping[str, Any]) -> None:
-    """Refuse what is no call of one of the app's callbacks with values of their types."""
-    try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
-        abort(400, "expected JSON")
-    if not isinstance(asked, dict) or asked.get("output") not in list(callbacks):
-        abort(400, "expected a call of a callback of this dashboard")
-    callback = callbacks[asked["output"]]
-    is_call = (
-        _are_dependencies(asked.get("outputs"), None)
-        and _are_dependencies(asked.get("inputs"), callback["inputs"])
-        and _are_dependencies(asked.get("state", []), callback["state"])
-        and _are_texts(asked.get("changedPropIds", []))
+def _is_own_page(asked: Request) -> bool:
+    """Return whether a request is one of this dashboard's pages, of a program, or of somebody who follows a link."""
+    origin = asked.headers.get("Origin")
+    if origin is not None:
+        try:
+            asking = urlsplit(origin).netloc.lower()
+        except ValueError:
+            return False
+        if asking != asked.host.lower():
+            return False
+    site = asked.headers.get("Sec-Fetch-Site", "none")
+    is_visit = asked.method == "GET" and (
+        asked.headers.get("Sec-Fetch-Mode") == "navigate" and asked.headers.get("Sec-Fetch-Dest") == "document"
     )
-    if not is_call:
-        abort(400, "expected outputs, inputs and state as the page has them")
+    return site in ("none", "same-origin") or is_visit
 
 
-def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None) -> bool:
-    """Return whether entries are {id, property}, with a value of its type where they are the ``expected`` ones."""
-    rows = [entries] if isinstance(entries, dict) else entries
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return False
-    names = [(row.get("id"), row.get("property")) for row in rows]
-    if expected is None:
-        return all(isinstance(part, str) for name in names for part in name)
-    wanted = [(entry["id"], entry["property"]) for entry in expected]
-    return names == wanted and all(_is_value(row["id"], row.get("value")) for row in rows)
-
-
-def _is_value(name: str, value: Any) -> bool:
-    """Return whether a component may have a value: steps and sizes are numbers, all else is text."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name == "step":
-        return value is None or isinstance(value, int)
-    if name.startswith("plan-") and name != "plan-schedule":
-        return value is None or is_number
-    return value is None or isinstance(value, str)
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+def _explain(error: HTTPException) -> Response:
+    """One line of text: what is refused, and why."""
+    answer = Response(f"{error.code} {error.name}: {error.description}\n", error.code, mimetype="text/plain")
+    for name, value in error.get_headers():
+        if name.lower() not in ("content-type", "content-length"):
+            answer.headers[name] = value
+    return answer

@@ -35,7 +35,8 @@ def chart(title: str, figure: Any | None, id: str, why_not: str, note: str = "")
         className="graph",
     )
     height = min(figure.layout.height, _MOST_HEIGHT)
-    box = html.Div(picture, className="picture-box", style={"minHeight": f"{height}px"})
+    names: Any = {"aria-label": title}
+    box = html.Div(picture, className="picture-box", role="figure", style={"minHeight": f"{height}px"}, **names)
     return with_files(panel(title, box, note=note), picture_files(id))
 
 

@@ -1,4 +1,4 @@
-"""Routes of the server for the timeline: tiles, bars, journeys, search. They only read, and only what was opened."""
+"""Routes of the server for the timeline (tiles, bars, journeys, search) and for Prometheus. They only read what was opened."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.wishes import address_of, wishes_of
 from pptrace.errors import PptraceError
 from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, MEMORY, OTHER, PART_COLOURS, ink, shade
+from pptrace.report.metrics import CONTENT_TYPE, metrics_of
 from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
@@ -81,6 +82,17 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
     add(f"bar/{where}/<table>/<int:row>", bar)
     add("find/<token>", find)
+
+
+def add_metrics(server: Flask, store: Store) -> None:
+    """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed."""
+
+    def metrics() -> Response:
+        analysis = store.get().analysis
+        text = metrics_of(None if analysis is None else analysis.report)
+        return Response(text, content_type=CONTENT_TYPE, headers={"Cache-Control": "no-store"})
+
+    server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
 
 
 def _or_not_found(answer: Callable[..., Any]) -> Callable[..., Any]:

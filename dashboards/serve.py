@@ -2,27 +2,72 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from waitress import wasyncore
+from waitress.server import create_server
 
+from dashboards.guard import MOST_REQUEST_BYTES
 from pptrace.errors import PptraceError, UsageError
 
 _HIGHEST_PORT = 65_535
+_MOST_HEADER_BYTES = 2**16
+_THREADS = 16
+_MOST_CONNECTIONS = 400
+_IDLE_S = 60
+"""Seconds after which a connection that sends nothing is closed."""
+_ENDS_S = 0.5
+"""Time that requests under way have when the server ends, s."""
+_EVERY = ("0.0.0.0", "::")
 
 
-class _Quiet(WSGIRequestHandler):
-    """A request handler that logs errors alone."""
+class Server:
+    """A server on a bound socket: one thread reads and writes all connections, others answer what is complete.
 
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log no request that was answered."""
+    A client that is slow, or sends more than it may, keeps no thread busy.
+    """
+
+    def __init__(self, app: Any, listener: socket.socket) -> None:
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # not each request that has to wait
+        self._connections: dict[int, Any] = {}
+        self._server = create_server(
+            app,
+            map=self._connections,
+            sockets=[listener],
+            threads=_THREADS,
+            connection_limit=_MOST_CONNECTIONS,
+            channel_timeout=_IDLE_S,
+            max_request_header_size=_MOST_HEADER_BYTES,
+            max_request_body_size=MOST_REQUEST_BYTES,
+            clear_untrusted_proxy_headers=True,
+            asyncore_use_poll=True,  # select takes no more than 1,024 files
+            ident=None,
+        )
+        self._is_ending = False
+
+    def run(self) -> None:
+        """Answer until Ctrl-C, or until another thread calls ``end``."""
+        try:
+            while not self._is_ending:
+                wasyncore.loop(timeout=1, use_poll=True, map=self._connections, count=1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._server.task_dispatcher.shutdown(timeout=_ENDS_S)
+            wasyncore.close_all(self._connections)
+
+    def end(self) -> None:
+        """Let ``run`` return."""
+        self._is_ending = True
+        self._server.pull_trigger()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -53,22 +98,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make(app: Any, listener: socket.socket) -> BaseWSGIServer:
-    """A server for a Dash app on a bound socket, one thread per request."""
-    host, port = listener.getsockname()[:2]
-    return make_server(host, port, app.server, threaded=True, request_handler=_Quiet, fd=listener.fileno())
-
-
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/"
 
 
+def reach_of(listener: socket.socket, has_secret: bool) -> str:
+    """A warning where others than this machine's own programs can ask; "" where none can."""
+    host = listener.getsockname()[0]
+    if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        return ""
+    where = f"warning: --host: everybody who reaches {'this machine' if host in _EVERY else host} over the network"
+    if has_secret:
+        return (
+            f"{where} and knows the token can read these traces; it is not encrypted: in a network of others use ssh -L"
+        )
+    return f"{where} can read these traces; protect them with --token auto, or use ssh -L without --host"
+
+
 def serve(app: Any, listener: socket.socket) -> None:
     """Answer until Ctrl-C, which ends this quietly."""
-    with suppress(KeyboardInterrupt), make(app, listener) as server:
-        server.serve_forever()
+    Server(app.server, listener).run()
 
 
 def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> threading.Thread | None:

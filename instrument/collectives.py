@@ -169,7 +169,12 @@ class AxisGroup:
     def all_to_all(self, tensor: Tensor) -> Tensor:
         """Send part i along the first dimension to rank i; part i of the result came from rank i."""
         self._require_divisible(tensor, 0)
-        return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor))
+        return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, False))
+
+    def start_all_to_all(self, tensor: Tensor) -> Pending[Tensor]:
+        """:meth:`all_to_all`, started."""
+        self._require_divisible(tensor, 0)
+        return self._start(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, True))
 
     def all_to_all_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send the next ``sent[i]`` rows to each rank i; the result has ``received[i]`` rows of each, in the order of ranks.
@@ -180,7 +185,17 @@ class AxisGroup:
             return rows
         row_bytes = rows.shape[1:].numel() * rows.itemsize
         with self.recorder.uneven_all_to_all(self.axis, sent, received, row_bytes, self.recorder.step):
-            return self._all_to_all_rows(rows, sent, received).wait()
+            return self._all_to_all_rows(rows, sent, received, False).wait()
+
+    def start_all_to_all_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Pending[Tensor]:
+        """:meth:`all_to_all_rows`, started."""
+        if self.size == 1:
+            return completed(rows)
+        row_bytes = rows.shape[1:].numel() * rows.itemsize
+        handle, step = self.recorder.new_handle(), self.recorder.step
+        with self.recorder.uneven_all_to_all(self.axis, sent, received, row_bytes, step, handle):
+            posted = self._all_to_all_rows(rows, sent, received, True)
+        return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Broadcast from rank ``source`` of the axis, in place; returns ``tensor``."""
@@ -254,16 +269,18 @@ class AxisGroup:
         work = getattr(dist, _REDUCE_SCATTER)(received.view(-1), buffer.view(-1), group=self._group, async_op=async_op)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
-    def _all_to_all(self, tensor: Tensor) -> _Posted[Tensor]:
+    def _all_to_all(self, tensor: Tensor, async_op: bool) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())
         received = self._receive_buffer(buffer.shape, tensor)
-        work = dist.all_to_all_single(received, buffer, group=self._group)
+        work = dist.all_to_all_single(received, buffer, group=self._group, async_op=async_op)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
-    def _all_to_all_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> _Posted[Tensor]:
+    def _all_to_all_rows(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], async_op: bool
+    ) -> _Posted[Tensor]:
         buffer = self._to_backend(rows.contiguous())
         incoming = self._receive_buffer((sum(received), *rows.shape[1:]), rows)
-        work = dist.all_to_all_single(incoming, buffer, list(received), list(sent), group=self._group)
+        work = dist.all_to_all_single(incoming, buffer, list(received), list(sent), self._group, async_op)
         return _Posted((work,), lambda: self._from_backend(incoming, rows.device), buffer)
 
     def _rotate(self, tensor: Tensor, target: int, source: int) -> _Posted[Tensor]:

@@ -57,14 +57,14 @@ class ExpertCounts:
             self._forwards.append(_Forward(step, layer, list(rows), counts))
 
     def facts(self) -> dict[str, object] | None:
-        """All counts as JSON values, None without any. Waits for the device once.
+        """All counts as JSON values, None without any, or where layers have different experts. Waits for the device once.
 
         ``forwards`` has [step, layer, rows of each expert of this rank], ``chosen`` and ``kept`` a list for each forward with the
         routes of this rank's tokens to each expert, before and after dropping; ``kept`` is empty where nothing was dropped.
         """
         with self._lock:
             forwards = list(self._forwards)
-        if not forwards:
+        if len({(forward.counts.shape, len(forward.rows)) for forward in forwards}) != 1:  # none, or layers that differ
             return None
         chosen, kept = torch.stack([forward.counts for forward in forwards], 1).cpu().unbind()
         return {

@@ -4,7 +4,7 @@ Ranks are ordered as in Megatron-LM, tp fastest, then cp, dp and pp:
 rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)); any other order of the axes can be asked for.
 Groups carry the description ``mesh_<axis>``, so that traces name the axis.
 
-Experts are spread over the same ranks: the dp · cp · tp ranks of a stage are edp · ep of them too, ep fastest
+Experts are spread over the same ranks: the dp · cp · tp ranks of a stage are edp · ep · etp of them too, etp fastest
 (:func:`pptrace.axes.expert_group_of`).
 
 Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGenerator``.
@@ -35,7 +35,7 @@ _LISTED = f"{', '.join(MESH_ORDER[:-1])} and {MESH_ORDER[-1]}"
 class MeshShape:
     """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest.
 
-    ``ep`` of the ranks of a stage share its experts; it takes no ranks of its own.
+    ``ep`` of the ranks of a stage share its experts, and ``etp`` each of them; both take no ranks of their own.
     """
 
     pp: int
@@ -44,6 +44,7 @@ class MeshShape:
     tp: int = 1
     order: tuple[Axis, ...] = MESH_ORDER
     ep: int = 1
+    etp: int = 1
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
@@ -51,9 +52,10 @@ class MeshShape:
                 f"the order of axes is {'-'.join(self.order)}; expected {_LISTED} once each, fastest first, such as "
                 f"{'-'.join(MESH_ORDER)}"
             )
-        if self.ep < 1 or self.of_stage % self.ep:
+        if min(self.ep, self.etp) < 1 or self.of_stage % (self.ep * self.etp):
+            sizes = f"ep={self.ep}" if self.etp == 1 else f"ep={self.ep} · etp={self.etp}"
             raise UsageError(
-                f"ep={self.ep} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
+                f"{sizes} does not divide the {self.of_stage} ranks of a stage (dp · cp · tp), over which experts are "
                 "spread; choose a divisor"
             )
 
@@ -65,7 +67,7 @@ class MeshShape:
     @property
     def edp(self) -> int:
         """Ranks that hold the same experts of a stage."""
-        return self.of_stage // self.ep
+        return self.of_stage // (self.ep * self.etp)
 
     @property
     def world(self) -> int:
@@ -93,8 +95,8 @@ class MeshShape:
         return axes.group_of(rank, (axis,), self._size_of_axis, self.order)
 
     def expert_group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """The ranks that share the experts of a stage with this one (EP), or hold the same ones (EDP)."""
-        return axes.expert_group_of(rank, axis, self._size_of_axis, self.order, self.ep)
+        """The ranks that share the experts of a stage with this one (EP), or each of them (ETP), or hold the same ones (EDP)."""
+        return axes.expert_group_of(rank, axis, self._size_of_axis, self.order, self.ep, self.etp)
 
     def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
@@ -127,6 +129,7 @@ def fit_shape(
     tp: int = 1,
     order: tuple[Axis, ...] = MESH_ORDER,
     ep: int = 1,
+    etp: int = 1,
 ) -> MeshShape:
     """The shape that fills ``world`` ranks. A ``pp`` or ``dp`` left out takes what the others leave (pp first).
 
@@ -150,14 +153,15 @@ def fit_shape(
     rest = world // product_of_sizes
     pp, rest = (rest, 1) if pp is None else (pp, rest)
     dp = rest if dp is None else dp
-    return MeshShape(pp, dp, cp, tp, order, ep)
+    return MeshShape(pp, dp, cp, tp, order, ep, etp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
     """This rank's coordinates and the process groups it belongs to.
 
-    ``groups`` has one of each axis, of dp × cp where both are larger than 1, and of ep and edp of a model with experts.
+    ``groups`` has one of each axis, of dp × cp where both are larger than 1, and of ep and edp of a model with experts, of etp
+    too where that is larger than 1.
     ``embedding`` joins the first and the last rank of each pipeline, which both hold a tied embedding; None on the ranks
     between, and where the pipeline has one rank. ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for
     each direction, messages of both directions overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r
@@ -218,7 +222,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
         device_type: "cpu" or "cuda": where tensors that go through the groups live.
         backend: "gloo" or "nccl".
         mirrored: with the ``mirror`` groups, which a plan of two chains needs.
-        experts: with the groups of ep and edp, which a model with experts needs.
+        experts: with the groups of ep, etp and edp, which a model with experts needs.
 
     Raises:
         UsageError: the shape does not fill the world.
@@ -239,7 +243,8 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     both = make_groups(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
     if both is not None:
         groups[Axis.DP_CP] = both
-    for axis in (Axis.EP, Axis.EDP) if experts else ():
+    of_experts = (Axis.EP, Axis.EDP, *((Axis.ETP,) if shape.etp > 1 else ()))
+    for axis in of_experts if experts else ():
         along = make_groups(shape.groups_of(axis), backend, f"mesh_{axis}")
         assert along is not None  # every rank is in one group of each
         groups[axis] = along

@@ -199,15 +199,21 @@ class Recorder:
         return self.mark(CollectiveMark(kind, axis, size, num_bytes, step, handle))
 
     def uneven_all_to_all(
-        self, axis: Axis, sent_rows: Sequence[int], received_rows: Sequence[int], row_bytes: int, step: int
+        self,
+        axis: Axis,
+        sent_rows: Sequence[int],
+        received_rows: Sequence[int],
+        row_bytes: int,
+        step: int,
+        handle: int | None = None,
     ) -> Range:
-        """The range of an all-to-all that sends and receives so many rows to and from each rank."""
+        """The range of an all-to-all that sends and receives so many rows to and from each rank; ``handle`` as above."""
         if self._domain is None and not self._listens():
             return _NULL
         sent, received = tuple(sent_rows), tuple(received_rows)
         uneven = Uneven(sum(received) * row_bytes, sent, received)
         num_bytes = sum(sent) * row_bytes
-        return self.mark(CollectiveMark(Collective.ALL_TO_ALL, axis, len(sent), num_bytes, step, None, uneven))
+        return self.mark(CollectiveMark(Collective.ALL_TO_ALL, axis, len(sent), num_bytes, step, handle, uneven))
 
     def exchange(self, links: Sequence[Link], axis: Axis, step: int, handle: int | None = None) -> Range:
         """The range of point-to-point messages that carry no microbatch, posted together; ``handle`` as above."""

@@ -14,7 +14,7 @@
     ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
     ["G", "group by stage or by pipeline"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
-    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["Esc", "undo selection"], ["?", "this list"],
+    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"], ["Esc", "undo selection"], ["?", "this list"],
   ];
 
   const make = (tag, options = {}, ...children) => {
@@ -648,6 +648,12 @@
       this.redraw();
     }
 
+    selectFound() {
+      const [at, start, , , , , microbatch] = this.found?.bars[this.found.index] || [];
+      const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
+      if (step && microbatch >= 0) this.select(this.about.ranks[at].rank, microbatch, step[0]);
+    }
+
     escape() {
       this.journey = null;
       this.measured = null;
@@ -700,6 +706,13 @@
       this.changed();
     }
 
+    toggleGroups() {
+      const groups = this.about.orders[this.order];
+      const isAnyOpen = [...groups.keys()].some((index) => this.isOpen(index));
+      this.open = new Set(isAnyOpen ? [] : [...groups.keys()].slice(0, MOST_OPEN));
+      this.changed();
+    }
+
     regroup() {
       this.order = this.order === "stage" ? "pipeline" : "stage";
       this.open = null;
@@ -722,16 +735,16 @@
 
     build() {
       this.palette = T.colours(this.root);
-      this.canvas = make("canvas", { className: "timeline-canvas", tabindex: 0, role: "img", "aria-label": "Timeline of all ranks; press ? for keys" });
+      this.canvas = make("canvas", { className: "timeline-canvas", tabindex: 0, role: "application", "aria-label": "Timeline of all ranks; press ? for keys" });
       this.mini = make("canvas", { className: "timeline-mini", height: 34, "aria-hidden": "true" });
       this.tip = make("div", { className: "timeline-tip", role: "tooltip" });
       this.tip.hidden = true;
-      this.side = make("aside", { className: "timeline-side" });
+      this.side = make("div", { className: "timeline-side", role: "group", "aria-label": "Journey of a microbatch" });
       this.side.hidden = true;
       this.help = make("dl", { className: "timeline-help" }, ...KEYS.flatMap(([key, text]) => [make("dt", { text: key }), make("dd", { text })]));
       this.help.hidden = true;
       this.status = make("span", { className: "note timeline-status" });
-      this.message = make("p", { className: "note timeline-message", id: "timeline-message" });
+      this.message = make("p", { className: "note timeline-message", id: "timeline-message", role: "status" });
       this.message.hidden = true;
       this.box = make("div", { className: "timeline-box" }, this.canvas, this.status, this.tip, this.help);
       this.root.replaceChildren(this.tools(), this.message, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
@@ -764,7 +777,7 @@
         if (schedule !== "other") this.setChange(schedule ? `schedule=${encodeURIComponent(schedule)}` : "");
         this.canvas.focus({ preventScroll: true });
       });
-      this.foundNote = make("span", { className: "note", id: "timeline-found" });
+      this.foundNote = make("span", { className: "note", id: "timeline-found", role: "status" });
       this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
       this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
       this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order" });
@@ -993,6 +1006,7 @@
         ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2), ArrowUp: () => this.scrollBy(-60), ArrowDown: () => this.scrollBy(60),
         f: () => this.goToStep(this.step), 0: () => this.show(0, this.about.span), n: () => this.neighbourStep(1), p: () => this.neighbourStep(-1),
         c: () => this.toggleCritical(), l: () => this.toggleLanes(), g: () => this.regroup(), m: () => this.toggleMeasure(),
+        j: () => this.selectFound(), o: () => this.toggleGroups(),
         1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"), 4: () => this.toggleSource("whatif"),
         "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),
       };
@@ -1025,7 +1039,7 @@
   new MutationObserver(mount).observe(document, { subtree: true, childList: true });
   document.addEventListener("keydown", (event) => {
     const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.target.isContentEditable;
-    const isElsewhere = event.target.tagName === "BUTTON" && !event.target.closest("#timeline");
+    const isElsewhere = event.target !== document.body && !event.target.closest("#timeline");
     if (!isTyping && !isElsewhere && T.current && T.current.root.isConnected) T.current.onKey(event);
   });
 })();

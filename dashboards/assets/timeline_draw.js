@@ -378,7 +378,7 @@
   const drawFound = (ctx, view, found, c) => {
     ctx.strokeStyle = c.text;
     ctx.lineWidth = 2;
-    for (const [at, start, length, table, lane, depth, isCurrent] of found) {
+    for (const [at, start, length, table, lane, depth, , isCurrent] of found) {
       const spot = view.placeOf("measured", table, at, lane, depth);
       if (!spot || start > view.t1 || start + length < view.t0) continue;
       ctx.globalAlpha = isCurrent ? 1 : 0.45;

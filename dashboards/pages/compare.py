@@ -8,9 +8,10 @@ from dash import Dash, Input, Output, html
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel, report_table
-from dashboards.exports import TABLES, whole_files
+from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
+from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import StepReport
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts

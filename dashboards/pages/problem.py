@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import InputFile, Loaded
@@ -45,10 +45,28 @@ def layout(loaded: Loaded) -> Node:
     if loaded.run:
         columns.append(_run_panel(loaded.run))
     columns.append(_files_panel(loaded.files))
+    if not loaded.run:
+        columns.append(_openable_panel())
     ranks = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
     if ranks:
         parts.append(_ranks_panel(ranks))
-    return html.Div([*parts, html.Div(columns, className="columns")])
+    return html.Div([*parts, html.Div(columns, className="columns ragged")])
+
+
+_OPENABLE = (
+    ("a run directory", "pptrace run -n 4 train.py makes one, of any script that torchrun starts"),
+    ("traces of torch.profiler", "a directory with one .json or .json.gz per rank (export_chrome_trace)"),
+    ("reports of Nsight Systems", ".nsys-rep, .qdrep or .sqlite, one or several"),
+    ("tables of ops", "CSV, Parquet or JSON rows: rank, kind, start and end of every op"),
+    ("flight-recorder dumps", "of a run that hangs: see the page Hang"),
+)
+
+
+def _openable_panel() -> Node:
+    """A list of what the command takes, and the page that needs no trace."""
+    schedules = html.P(["Without a trace, ", dcc.Link("Schedules", href="/schedules"), " draws any schedule on paper."])
+    content = table(("", ""), _OPENABLE, text_columns=2, id="openable")
+    return panel("What can be opened", content, schedules, note="pptrace dashboard PATH…")
 
 
 def _run_panel(run: Mapping[str, Any]) -> Node:
@@ -64,9 +82,9 @@ def _ranks_panel(ranks: list[Mapping[str, Any]]) -> Node:
 
 
 def _files_panel(files: tuple[InputFile, ...]) -> Node:
-    rows = [[file.name, num_bytes(file.num_bytes), file.problem or "–"] for file in files]
+    rows = [[file.name, file.problem or "–", num_bytes(file.num_bytes)] for file in files]
     content = (
-        table(("File", "Size", "Problem"), rows, text_columns=3, id="files")
+        table(("File", "Problem", "Size"), rows, text_columns=2, id="files")
         if rows
         else html.P("None.", className="empty")
     )

@@ -20,6 +20,9 @@ from pptrace.report.tables.step_series import NO_LENGTH, differences_table, step
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.units import counted, milliseconds
 
+_FOR_OUTLIERS, _FOR_CHANGES = 5, 10
+"""Fewest steps of which outliers and changes of level are known."""
+
 
 def layout(_loaded: Loaded, _answers: Answers) -> Node:
     return html.Div(id="steps-body")
@@ -73,10 +76,27 @@ def _tiles(series: StepSeries) -> Node:
         ("Steps", str(series.num_steps), left_out, "steps whose length is known", "steps-number"),
         ("Typical step", typical, "median", "the step in the middle by length", "steps-median"),
         ("Nine in ten at most", most, f"all: {extremes}", "the ninetieth percentile, and the extremes", "steps-most"),
-        ("Outliers", str(outliers), _rule(series, 5), "a tenth and three scaled deviations above", "steps-out"),
-        ("Changes of level", str(changes), _rule(series, 10), "Pettitt's test at 0.5 %", "steps-changes"),
+        (
+            "Outliers",
+            _count(outliers, series, _FOR_OUTLIERS),
+            _rule(series, _FOR_OUTLIERS),
+            "a tenth and three scaled deviations above",
+            "steps-out",
+        ),
+        (
+            "Changes of level",
+            _count(changes, series, _FOR_CHANGES),
+            _rule(series, _FOR_CHANGES),
+            "Pettitt's test at 0.5 %",
+            "steps-changes",
+        ),
     )
     return html.Div([tile(*entry) for entry in tiles], className="tiles")
+
+
+def _count(number: int, series: StepSeries, least: int) -> str:
+    """The number that was found; "–" where the steps are too few to find any."""
+    return str(number) if number or series.num_steps >= least else "–"
 
 
 def _rule(series: StepSeries, least: int) -> str:

@@ -27,14 +27,15 @@ _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)
 
 
 def search(timeline: Timeline, text: str) -> dict[str, Any]:
-    """The bars that fit a text: how many, and the first ones in time as (rank's index, start, length, table, lane, depth).
+    """The bars that fit a text: how many, and the first ones in time as (rank's index, start, length, table, lane, depth,
+    microbatch).
 
     Words are joined: ``rank``, ``step``, ``stage``, ``chunk`` and ``mb`` take the number after them; a kind of op or of
     communication, or an axis, stands for itself; a number after a kind is its microbatch; ``2B7`` is stage 2's backward of
     microbatch 7; ``longest`` sorts by length. ``unknown`` are words that mean nothing here.
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
-    found: list[tuple[int, int, int, str, int, int]] = []
+    found: list[tuple[int, int, int, str, int, int, int]] = []
     total = 0
     for name in (OPS, COMMS):
         table = timeline.measured.tables[name]
@@ -46,9 +47,10 @@ def search(timeline: Timeline, text: str) -> dict[str, Any]:
         tracks = table.tracks
         times = (tracks.rank[track].tolist(), tracks.start[first].tolist(), tracks.length[first].tolist())
         lanes = (tracks.lane[track].tolist(), tracks.depth[track].tolist())
+        microbatches = tracks.columns["microbatch"][first].tolist()
         found += [
-            (at, start, length, name, lane, depth)
-            for at, start, length, lane, depth in zip(*times, *lanes, strict=True)
+            (at, start, length, name, lane, depth, microbatch)
+            for at, start, length, lane, depth, microbatch in zip(*times, *lanes, microbatches, strict=True)
         ]
     known_kinds = {text.lower() for name in (OPS, COMMS) for text in _names(timeline.measured.tables[name])}
     unknown += sorted(kind for kind in kinds if kind not in known_kinds)

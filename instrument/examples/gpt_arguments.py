@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, Forced, Scoring
+from instrument.examples.expert_arguments import Add, add_experts
 from instrument.models.gpt import Recompute
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import OptimizerSync
@@ -21,15 +20,6 @@ DEFAULT_MICROBATCHES = 8
 DEFAULT_PREFETCH = 2
 DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
-OPTIONS_OF_EXPERTS = (
-    *("--ep", "--top-k", "--expert-every", "--expert-width", "--shared-expert-width", "--router", "--router-scale"),
-    *("--aux-loss", "--z-loss", "--capacity-factor", "--drop-order", "--dispatcher", "--force-routes", "--bias-rate"),
-)
-"""Options that say nothing without ``--experts``."""
-
-Add = Callable[..., argparse.Action]
-"""``add_argument`` of a group of arguments."""
-
 
 def _add_mesh(add: Add) -> None:
     add("--pp", type=int, help="pipeline ranks; left out: all ranks that --dp leaves")
@@ -37,6 +27,7 @@ def _add_mesh(add: Add) -> None:
     add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are sharded")
     add("--cp", type=int, default=1, help="context-parallel ranks: sequences are sharded")
     add("--ep", type=int, default=1, metavar="N", help="expert-parallel ranks, of dp × cp × tp: they share --experts")
+    add("--etp", type=int, default=1, metavar="N", help="expert-tensor-parallel ranks: N of them share each expert")
     add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
     add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
     add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
@@ -105,60 +96,6 @@ def _add_model(add: Add) -> None:
     add("--seed", type=int, default=0, help="of parameters and data")
 
 
-def _add_experts(add: Add) -> None:
-    add("--experts", type=int, metavar="E", help="experts in place of the MLP; left out: none")
-    add("--top-k", type=int, default=2, metavar="K", help="experts of each token")
-    add("--expert-every", type=int, default=1, metavar="N", help="every N-th layer has experts, the first included")
-    add("--expert-width", type=int, metavar="N", help="of each expert's inner layer; left out: 4 times the hidden size")
-    add("--shared-expert-width", type=int, default=0, metavar="N", help="of an MLP beside the experts; 0: none")
-    add(
-        "--router",
-        choices=[scoring.value for scoring in Scoring],
-        default=Scoring.SOFTMAX_AFTER.value,
-        help="scores by which experts are chosen and weighted",
-    )
-    add("--router-scale", type=float, default=1.0, help="factor of the experts' weights")
-    add(
-        "--aux-loss",
-        type=float,
-        default=0.0,
-        metavar="ALPHA",
-        help="coefficient of each sequence's load-balancing loss",
-    )
-    add(
-        "--capacity-factor",
-        type=float,
-        metavar="F",
-        help="an expert takes F times its even share of a sequence's routes, others are dropped; left out: all",
-    )
-    add(
-        "--drop-order",
-        choices=[order.value for order in DropOrder],
-        default=DropOrder.CHOICES.value,
-        help="routes that experts with a capacity take first: first choices in the order of tokens, or large weights",
-    )
-    add(
-        "--dispatcher",
-        choices=[dispatcher.value for dispatcher in Dispatcher],
-        default=Dispatcher.ALL_TO_ALL.value,
-        help="how tokens come to experts on other ranks",
-    )
-    add(
-        "--force-routes",
-        choices=[forced.value for forced in Forced],
-        default=Forced.NONE.value,
-        help="for measurements: experts in turn, or expert 0 for every token",
-    )
-    add(
-        "--bias-rate",
-        type=float,
-        default=0.0,
-        metavar="U",
-        help="change of the experts' bias after each step, which balances them without a loss (sigmoid); 0: no bias",
-    )
-    add("--z-loss", type=float, default=0.0, metavar="BETA", help="coefficient of the router's z loss")
-
-
 def _add_partition(add: Add) -> None:
     add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
     add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
@@ -198,7 +135,7 @@ _GROUPS: Mapping[str, Callable[[Add], None]] = {
     "the mesh": _add_mesh,
     "the pipeline": _add_schedule,
     "the model": _add_model,
-    "experts": _add_experts,
+    "experts": add_experts,
     "the partition of layers": _add_partition,
     "training and output": _add_training,
 }

@@ -11,16 +11,15 @@ from pathlib import Path
 import torch
 
 from instrument.data.text import TextData
+from instrument.examples.expert_arguments import read_experts
 from instrument.examples.gpt_arguments import (
     DEFAULT_BUCKET_MB,
     DEFAULT_MICROBATCHES,
     DEFAULT_PREFETCH,
     DTYPES,
-    OPTIONS_OF_EXPERTS,
-    make_parser,
 )
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
+from instrument.expert.forced import check_routes
+from instrument.expert.options import check_layers
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
@@ -81,11 +80,14 @@ def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settin
     _check_numbers(options)
     _check_clipping(options)
     order = read_order(options.order)
-    shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order, options.ep)
+    shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order, options.ep, options.etp)
     model = _make_model(options)
     _check_axes(options)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads, model.experts)
+    if model.experts is not None:
+        check_layers(model.experts, model.layers, model.hidden, shape.etp)
+        check_routes(model.experts, model.layers, model.sequence)
     if VOCABULARY % shape.tp:
         raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
     _apply_global_batch(options, shape.dp)
@@ -166,39 +168,8 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
         Recompute(options.recompute),
         options.kv_heads,
         options.dropout,
-        _read_experts(options),
+        read_experts(options),
     )
-
-
-def _read_experts(options: argparse.Namespace) -> ExpertOptions | None:
-    if options.experts is None:
-        _refuse_without_experts(options)
-        return None
-    return ExpertOptions(
-        options.experts,
-        options.top_k,
-        options.expert_every,
-        options.expert_width,
-        options.shared_expert_width,
-        Scoring(options.router),
-        options.router_scale,
-        options.aux_loss,
-        options.z_loss,
-        options.capacity_factor,
-        DropOrder(options.drop_order),
-        Dispatcher(options.dispatcher),
-        Forced(options.force_routes),
-        options.bias_rate,
-    )
-
-
-def _refuse_without_experts(options: argparse.Namespace) -> None:
-    """Refuse options of experts where there are none: they would change nothing."""
-    defaults = make_parser().parse_args([])
-    for name in OPTIONS_OF_EXPERTS:
-        attribute = name.removeprefix("--").replace("-", "_")
-        if getattr(options, attribute) != getattr(defaults, attribute):
-            raise UsageError(f"{name} is for a model with experts; give it some with --experts, or leave {name} out")
 
 
 def _check_axes(options: argparse.Namespace) -> None:
@@ -247,9 +218,10 @@ def _check_recompute(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--recompute-microbatches-beyond is {num_unrecomputed}; expected 0 or more outstanding microbatches"
         )
-    if options.experts is not None and options.expert_every > 1:
+    if options.experts is not None and (options.expert_every > 1 or len(options.experts) > 1):
         raise UsageError(
-            "--recompute-microbatches-beyond takes all layers for equal; give --experts to each of them, or leave it out"
+            "--recompute-microbatches-beyond takes all layers for equal; give equally many --experts to each of them, or "
+            "leave it out"
         )
     if options.recompute == Recompute.FULL:
         raise UsageError("--recompute full recomputes every microbatch; give none or selective for those within")

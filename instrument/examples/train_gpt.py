@@ -121,7 +121,7 @@ def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, opt
     shape = mesh.shape
     sizes = {"vpp": settings.plan.num_chunks, **{str(axis): shape.size_of(axis) for axis in MESH_ORDER}}
     if settings.model.experts is not None:
-        sizes |= {"ep": shape.ep, "etp": 1}
+        sizes |= {"ep": shape.ep, "etp": shape.etp}
     observer.describe(
         mesh=sizes | {"order": "-".join(shape.order)},
         plan=settings.plan,

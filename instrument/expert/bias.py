@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
 from instrument.expert.router import Router
@@ -31,10 +31,11 @@ def update_biases(routers: Sequence[Router], groups: Sequence[AxisGroup]) -> Non
     """
     if not routers:
         return
-    counts = torch.stack([router.counts for router in routers])
+    counts = torch.cat([router.counts for router in routers])
     for group in groups:
         counts = group.all_reduce(counts)
-    for router, of_router in zip(routers, counts, strict=True):
+    by_router: Sequence[Tensor] = counts.split([len(router.counts) for router in routers])  # type: ignore[no-untyped-call]
+    for router, of_router in zip(routers, by_router, strict=True):
         router.expert_bias += router.bias_rate * torch.sign(of_router.sum() - len(of_router) * of_router)
     forget_counts(routers)
 

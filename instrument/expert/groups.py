@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from instrument.collectives import AxisGroup, axis_group
 from instrument.context.shard import ContextShape
@@ -10,6 +10,10 @@ from instrument.mesh import Mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.marks import Axis
+
+
+def _alone_along_etp() -> AxisGroup:
+    return AxisGroup(None, Axis.ETP, Recorder())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +26,16 @@ class ExpertGroups:
         context: how they share it.
         loss_weight: weight in a step's loss of what one microbatch on one rank adds to it: context ranks, over whose
             gradients the mean is taken, by microbatches.
+        first_microbatch: of this replica's pipeline, counted through all replicas of a step.
+        etp: the ranks that share each of these experts.
     """
 
     ep: AxisGroup
     cp: AxisGroup
     context: ContextShape = ContextShape()  # noqa: RUF009 — frozen
     loss_weight: float = 1.0
+    first_microbatch: int = 0
+    etp: AxisGroup = field(default_factory=_alone_along_etp)
 
 
 def expert_groups(
@@ -37,7 +45,8 @@ def expert_groups(
     if Axis.EP not in mesh.groups:
         return None
     ep, cp = (axis_group(mesh, axis, recorder, route) for axis in (Axis.EP, Axis.CP))
-    return ExpertGroups(ep, cp, context)
+    etp = AxisGroup(mesh.groups.get(Axis.ETP), Axis.ETP, recorder, route)
+    return ExpertGroups(ep, cp, context, etp=etp)
 
 
 def alone() -> ExpertGroups:

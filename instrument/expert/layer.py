@@ -1,4 +1,4 @@
-"""Experts in place of a layer's MLP: y_t = Σ_j w_tj · FFN_e(t,j)(x_t), and a shared MLP beside them.
+"""Experts in place of a layer's MLP: y_t = Σ_j w_tj · FFN_e(t,j)(x_t), and a shared MLP besides them.
 
 The tokens that a rank routes are its own: with sequence parallelism its shard; without, the ranks of tp, which all hold the same
 tokens, take a part of each sequence, and gather what comes back. So no token is routed twice, and the experts' ranks are
@@ -12,24 +12,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
 from instrument.expert.all_gather import make_gathered
 from instrument.expert.capacity import DropOrder, capacity_of, keep_within
-from instrument.expert.dispatch import TokenDispatch, make_dispatch
+from instrument.expert.dispatch import RowDispatch, TokenDispatch, make_dispatch
+from instrument.expert.exchange import Journey
+from instrument.expert.forced import forced_routes
 from instrument.expert.groups import ExpertGroups, alone
-from instrument.expert.linear import ExpertLinear
+from instrument.expert.linear import ExpertLinear, Held, LateWeights, run_experts
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced
-from instrument.expert.router import Router, forced_routes, probabilities_of, weights_of
+from instrument.expert.noise import ForwardKey, TokenIds
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, SecondChoice
+from instrument.expert.padded import make_padded
+from instrument.expert.pieces import Pieces, Tape
+from instrument.expert.router import Router, jittered, keep_second, probabilities_of, weights_of
+from instrument.expert.shared import SharedMlp
 from instrument.expert.unit import SequenceParts
 from instrument.seeds import mix
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.sequence.shards import local_part
-from instrument.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from instrument.tensor.region import Region
 
 
@@ -45,12 +49,22 @@ class Routes:
 
 
 class RoutesOfForward:
-    """Keeps the decisions of one forward, so that a recomputation follows them and exchanges no counts."""
+    """Keeps the decisions of one forward, which ``key`` names: a recomputation follows them and exchanges no counts."""
 
-    __slots__ = ("routes",)
+    __slots__ = ("key", "routes")
 
-    def __init__(self) -> None:
+    def __init__(self, key: ForwardKey = ForwardKey()) -> None:  # noqa: B008 — frozen
+        self.key = key
         self.routes: Routes | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sending:
+    """Tokens (n, h) of a rank, their weights (n, k), and how they come to their experts."""
+
+    tokens: Tensor
+    weights: Tensor
+    dispatch: TokenDispatch
 
 
 class ExpertLayer(nn.Module):
@@ -83,35 +97,57 @@ class ExpertLayer(nn.Module):
         self.layer = 0
         width = options.width or 4 * hidden
         num_held = options.num // groups.ep.size
-        held = range(groups.ep.rank * num_held, (groups.ep.rank + 1) * num_held)
+        experts = range(groups.ep.rank * num_held, (groups.ep.rank + 1) * num_held)
+        held = Held(experts, groups.etp.rank, groups.etp.size)
         self.router = Router(hidden, options, region.group.size > 1, dtype)
-        self.inner = ExpertLinear(held, hidden, width, bias, dtype)
-        self.outer = ExpertLinear(held, width, hidden, bias, dtype)
-        self.shared_in = self.shared_out = None
+        self.inner = ExpertLinear(held, hidden, width, True, bias, dtype)
+        self.outer = ExpertLinear(held, width, hidden, False, bias, dtype)
+        self.shared = None
         if options.shared_width:
-            self.shared_in = ColumnParallelLinear(hidden, options.shared_width, region, bias, dtype)
-            self.shared_out = RowParallelLinear(options.shared_width, hidden, region, bias, dtype)
+            self.shared = SharedMlp(hidden, options.shared_width, options.shared, region, bias, dtype)
 
     def forward(self, x: Tensor, kept: RoutesOfForward | None = None) -> Tensor:
         """``kept`` is filled by a forward; one that has it filled follows its decisions."""
-        group, shares_tokens = self.region.group, self.region.group.size > 1 and not self.region.sequence
-        tokens = _take_part(x, group) if shares_tokens else x
-        output = self._routed(tokens, kept or RoutesOfForward())
-        if shares_tokens:
-            output = _gather_parts(output, group)
-        if self.shared_in is None or self.shared_out is None:
-            return output
-        shared: Tensor = self.shared_out(F.gelu(self.shared_in(x)))
-        return output + shared
+        sending = self._send(x, kept or RoutesOfForward())
+        dispatch = sending.dispatch
+        if self.options.overlap and self._travels and isinstance(dispatch, RowDispatch):
+            return self._overlapped(x, sending, dispatch)
+        return self._finished(x, sending)
+
+    def in_pieces(
+        self, x: Tensor, kept: RoutesOfForward, tape: Tape, residual: Tensor
+    ) -> Pieces[tuple[Tensor, Tensor]]:
+        """:meth:`forward` with a pause while tokens travel, which cuts the graph there (:mod:`instrument.expert.pieces`).
+
+        Args:
+            residual: what is added to the output later: it crosses the cuts.
+
+        Returns:
+            The output, and ``residual`` behind the cuts.
+        """
+        sending = self._send(x, kept)
+        dispatch = sending.dispatch
+        if not (self._travels and isinstance(dispatch, RowDispatch)):
+            return self._finished(x, sending), residual
+        crossing = [residual, sending.weights]
+        if self.shared is not None:
+            hidden, coefficients = self.shared.begin(x)
+            crossing += [self.shared.end(hidden), *([] if coefficients is None else [coefficients])]
+        rows, crossing = yield from tape.travel(dispatch.exchange, dispatch.leave(sending.tokens), crossing)
+        rows, _ = yield from tape.travel(dispatch.exchange.mirrored, dispatch.compute(rows, self._compute), [])
+        residual, weights, *shared = crossing
+        output = self._received(x, dispatch.combine(rows, weights))
+        if self.shared is not None:
+            output = self.shared.join(output, shared[0], shared[1] if len(shared) > 1 else None)
+        return output, residual
 
     def take(self, whole: ExpertLayer) -> None:
         """Copy this rank's part of the whole layer's values."""
         self.router.load_state_dict(whole.router.state_dict())
         self.inner.take(whole.inner)
         self.outer.take(whole.outer)
-        for ours, theirs in ((self.shared_in, whole.shared_in), (self.shared_out, whole.shared_out)):
-            if ours is not None and theirs is not None:
-                ours.take(theirs.weight, theirs.bias)
+        if self.shared is not None and whole.shared is not None:
+            self.shared.take(whole.shared)
 
     @torch.no_grad()
     def draw_experts(self, seed: int, std: float) -> None:
@@ -119,52 +155,119 @@ class ExpertLayer(nn.Module):
         for index, expert in enumerate(self.inner.experts):
             generator = torch.Generator().manual_seed(mix(seed, expert))
             for layer in (self.inner, self.outer):
-                layer.weight[index].normal_(std=std, generator=generator)
-                if layer.bias is not None:
-                    layer.bias[index].zero_()
+                layer.draw(index, std, generator)
 
-    def _routed(self, x: Tensor, kept: RoutesOfForward) -> Tensor:
-        logits = self.router(x)
-        routes = kept.routes = kept.routes or self._route(logits.detach())
+    @property
+    def _travels(self) -> bool:
+        return self.groups.ep.size > 1
+
+    @property
+    def _shares_tokens(self) -> bool:
+        """Return whether ranks of tp have the same tokens, of which each routes a part."""
+        return self.region.group.size > 1 and not self.region.sequence
+
+    def _send(self, x: Tensor, kept: RoutesOfForward) -> Sending:
+        tokens = _take_part(x, self.region.group) if self._shares_tokens else x
+        ids = self._ids(tokens, kept.key) if self.options.names_tokens else None
+        logits = self.router(tokens if ids is None else jittered(tokens, self.options.jitter, ids))
+        routes = kept.routes = kept.routes or self._route(logits.detach(), ids)
         weights = self._with_losses(weights_of(logits, routes.chosen, self.options), logits, routes)
-        output = routes.dispatch.run(x.flatten(0, 1), weights.flatten(0, 1), self._compute)
-        return output.view(x.shape)
+        return Sending(tokens.flatten(0, 1), weights.flatten(0, 1), routes.dispatch)
+
+    def _ids(self, tokens: Tensor, key: ForwardKey) -> TokenIds:
+        num, held = tokens.shape[:2]
+        first = (self.groups.first_microbatch + key.microbatch) * num
+        sequences = torch.arange(first, first + num, device=tokens.device)
+        return TokenIds(key, sequences, self._parts.positions(held, tokens.device))
+
+    def _received(self, x: Tensor, output: Tensor) -> Tensor:
+        """The experts' output for this rank's tokens, in the shape of the layer's input ``x``."""
+        if not self._shares_tokens:
+            return output.view(x.shape)
+        return _gather_parts(output.view(x.shape[0], -1, x.shape[2]), self.region.group)
+
+    def _finished(self, x: Tensor, sending: Sending) -> Tensor:
+        """One thing after another."""
+        output = self._received(x, sending.dispatch.run(sending.tokens, sending.weights, self._compute))
+        if self.shared is None:
+            return output
+        hidden, coefficients = self.shared.begin(x)
+        return self.shared.join(output, self.shared.end(hidden), coefficients)
+
+    def _overlapped(self, x: Tensor, sending: Sending, dispatch: RowDispatch) -> Tensor:
+        """The shared MLP's two halves while tokens travel there and back; in backward the experts' weights on the way back."""
+        journey = Journey(dispatch.leave(sending.tokens), dispatch.exchange)
+        late = LateWeights()
+        aliases = late.aliases(self.inner, self.outer)
+        begun = None if self.shared is None else self.shared.begin(x)
+
+        def compute(rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
+            return run_experts(rows, rows_of_expert, self.inner, self.outer, late, aliases)
+
+        journey = Journey(dispatch.compute(journey.arrive(), compute), dispatch.exchange.mirrored)
+        shared = None if self.shared is None or begun is None else self.shared.end(begun[0])
+        output = self._received(x, dispatch.combine(journey.arrive(), sending.weights))
+        if self.shared is None or begun is None or shared is None:
+            return output
+        return self.shared.join(output, shared, begun[1])
 
     def _compute(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-        parts: Sequence[Tensor] = torch.split(rows, list(rows_of_expert))
-        return torch.cat(list(self.outer([F.gelu(part) for part in self.inner(parts)])))
+        return run_experts(rows, rows_of_expert, self.inner, self.outer)
 
-    def _route(self, logits: Tensor) -> Routes:
+    def _route(self, logits: Tensor, ids: TokenIds | None) -> Routes:
         options, parts = self.options, self._parts
-        chosen = self._choose(logits)
+        chosen = self._choose(logits, ids)
         counts, routed = None, chosen
+        if options.second is SecondChoice.RANDOM and ids is not None:
+            routed = chosen.masked_fill(~keep_second(weights_of(logits, chosen, options), ids), options.num)
+        wanted = routed
         if options.capacity_factor is not None:
-            whole = parts.whole(chosen)
-            counts = count_routes(whole, options.num)
-            is_by_weight = options.drop_order is DropOrder.WEIGHTS
-            weights = parts.whole(weights_of(logits, chosen, options)) if is_by_weight else None
-            capacity = capacity_of(options.capacity_factor, whole.shape[1], options.top_k, options.num)
-            is_kept = parts.part(keep_within(whole, capacity, options.num, weights))
-            routed = chosen.masked_fill(~is_kept, options.num)
-        elif options.aux_loss:
+            routed = self._within_capacity(logits, chosen, routed, options.capacity_factor)
+        if options.aux_loss:
             counts = parts.sum(count_routes(chosen, options.num))
-        make = make_dispatch if options.dispatcher is Dispatcher.ALL_TO_ALL else make_gathered
-        dispatch = make(routed.flatten(0, 1), options.num, self.groups.ep)
-        self._record(chosen, routed, dispatch)
+        dispatch = self._dispatch(routed)
+        self._record(wanted, routed, dispatch)
         return Routes(chosen, dispatch, counts)
 
-    def _record(self, chosen: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
+    def _record(self, wanted: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
         """Count the routes of a forward, while a profiler records."""
         recorder = self.groups.ep.recorder
         if recorder.listening:
             held = (self.inner.experts[0], dispatch.rows_of_expert)
-            recorder.expert_counts.add(recorder.step, self.layer, chosen, routed, self.options.num, held)
+            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        if self.options.forced is Forced.NONE:
-            return self.router.choose(logits, self.options)
-        positions = self._parts.positions(logits.shape[1], logits.device)
-        return forced_routes(positions, self.options).expand(logits.shape[0], -1, -1).contiguous()
+    def _dispatch(self, routed: Tensor) -> TokenDispatch:
+        options, routes = self.options, routed.flatten(0, 1)
+        match options.dispatcher:
+            case Dispatcher.ALL_TO_ALL:
+                return make_dispatch(routes, options.num, self.groups)
+            case Dispatcher.ALL_GATHER:
+                return make_gathered(routes, options.num, self.groups)
+            case Dispatcher.PADDED:
+                return make_padded(routes, options.num, self.groups, self._slots(*routed.shape[:2]))
+
+    def _slots(self, num: int, held: int) -> int | None:
+        """Routes that an expert takes at most of ``num`` sequences, of each of which this rank has ``held`` tokens."""
+        if self.options.capacity_factor is None:
+            return None
+        return num * min(held, self._capacity(held, self.options.capacity_factor))
+
+    def _capacity(self, held: int, factor: float) -> int:
+        return capacity_of(factor, held * self._parts.size, self.options.top_k, self.options.num)
+
+    def _within_capacity(self, logits: Tensor, chosen: Tensor, routed: Tensor, factor: float) -> Tensor:
+        """``routed``, without what experts of whole sequences have no room for."""
+        options, parts = self.options, self._parts
+        is_by_weight = options.drop_order is DropOrder.WEIGHTS
+        weights = parts.whole(weights_of(logits, chosen, options)) if is_by_weight else None
+        capacity = self._capacity(chosen.shape[1], factor)
+        is_kept = parts.part(keep_within(parts.whole(routed), capacity, options.num + 1, weights))
+        return routed.masked_fill(~is_kept, options.num)
+
+    def _choose(self, logits: Tensor, ids: TokenIds | None) -> Tensor:
+        if self.options.forced is Forced.NONE or ids is None:
+            return self.router.choose(logits, self.options, ids)
+        return forced_routes(ids, self.options)
 
     @property
     def _parts(self) -> SequenceParts:

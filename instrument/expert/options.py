@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from instrument.expert.capacity import DropOrder
@@ -21,10 +21,19 @@ class Scoring(StrEnum):
     )
 
 
+class SecondChoice(StrEnum):
+    """The second of two experts of a token, and whether its route is taken."""
+
+    BEST = "best"  # that of the second largest score
+    SAMPLED = "sampled"  # the largest of the others' logits + Gumbel noise (DeepSpeed, fairseq)
+    RANDOM = "random"  # the second largest; taken with a probability of twice its share of both weights (GShard)
+
+
 class Dispatcher(StrEnum):
     """The way of tokens to experts on other ranks."""
 
     ALL_TO_ALL = "all-to-all"  # each to the ranks of its experts (:mod:`instrument.expert.dispatch`)
+    PADDED = "padded"  # equally many rows to each expert, of which some are zeros (:mod:`instrument.expert.padded`)
     ALL_GATHER = "all-gather"  # all to all ranks, and back by a reduce-scatter (:mod:`instrument.expert.all_gather`)
 
 
@@ -34,6 +43,17 @@ class Forced(StrEnum):
     NONE = "none"
     BALANCED = "balanced"  # experts in turn: as many tokens for each as can be
     HOT = "hot"  # expert 0 for every token, and the others in turn
+    RANDOM = "random"  # drawn for each token, all experts alike
+    BIASED = "biased"  # drawn for each token, expert e with weight 1/(1 + e)
+    REPLAYED = "replayed"  # those of a table (:func:`instrument.expert.forced.read_routes`)
+
+
+class Shared(StrEnum):
+    """The way in which an MLP that all tokens go through is joined with their experts."""
+
+    ADDED = "added"  # y + MLP(x) (DeepSeekMoE, arXiv 2401.06066)
+    GATED = "gated"  # y + σ(x·w)·MLP(x) (Qwen2-MoE)
+    RESIDUAL = "residual"  # c₀·y + c₁·MLP(x), c = softmax(x·Wᵀ + b) (PR-MoE, arXiv 2201.05596)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +65,7 @@ class ExpertOptions:
         top_k: experts of each token.
         every: distance of the layers that have experts.
         width: of each expert's inner layer; None: 4 · hidden, as the MLP's.
-        shared_width: of an MLP that all tokens go through beside their experts; 0: none.
+        shared_width: of an MLP that all tokens go through besides their experts; 0: none.
         scoring: choice and weights.
         scale: factor of all weights.
         aux_loss: coefficient of the load-balancing loss, which is that of each sequence (:mod:`instrument.expert.losses`).
@@ -57,6 +77,14 @@ class ExpertOptions:
         forced: routes for measurements.
         bias_rate: change of the bias of each expert after a step, which balances them without a loss
             (:mod:`instrument.expert.bias`); 0: no bias.
+        jitter: the router sees each number of a token times one of [1 − jitter, 1 + jitter); 0: as it is.
+        second: how the second of two experts is chosen.
+        num_groups: of consecutive experts; a token goes to experts of ``groups_per_token`` of them (DeepSeek-V2's limit).
+        groups_per_token: those whose top_k / groups_per_token best scores have the largest sum.
+        routes: file of routes to be replayed.
+        pyramid: number of experts of each layer that has some, in place of ``num``, which is the largest of them.
+        shared: what is made of the shared MLP.
+        overlap: compute while tokens travel: the shared MLP, weights' gradients, the other half of an overlapped pair.
 
     Raises:
         UsageError: sizes or coefficients that no router can have.
@@ -76,31 +104,90 @@ class ExpertOptions:
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     forced: Forced = Forced.NONE
     bias_rate: float = 0.0
+    jitter: float = 0.0
+    second: SecondChoice = SecondChoice.BEST
+    num_groups: int = 1
+    groups_per_token: int = 1
+    routes: str | None = None
+    pyramid: tuple[int, ...] = ()
+    shared: Shared = Shared.ADDED
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("num", 1), ("top_k", 1), ("every", 1), ("width", 1), ("shared_width", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{name} of the experts is {value}; expected at least {least}")
-        if self.top_k > self.num:
-            raise UsageError(f"each token is routed to {self.top_k} experts and a layer has {self.num}; choose fewer")
+        fewest = min(self.pyramid, default=self.num)
+        if self.top_k > fewest:
+            raise UsageError(f"each token is routed to {self.top_k} experts and a layer has {fewest}; choose fewer")
+        if min(self.aux_loss, self.z_loss) < 0 or self.scale <= 0:
+            raise UsageError("coefficients of the router's losses are 0 or more, and the scale of its weights above 0")
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            raise UsageError(f"the capacity factor of the experts is {self.capacity_factor}; expected a number above 0")
+        if self.shared is not Shared.ADDED and not self.shared_width:
+            raise UsageError(f"a shared MLP that is {self.shared} needs a width; give it one, or leave that out")
+        self._check_scoring()
+        self._check_choice()
+
+    def _check_scoring(self) -> None:
         if self.top_k == 1 and self.scoring in (Scoring.SOFTMAX_AFTER, Scoring.RENORMALISED):
             raise UsageError(
                 f"a softmax over the one expert of a token ({self.scoring}) is always 1, so that the router would not learn; "
                 f"use {Scoring.SOFTMAX_BEFORE} or {Scoring.SIGMOID}, or more experts for each token"
             )
-        if min(self.aux_loss, self.z_loss) < 0 or self.scale <= 0:
-            raise UsageError("coefficients of the router's losses are 0 or more, and the scale of its weights above 0")
         if self.bias_rate and (self.scoring is not Scoring.SIGMOID or self.bias_rate < 0):
             raise UsageError(
                 f"a bias is added to scores of {Scoring.SIGMOID} alone, at a rate above 0; found {self.scoring}, {self.bias_rate}"
             )
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
-            raise UsageError(f"the capacity factor of the experts is {self.capacity_factor}; expected a number above 0")
+        if not 0 <= self.jitter < 1:
+            raise UsageError(
+                f"the jitter of what the router sees is {self.jitter}; expected 0 or more, and less than 1"
+            )
+
+    def _check_choice(self) -> None:
+        is_forced = self.forced is not Forced.NONE
+        if (self.forced is Forced.REPLAYED) is not (self.routes is not None):
+            raise UsageError("routes are replayed from a file of them: give both or neither")
+        if self.second is not SecondChoice.BEST and (
+            self.top_k != 2 or is_forced or self.num_groups > 1 or self.scoring is Scoring.SIGMOID
+        ):
+            raise UsageError(
+                f"a second choice that is {self.second} is one of two experts, of a softmax, without groups and forced routes"
+            )
+        if self.num_groups == self.groups_per_token == 1:
+            return
+        sizes = [num // self.num_groups for num in self.pyramid or (self.num,) if num % self.num_groups == 0]
+        in_each = self.top_k / self.groups_per_token
+        if len(sizes) < max(1, len(self.pyramid)) or not 1 <= self.groups_per_token <= self.num_groups:
+            raise UsageError(
+                f"{self.num} experts do not go into {self.num_groups} groups, of which a token has {self.groups_per_token}; "
+                "choose a divisor, and at most so many"
+            )
+        if not 1 <= in_each <= min(sizes) or in_each % 1:
+            raise UsageError(
+                f"{self.top_k} experts of a token do not go into {self.groups_per_token} groups of {min(sizes)}; choose equally "
+                "many in each"
+            )
 
     def in_layer(self, layer: int) -> bool:
         """Return whether a layer has experts."""
         return layer % self.every == 0
+
+    def of_layer(self, layer: int) -> ExpertOptions:
+        """The options of one layer that has experts: their number is its own."""
+        return replace(self, num=self.pyramid[layer // self.every], pyramid=()) if self.pyramid else self
+
+    @property
+    def names_tokens(self) -> bool:
+        """Return whether the router has to know which tokens it sees."""
+        return self.is_random or self.forced is not Forced.NONE
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether a forward depends on its step, microbatch and layer."""
+        drawn = self.second is not SecondChoice.BEST or self.forced in (Forced.RANDOM, Forced.BIASED, Forced.REPLAYED)
+        return drawn or self.jitter > 0
 
 
 def check_experts(options: ExpertOptions, ep: int, tp: int, held: int) -> None:
@@ -115,10 +202,33 @@ def check_experts(options: ExpertOptions, ep: int, tp: int, held: int) -> None:
     Raises:
         UsageError: ``ep`` does not divide the experts, or tp the tokens.
     """
-    if options.num % ep:
-        raise UsageError(f"{options.num} experts do not divide among ep={ep} ranks; choose a multiple of {ep}")
+    for num in options.pyramid or (options.num,):
+        if num % ep:
+            raise UsageError(f"{num} experts do not divide among ep={ep} ranks; choose a multiple of {ep}")
     if held % tp:
         raise UsageError(
             f"{held} tokens of a sequence do not divide among tp={tp} ranks, which share them before the experts; choose a "
             f"multiple of {tp}"
         )
+
+
+def check_layers(options: ExpertOptions, layers: int, hidden: int, etp: int) -> None:
+    """Refuse experts that do not fit the layers of a model or cannot be cut, before any process group is made.
+
+    Args:
+        options: of the model.
+        layers: of the model, with experts or without.
+        hidden: size of a token.
+        etp: ranks that share each expert.
+
+    Raises:
+        UsageError: numbers of experts for more or fewer layers than have some, or a width that ``etp`` does not divide.
+    """
+    num_layers = sum(map(options.in_layer, range(layers)))
+    if options.pyramid and len(options.pyramid) != num_layers:
+        raise UsageError(
+            f"{len(options.pyramid)} numbers of experts are given and {num_layers} layers have experts; give one for each, or one"
+        )
+    width = options.width or 4 * hidden
+    if width % etp:
+        raise UsageError(f"experts of width {width} do not divide among etp={etp} ranks; choose a multiple of {etp}")

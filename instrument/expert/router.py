@@ -6,13 +6,16 @@ Logits, and so choice and weights, are computed with 32 bits at least. Of equal 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from instrument.backward_split import split
-from instrument.expert.options import ExpertOptions, Forced, Scoring
+from instrument.expert.noise import TokenIds, Use
+from instrument.expert.options import ExpertOptions, Scoring, SecondChoice
+from instrument.expert.places import counts_of
 from instrument.sequence.partial import HasPartial, Partial
 
 
@@ -41,19 +44,21 @@ class Router(HasPartial, split.Linear):
         """(…, hidden) tokens → (…, experts) logits."""
         return super().forward(input.to(self.weight.dtype))
 
-    def choose(self, logits: Tensor, options: ExpertOptions) -> Tensor:
+    def choose(self, logits: Tensor, options: ExpertOptions, tokens: TokenIds | None = None) -> Tensor:
         """The experts of tokens (…, experts), by their scores and the bias; counted where there is one."""
         if not self.bias_rate:
-            return choose(logits, options)
-        chosen = choose(logits, options, self.expert_bias)
-        self.counts += torch.bincount(chosen.flatten(), minlength=options.num)
+            return choose(logits, options, None, tokens)
+        chosen = choose(logits, options, self.expert_bias, tokens)
+        self.counts += counts_of(chosen.flatten(), options.num)
         return chosen
 
     def partial_gradients(self) -> Iterable[Partial]:
         return [Partial(self.weight)] if self._sees_part else []
 
 
-def choose(logits: Tensor, options: ExpertOptions, bias: Tensor | None = None) -> Tensor:
+def choose(
+    logits: Tensor, options: ExpertOptions, bias: Tensor | None = None, tokens: TokenIds | None = None
+) -> Tensor:
     """The ``top_k`` experts of each token, the best first: (…, experts) logits → (…, k) int64.
 
     All ways of scoring but the sigmoid's bias keep the order of the logits, up to rounding that can make scores equal: the
@@ -61,24 +66,54 @@ def choose(logits: Tensor, options: ExpertOptions, bias: Tensor | None = None) -
 
     Args:
         logits: of tokens.
-        options: k and scoring.
+        options: k, scoring, groups and the second choice.
         bias: (experts,) added to sigmoid scores, for the choice alone.
+        tokens: whose logits these are, where the second choice is sampled.
     """
     scores = scores_of(logits.detach(), options)
     if bias is not None:
         scores = scores + bias
-    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
-    return order[..., : options.top_k].contiguous()
+    if options.num_groups > options.groups_per_token:
+        scores = scores.masked_fill(~_in_best_groups(scores, options), -math.inf)
+    order = _by_score(scores)
+    if options.second is not SecondChoice.SAMPLED:
+        return order[..., : options.top_k].contiguous()
+    assert tokens is not None
+    first = order[..., :1]
+    drawn = logits.detach() + tokens.gumbel(Use.SECOND_CHOICE, options.num)
+    return torch.cat((first, _by_score(drawn.scatter(-1, first, -math.inf))[..., :1]), -1)
 
 
-def forced_routes(positions: Tensor, options: ExpertOptions) -> Tensor:
-    """The routes of tokens at ``positions`` (n,) of a sequence that :class:`Forced` gives: (1, n, k) expert ids."""
-    choices = torch.arange(options.top_k, device=positions.device)
-    if options.forced is Forced.BALANCED:
-        return ((positions.unsqueeze(1) * options.top_k + choices) % options.num).unsqueeze(0)
-    others = max(1, options.num - 1)
-    in_turn = 1 + (positions.unsqueeze(1) * (options.top_k - 1) + choices - 1) % others
-    return in_turn.masked_fill(choices == 0, 0).unsqueeze(0)
+def _by_score(scores: Tensor) -> Tensor:
+    """The experts of each token by falling score, of equal ones the lower first."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices
+
+
+def _in_best_groups(scores: Tensor, options: ExpertOptions) -> Tensor:
+    """Return which experts are in a token's best groups, by the sum of each group's best scores (DeepSeek-V3;
+    Megatron-LM ``group_limited_topk``).
+    """
+    grouped = scores.view(*scores.shape[:-1], options.num_groups, -1)
+    num_best = options.top_k // options.groups_per_token
+    sums = grouped.sort(dim=-1, descending=True, stable=True).values[..., :num_best].sum(-1)
+    best = _by_score(sums)[..., : options.groups_per_token]
+    is_best = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, best, True)
+    return is_best.unsqueeze(-1).expand_as(grouped).flatten(-2)
+
+
+def keep_second(weights: Tensor, tokens: TokenIds) -> Tensor:
+    """Return which routes (…, 2) are taken where the second is at random: with probability 2·w₂/(w₁ + w₂) (GShard)."""
+    share = weights[..., 1:] / weights.sum(-1, keepdim=True)
+    is_kept = tokens.uniform(Use.KEEP_SECOND, 1) < 2 * share
+    return torch.cat((torch.ones_like(is_kept), is_kept), -1)
+
+
+def jittered(x: Tensor, jitter: float, tokens: TokenIds) -> Tensor:
+    """Each number times one of [1 − jitter, 1 + jitter); x (sequences, tokens, hidden)."""
+    if jitter == 0:
+        return x
+    factors = 1 + jitter * (2 * tokens.uniform(Use.JITTER, x.shape[-1]) - 1)
+    return x * factors.to(x.dtype)
 
 
 def scores_of(logits: Tensor, options: ExpertOptions) -> Tensor:

@@ -13,7 +13,7 @@ The papers' q, k and v are as wide as h each. Grouped queries have narrower k an
 fused projection is then h × (h + 2k), and the 24·B·s·h² of a layer 20·B·s·h² + 4·B·s·h·k, the same where k = h.
 
 A layer with experts of width f has k · 4·B·s·h·f in place of the MLP's 16·B·s·h², the router's 2·B·s·h·E, and 4·B·s·h·f_s of
-a shared MLP. They do not depend on the routes.
+a shared MLP, with 2·B·s·h for each coefficient of it. They do not depend on the routes.
 
 These are the FLOPs of all ranks of a pipeline together. Ranks of tp and of cp share out every product (but norms and what
 else is not counted), so that a rank does 1/(tp·cp) of its layers' FLOPs, and MFU divides by all ranks of the world. Where
@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from instrument.expert.options import Shared
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.errors import UsageError
@@ -80,11 +81,12 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
     attention = 4 * tokens**2 * config.hidden
     kv_width = config.num_kv_heads * config.head_dim
     layer = 20 * tokens * config.hidden**2 + 4 * tokens * config.hidden * kv_width + attention
-    with_experts = layer + expert_difference(config)
-    num_with_experts = sum(map(config.has_experts, range(config.layers))) * num_sequences
-    layers = (num_passes - num_with_experts) * layer + num_with_experts * with_experts
-    if num_full and 0 < num_with_experts < num_passes:
-        raise UsageError("full recomputes of some microbatches are counted where all layers have experts, or none")
+    differences = [expert_difference(config, index) for index in range(config.layers)]
+    layers = num_passes * layer + num_sequences * sum(differences)
+    if num_full and len(set(differences)) > 1:
+        raise UsageError(
+            "full recomputes of some microbatches are counted where all layers have equal experts, or none"
+        )
     head = 2 * tokens * config.hidden * VOCABULARY
     model = 3 * (layers + num_sequences * head)
     recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: num_passes * attention, Recompute.FULL: layers}
@@ -93,14 +95,15 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
     return StepFlops(model, model + in_full + rest)
 
 
-def expert_difference(config: GptConfig) -> int:
-    """FLOPs by which the forward of one sequence through a layer with experts differs from that of one with an MLP."""
-    if config.experts is None:
+def expert_difference(config: GptConfig, layer: int) -> int:
+    """FLOPs by which the forward of one sequence through a layer differs from that of one with an MLP."""
+    if config.experts is None or not config.has_experts(layer):
         return 0
-    tokens, hidden, experts = config.sequence, config.hidden, config.experts
+    tokens, hidden, experts = config.sequence, config.hidden, config.experts.of_layer(layer)
     width = experts.width or 4 * hidden
     widths = experts.top_k * width + experts.shared_width
-    return 4 * tokens * hidden * widths + 2 * tokens * hidden * experts.num - 16 * tokens * hidden**2
+    outputs = experts.num + {Shared.ADDED: 0, Shared.GATED: 1, Shared.RESIDUAL: 2}[experts.shared]
+    return 4 * tokens * hidden * widths + 2 * tokens * hidden * outputs - 16 * tokens * hidden**2
 
 
 def count_full(

@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
+from instrument.expert.noise import ForwardKey
 from instrument.expert.options import ExpertOptions
+from instrument.expert.pieces import InPieces, Pieces, Tape
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
@@ -128,7 +130,7 @@ class Block(nn.Module):
         self.mlp_norm = LayerNorm(hidden, region.shards_sequence, dtype)
         self.experts = None
         if config.experts is not None and config.has_experts(layer):
-            self.experts = ExpertLayer(hidden, config.experts, region, parallel.experts, dtype=dtype)
+            self.experts = ExpertLayer(hidden, config.experts.of_layer(layer), region, parallel.experts, dtype=dtype)
             self.experts.layer = layer
         else:
             self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
@@ -136,10 +138,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever ``config.recompute`` is."""
-        routes = RoutesOfForward()
+        routes = self._routes(microbatch_key)
         if recompute or self.recompute is Recompute.FULL:
             return _checkpointed(lambda x: self._compute(x, microbatch_key, routes), x)
         return self._compute(x, microbatch_key, routes)
+
+    def in_pieces(self, x: Tensor, tape: Tape, microbatch_key: MicrobatchKey, recompute: bool) -> Pieces[Tensor]:
+        """:meth:`forward` that pauses while tokens travel to experts; in one piece where all of it is recomputed."""
+        if not isinstance(self.experts, ExpertLayer) or recompute or self.recompute is Recompute.FULL:
+            output: Tensor = self(x, microbatch_key, recompute)
+            return output
+        attended = self._attended(x, microbatch_key)
+        routes = self._routes(microbatch_key)
+        output, residual = yield from self.experts.in_pieces(self.mlp_norm(attended), routes, tape, attended)
+        return residual + self._drop(output, microbatch_key, 1)
 
     def take(self, whole: Block) -> None:
         """Copy this rank's part of the whole layer's values."""
@@ -157,10 +169,13 @@ class Block(nn.Module):
             layer.take(source.weight, source.bias)
 
     def _compute(self, x: Tensor, microbatch_key: MicrobatchKey, routes: RoutesOfForward) -> Tensor:
+        x = self._attended(x, microbatch_key)
+        return x + self._drop(self._transform(self.mlp_norm(x), routes), microbatch_key, 1)
+
+    def _attended(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
         attended = _checkpointed(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
-        x = x + self._drop(self.attention_out(attended), microbatch_key, 0)
-        return x + self._drop(self._transform(self.mlp_norm(x), routes), microbatch_key, 1)
+        return x + self._drop(self.attention_out(attended), microbatch_key, 0)
 
     def _transform(self, x: Tensor, routes: RoutesOfForward) -> Tensor:
         """The MLP, or the experts in its place."""
@@ -168,6 +183,9 @@ class Block(nn.Module):
             return self.experts.forward(x, routes)
         output: Tensor = self.mlp_out(F.gelu(self.mlp_in(x)))
         return output
+
+    def _routes(self, key: MicrobatchKey) -> RoutesOfForward:
+        return RoutesOfForward(ForwardKey(self.parallel.seeds.seed, self.layer, key.step, key.microbatch))
 
     def _attend(self, qkv: Tensor) -> Tensor:
         return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
@@ -195,7 +213,7 @@ class Head(nn.Module):
         self.projection.take(whole.projection.weight)
 
 
-class GptStage(nn.Module):
+class GptStage(InPieces, nn.Module):
     """A consecutive part of the model's layers; parameter names are the same in every partition.
 
     The first stage takes bytes, the last returns logits; between stages travel the activations of :class:`Block`.
@@ -216,6 +234,21 @@ class GptStage(nn.Module):
             x = self.embedding(x, microbatch_key)
         for block in self.blocks.values():
             x = block(x, microbatch_key, recompute)
+        return x if self.head is None else self.head(x)
+
+    def in_pieces(
+        self,
+        x: Tensor,
+        tape: Tape,
+        microbatch_key: MicrobatchKey = MicrobatchKey(),  # noqa: B008
+        recompute: bool = False,
+    ) -> Pieces[Tensor]:
+        """:meth:`forward` that pauses while tokens travel to experts."""
+        if self.embedding is not None:
+            x = self.embedding(x, microbatch_key)
+        for block in self.blocks.values():
+            assert isinstance(block, Block)
+            x = yield from block.in_pieces(x, tape, microbatch_key, recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:

@@ -27,6 +27,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 
 
@@ -91,7 +92,7 @@ def make_gpt_runtime(
     plan, config = gpt.plan, gpt.config
     _check(mesh, plan, config, wiring)
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
-    parallel = parallel.with_loss_weight(mesh.shape.cp / plan.num_microbatches)
+    parallel = parallel.with_microbatches(plan.num_microbatches, mesh.dp_rank)
     stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
@@ -104,8 +105,10 @@ def make_gpt_runtime(
     if gpt.num_unrecomputed is not None:
         recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
     loss = partial(cross_entropy, group=parallel.region.group)
-    pass_key = config.dropout > 0
-    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
+    pass_key = config.dropout > 0 or (config.experts is not None and config.experts.is_random)
+    has_pairs = any(action.kind is Kind.OVERLAP_F_B for row in plan.ranks for action in row)
+    in_pieces = has_pairs and config.experts is not None and config.experts.overlap
+    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key, in_pieces)
     return PipelineRuntime(program, gradients, posting)
 
 

@@ -67,11 +67,15 @@ class Parallel:
             return self.attention(q, k, v)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
-    def with_loss_weight(self, weight: float) -> Parallel:
-        """The share with the weight of losses inside the layers: context ranks by microbatches
-        (:class:`instrument.expert.groups.ExpertGroups`).
+    def with_microbatches(self, num_microbatches: int, dp_rank: int) -> Parallel:
+        """The share with what layers with experts have to know of the microbatches of a step: how much a loss inside them
+        counts, and which sequences theirs are (:class:`instrument.expert.groups.ExpertGroups`).
         """
-        return self if self.experts is None else replace(self, experts=replace(self.experts, loss_weight=weight))
+        if self.experts is None:
+            return self
+        weight = self.context.size / num_microbatches
+        first = dp_rank * num_microbatches
+        return replace(self, experts=replace(self.experts, loss_weight=weight, first_microbatch=first))
 
     def positions(self, held: int, device: torch.device) -> Tensor:
         """Position ids of this rank's activations, if its batch holds ``held`` tokens of each sequence."""

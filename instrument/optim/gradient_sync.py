@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from instrument.backward_split.gradients_of import gradient_of
 from instrument.backward_split.split import Splittable
 from instrument.collectives import AxisGroup
 from instrument.expert.bias import biased_routers, forget_counts, update_biases
-from instrument.expert.linear import expert_parameters
+from instrument.expert.linear import copied_biases, expert_parameters
 from instrument.mesh import Mesh
 from instrument.optim.averages import Averages
 from instrument.optim.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean
@@ -122,9 +123,10 @@ class GradientSync:
             if fully_sharded is None and first + second:
                 sizes = (self._replicas.size, averaging.bucket_bytes, zero is Zero.OPTIMIZER)
                 self._averages.append(Averages(first, second, replicas, *sizes))
-        self._counted_experts = [
-            p for p in parameters if id(p) in experts and (edp.rank == 0 or zero is Zero.OPTIMIZER)
-        ]
+        is_first_of_etp = Axis.ETP not in mesh.groups or dist.get_rank(mesh.groups[Axis.ETP]) == 0
+        copied = set() if is_first_of_etp else {id(bias) for stage in modules for bias in copied_biases(stage)}
+        counts_experts = edp.rank == 0 or zero is Zero.OPTIMIZER
+        self._counted_experts = [p for p in parameters if id(p) in experts and counts_experts and id(p) not in copied]
         self._is_sharded = zero is Zero.OPTIMIZER
         self._shares = self._counted_shares(modules, experts)
         self.main = self._main_parameters(parameters)

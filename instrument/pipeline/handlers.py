@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
+from instrument.expert.pieces import InPieces, Pieces, Tape, alternate, run_through
 from instrument.pipeline.microbatch_buffers import ForwardState
 from instrument.pipeline.p2p import Cell, Message, cell_of
 from instrument.pipeline.step import Handler, Instruction, StepRun
@@ -56,7 +56,7 @@ def weight_backward(run: StepRun, instruction: Instruction) -> None:
 
 
 def overlap(run: StepRun, instruction: Instruction) -> None:
-    """OVERLAP_F_B: a forward and a backward (B or I) of two microbatches as one op, one after the other.
+    """OVERLAP_F_B: a forward and a backward (B or I) of two microbatches as one op, one after the other or in pieces by turns.
 
     Neither waits for the other, and their outputs are passed on when both are done.
     """
@@ -64,10 +64,10 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     forward_half, backward_half = action.parts
     _await(run, Kind.RECV_F, cell_of(forward_half))
     _await(run, Kind.RECV_B, cell_of(backward_half))
-    compute = _compute_backward if backward_half.kind is Kind.B else _compute_input_backward
+    in_pieces = _backward_in_pieces if backward_half.kind is Kind.B else _input_backward_in_pieces
+    halves = _forward_in_pieces(run, cell_of(forward_half)), in_pieces(run, cell_of(backward_half))
     with run.program.recorder.op(action, run.step):
-        output = _compute_forward(run, cell_of(forward_half))
-        state = compute(run, cell_of(backward_half))
+        output, state = alternate(*halves)
     _pass_output(run, cell_of(forward_half), output)
     _pass_input_gradient(run, backward_half, state)
 
@@ -121,33 +121,50 @@ POSTING_HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **
 
 
 def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
-    program = run.program
-    stage_input = None if program.plan.previous_stage(cell.stage) is None else run.buffers.take_input(cell)
-    kwargs = program.forward_kwargs(run.step, cell)
-    output: Tensor = program.stages[cell.stage](
-        run.batch.tokens_of(cell.microbatch) if stage_input is None else stage_input, **kwargs
-    )
-    if program.plan.next_stage(cell.stage) is None:
-        output = program.loss_function(output, run.batch.targets_of(cell.microbatch))
-        run.losses.append(output.detach())
-    run.buffers.put_forward(cell, stage_input, output)
-    return output
+    return run_through(_forward_in_pieces(run, cell))
 
 
 def _compute_backward(run: StepRun, cell: Cell) -> ForwardState:
+    return run_through(_backward_in_pieces(run, cell))
+
+
+def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
+    return run_through(_input_backward_in_pieces(run, cell))
+
+
+def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensor]:
+    """The forward, which pauses only where the program runs in pieces."""
+    program, stage, tape = run.program, run.program.stages[cell.stage], Tape()
+    stage_input = None if program.plan.previous_stage(cell.stage) is None else run.buffers.take_input(cell)
+    kwargs = program.forward_kwargs(run.step, cell)
+    x = run.batch.tokens_of(cell.microbatch) if stage_input is None else stage_input
+    output: Tensor
+    if program.in_pieces and isinstance(stage, InPieces):
+        output = yield from stage.in_pieces(x, tape, **kwargs)  # type: ignore[arg-type]
+    else:
+        output = stage(x, **kwargs)
+    if program.plan.next_stage(cell.stage) is None:
+        output = program.loss_function(output, run.batch.targets_of(cell.microbatch))
+        run.losses.append(output.detach())
+    run.buffers.put_forward(cell, stage_input, output, tape)
+    return output
+
+
+def _backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
+    """The backward, in the pieces that the forward had."""
     state = run.buffers.take_forward(cell)
     if run.program.plan.next_stage(cell.stage) is None:
         # The loss of a step is the mean over its microbatches.
         gradient = run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches)
     else:
         gradient = run.buffers.take_output_gradient(cell)
-    torch.autograd.backward(state.edge, gradient)
+    yield from state.tape.backward(state.edge, gradient)
     return state
 
 
-def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
+def _input_backward_in_pieces(run: StepRun, cell: Cell) -> Pieces[ForwardState]:
     with run.program.queues[cell.stage].collecting() as work:
-        state = _compute_backward(run, cell)
+        state = yield from _backward_in_pieces(run, cell)
     run.buffers.defer_weight_grads(cell, work)
     return state
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
+from instrument.expert.pieces import Tape
 from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
 from instrument.pipeline.outstanding import Outstanding, outstanding
 from instrument.pipeline.p2p import Cell
@@ -93,8 +94,8 @@ class MeasuredBuffers(MicrobatchBuffers):
         self._watch = watch
         self.peak_bytes = 0
 
-    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor) -> None:
-        super().put_forward(cell, stage_input, output)
+    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
+        super().put_forward(cell, stage_input, output, tape)
         self._update_peak()
 
     def take_forward(self, cell: Cell) -> ForwardState:

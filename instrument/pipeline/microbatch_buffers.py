@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from instrument.backward_split.split import WeightWork
+from instrument.expert.pieces import Tape
 from instrument.pipeline.p2p import Cell
 from pptrace.errors import ScheduleError
 
@@ -21,11 +22,13 @@ class ForwardState:
     """One microbatch of one stage, between its forward and its backward.
 
     ``edge`` is where backward enters the graph. It replaces the output, whose data is not needed once it has
-    been sent (Megatron-LM drops it with ``deallocate_output_tensor``); the graph stays.
+    been sent (Megatron-LM drops it with ``deallocate_output_tensor``); the graph stays. ``tape`` has the graphs of all
+    pieces of the forward but the last.
     """
 
     input: Tensor | None
     edge: GradientEdge
+    tape: Tape
 
 
 class MicrobatchBuffers:
@@ -48,9 +51,9 @@ class MicrobatchBuffers:
     def take_input(self, cell: Cell) -> Tensor:
         return _take(self._inputs, cell, "input")
 
-    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor) -> None:
+    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
         """Store the graph of a forward that has run, until :meth:`take_forward`."""
-        self._forwards[cell] = ForwardState(stage_input, get_gradient_edge(output))
+        self._forwards[cell] = ForwardState(stage_input, get_gradient_edge(output), tape or Tape())
         self.peak_in_flight = max(self.peak_in_flight, len(self._forwards))
 
     def take_forward(self, cell: Cell) -> ForwardState:
@@ -58,7 +61,11 @@ class MicrobatchBuffers:
 
     def graphs(self) -> list[tuple[Cell, Node]]:
         """The graph of every forward whose backward has not run."""
-        return [(cell, forward.edge.node) for cell, forward in self._forwards.items()]
+        return [
+            (cell, edge.node)
+            for cell, forward in self._forwards.items()
+            for edge in (forward.edge, *forward.tape.edges)
+        ]
 
     def put_output(self, cell: Cell, output: Tensor) -> None:
         self._outputs[cell] = output.detach()

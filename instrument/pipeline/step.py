@@ -34,7 +34,8 @@ class RankProgram:
         loss_function: of the last stage.
         communicator: sends and receives for this rank.
         recomputed: microbatches whose forward saves its input alone (``stage(x, recompute=True)``).
-        pass_step_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``).
+        pass_microbatch_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``).
+        in_pieces: the halves of overlapped pairs alternate in pieces, where the stages can (:mod:`instrument.expert.pieces`).
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class RankProgram:
     recorder: Recorder
     recomputed: frozenset[Cell] = frozenset()
     pass_microbatch_key: bool = False
+    in_pieces: bool = False
 
     @cached_property
     def queues(self) -> Mapping[int, WeightQueue]:

@@ -69,7 +69,7 @@ def _of_change(change: StepChange, share: float) -> Finding | None:
     """A finding where steps got longer, for the ``share`` of the run's steps since then."""
     longer = change.after_ns - change.before_ns
     gain = round(longer * share)
-    if longer <= 0 or gain < LEAST_SHARE * change.before_ns:
+    if gain < LEAST_SHARE * change.before_ns:
         return None
     main = _largest(change.differences, longer)
     return Finding(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,24 +17,51 @@ import click
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, type=int, help="Port to listen on; 0 takes a free one.")
+@click.option(
+    "--token",
+    envvar="PPTRACE_TOKEN",
+    show_envvar=True,
+    metavar="TEXT|auto",
+    help="Answer only who knows this token; auto makes one, which the printed address has.",
+)
+@click.option("--metrics", is_flag=True, help="Answer Prometheus at /metrics with the figures of the report.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
-def command(paths: tuple[Path, ...], other: Path | None, host: str, port: int, no_open: bool) -> None:
+def command(paths: tuple[Path, ...], other: Path | None, **options: Any) -> None:
     """Show PATHS in a browser: where the step went, every op in time, and what would get it back.
 
     PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`. A damaged or empty
     directory opens too, and the page says what is missing.
     """
+    _show(paths, other, Options(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of ``pptrace dashboard`` that say how it is served."""
+
+    host: str
+    port: int
+    token: str | None
+    metrics: bool
+    no_open: bool
+
+
+def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None:
+    from dashboards.access import address_with, secret_of
     from dashboards.app import create_app
-    from dashboards.serve import bind, open_browser, serve, url_of
+    from dashboards.serve import bind, open_browser, reach_of, serve, url_of
     from pptrace.ingest import require_path
 
+    secret = secret_of(options.token)
     for path in (*paths, *([] if other is None else [other])):
         require_path(path)
-    listener = bind(host, port)
-    app = create_app(paths, [host], other)
-    url = url_of(listener)
+    listener = bind(options.host, options.port)
+    app = create_app(paths, [options.host], other, secret, options.metrics)
+    url = address_with(url_of(listener), secret if options.token == "auto" else None)
     with suppress(KeyboardInterrupt):
         click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
-        if not no_open:
-            open_browser(url)
+        if warning := reach_of(listener, has_secret=secret is not None):
+            click.echo(f"pptrace: {warning}", err=True)
+        if not options.no_open:
+            open_browser(url_of(listener))  # without the token: others can see what a process was started with
         serve(app, listener)

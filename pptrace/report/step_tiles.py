@@ -113,16 +113,20 @@ def _slowest(step: StepReport) -> Tile:
     if compute:
         slowest = max(compute, key=lambda rank: compute[rank])
         mean = milliseconds(round(fmean(compute.values())))
-        value, detail = f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, mean {mean}"
+        others = f"mean {mean}" if len(compute) > 1 else "the only rank with a trace"
+        value, detail = f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, {others}"
     return Tile("slowest", "Slowest rank", value, detail, "The rank with the most compute")
 
 
 def _exposed(step: StepReport) -> Tile:
-    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
+    known = [rank for rank in step.ranks if rank.exposed_comm_ns is not None]
+    most = max(known, key=lambda rank: rank.exposed_comm_ns or 0, default=None)
     return Tile(
         "exposed",
         "Exposed communication",
         percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
-        f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
+        "no transfer is known from both ends"
+        if most is None
+        else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
         "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
     )

@@ -107,7 +107,7 @@ def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> N
     ("uncertainty", "doubt"), [(100, None), (101, "only that exact"), (500, "only that exact"), (501, "null")]
 )
 def test_without_a_pipeline_clocks_are_compared_with_the_shortest_step(uncertainty: int, doubt: str | None) -> None:
-    steps = [STEP, replace(STEP, start_ns=5_000, end_ns=7_000)]
+    steps = [replace(STEP, start_ns=9_000, end_ns=10_000), replace(STEP, start_ns=5_000, end_ns=7_000)]
     lines = lines_of(run_of([op(0, "STEP")]), steps, replace(ONE_CLOCK, uncertainty_ns=uncertainty))
     named = those_with("the clocks may be off", lines)
     assert [line.rpartition(" are ")[2] for line in named] == ([] if doubt is None else [doubt])
@@ -124,6 +124,9 @@ def test_where_no_devices_events_are_there_nothing_compares_clocks() -> None:
     assert line.startswith("no device events of rank 1, though the run computes on devices (nccl): times are those of")
     (line,) = those_with("no device events", lines_of(both, [STEP]))
     assert line.startswith("no device events, though the run computes on devices (cuda): ")
+    several = replace(run_of(BOTH), work={8: device(0, "cuda"), 1: device(0, "nccl"), 0: device(1)})
+    (line,) = those_with("no device events", lines_of(several, [STEP]))
+    assert line.startswith("no device events of rank 1, 8, though")
 
 
 def test_without_device_events_times_are_those_of_the_hosts_or_of_tables_that_say_device() -> None:
@@ -157,6 +160,8 @@ def test_ranks_without_a_trace_are_listed_with_what_lacks_them() -> None:
         assert len(named) == (line is not None)
         assert all(text.startswith(line or "") for text in named)
         assert run_steps or line is None or named == [line]
+    apart = replace(FOUR, pipelines=((9, 8, 1, 0),), num_ranks=10)
+    assert lines_of(run_of(mesh=apart, present=(0,)))[0] == "no trace of rank 1, 8, 9 (of 10)"
     more = replace(TWO, num_ranks=12)
     assert lines_of(run_of(mesh=more))[0] == "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 and 2 more (of 12)"
     assert lines_of(run_of(mesh=replace(TWO, num_ranks=10)))[0] == "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 (of 10)"
@@ -227,6 +232,12 @@ def test_of_pipelines_with_two_traces_or_all_their_ranks_none_is_alone() -> None
     assert those_with("alone, from its first op", lines_of(run_of(mesh=two), steps)) == []
 
 
+def test_ranks_alone_are_listed_in_order() -> None:
+    mesh = replace(FOUR, pipelines=((8, 9), (1, 2)))
+    (line,) = those_with("alone,", lines_of(run_of(mesh=mesh, present=(8, 1)), [step_of(rank_step(8), rank_step(1))]))
+    assert line.startswith("the windows of steps are those of rank 1, 8 alone")
+
+
 def test_ranks_with_fewer_forwards_and_backwards_than_their_pipeline_are_named_by_step() -> None:
     """A pair counts twice, a weight gradient and an op of no microbatch not at all; step 3 is whole."""
     ops = [op(0, kind, step=step) for step in (3, 4, 5) for kind in ("F", "B", "W")]
@@ -268,6 +279,9 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
             "; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of dp all_reduce, tp all_reduce"
         )
         assert those_with("other members of the calls", lines) == []
+    axes = ("tp", "ep", "pp", "cp", "dp")
+    (line,) = those_with("so are comms", lines_of(run_of(), [step_of(rank_step(1, None, *map(waiting, axes)))]))
+    assert line.endswith("of cp all_reduce, dp all_reduce, ep all_reduce, pp all_reduce, tp all_reduce")
     several = [step_of(rank_step(8, None)), step_of(rank_step(1, None), rank_step(8, None), step=1)]
     (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines_of(run_of(), several))
     assert line.startswith("bubble_ns and exposed_comm_ns of rank 1, 8 are null")

@@ -170,6 +170,22 @@ def test_a_drift_within_the_latency_is_not_corrected_and_counts_by_the_stretch_o
     assert clock.uncertainty_ns == pytest.approx(error + 60_000 // 16, abs=60)
 
 
+@pytest.mark.parametrize(
+    ("rate", "latency", "drift_rate"),
+    [(2e-4, 1_000_000, 2e-4), (0.5e-4, 1_000_000, 1e-4), (2e-3, 6_000_000, 1e-4)],
+    ids=["drifting", "slower than oscillators", "faster than clocks"],
+)
+def test_where_no_message_contradicts_a_drift_it_counts_if_it_is_possible(
+    rate: float, latency: int, drift_rate: float
+) -> None:
+    """Messages allow a latency on either side less half the drift; half of what is likely is added to that."""
+    span = 255 * 20 * MS
+    clock = clock_of(running_fast(alternating(256, latency=latency), rate))
+    assert (clock.rates, clock.warnings) == ({}, ())
+    expected = latency - rate * span / 2 + drift_rate * span / 2
+    assert clock.uncertainty_ns == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.parametrize(("contradiction", "is_warned"), [(50_000, False), (50_002, True)])
 @pytest.mark.parametrize("offset", [0, 7 * MS])
 def test_messages_that_seem_to_arrive_before_they_are_sent_are_warned_about_beyond_a_reading_error(

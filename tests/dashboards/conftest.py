@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dashboards.app import create_app
-from dashboards.serve import bind, make, url_of
+from dashboards.serve import Server, bind, url_of
+from tests.dashboards.attacker import PRIVATE, SECRET, Target, attacked
 
 HERE = Path(__file__).resolve().parent
 PAGE_MS = 20_000
@@ -75,14 +77,13 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
         return url_of(listener)
 
     with bind("127.0.0.1", 0) as listener:
-        server = make(SimpleNamespace(server=app), listener)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        server = Server(app, listener)
+        thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         yield serve_paths
-        server.shutdown()
+        server.end()
         thread.join(10)
-        server.server_close()
+        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +111,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         window.close()
 
 
+@pytest.fixture(scope="session")
+def target(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A protected dashboard of a small run, with a file beside the run that nobody opened; one server for all attacks."""
+    folder = tmp_path_factory.mktemp("opened")
+    (folder / "private.json").write_text(json.dumps({"traceEvents": [], "words": PRIVATE}))
+    run = folder / "run"
+    run.mkdir()
+    synthetic.write_run(run, "1f1b", pp=2, num_microbatches=2)
+    with attacked(create_app([run], secret=SECRET)) as served:
+        yield served
+
+
 @dataclass
 class Visit:
     """A page, with what it asked for and complained about."""
@@ -124,7 +137,10 @@ class Visit:
 
 @contextmanager
 def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
-    """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged."""
+    """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged.
+
+    A page's policy lets no text be run: ``wait_for_function`` takes a function, ``() => …``.
+    """
     visits: list[Visit] = []
 
     def open_page(url: str) -> Visit:

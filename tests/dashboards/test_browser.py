@@ -13,6 +13,7 @@ import pytest
 
 from pptrace.report.units import milliseconds, percent, ratio
 from pptrace.workflow.load import load
+from tests.dashboards.accessibility import settle, violations
 
 pytestmark = pytest.mark.browser
 
@@ -79,6 +80,9 @@ def test_an_empty_directory_says_so(address: str, tmp_path: Path, serve: Serve, 
     assert "empty" in page.text_content("#problem")
     assert str(tmp_path) in page.text_content("#problem")
     assert page.locator("#step-box.hidden").count() == 1
+    assert page.locator("#whole-run").is_hidden(), "there are no files of a run that was not analysed"
+    assert "What can be opened" in page.inner_text("#page")
+    assert violations(settle(page)) == []
 
 
 def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
@@ -96,6 +100,7 @@ def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
     assert len(files) == 3
     assert "empty" in files[0]
     assert "this is no trace" in files[1]
+    assert violations(settle(page)) == []
 
 
 def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(
@@ -113,6 +118,7 @@ def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(
     assert "rank 2" in page.text_content("#warnings")
     open_timeline(page)
     assert page.evaluate("document.querySelector('#timeline').timeline.rows.length") == 2
+    assert violations(settle(page)) == []
 
 
 def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
@@ -128,6 +134,7 @@ def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serv
     page.wait_for_selector("#timeline-message")
     assert "No pipeline steps" in page.text_content("#timeline-message")
     assert page.locator("#timeline [data-source=planned]:disabled").count() == 1, "there is no plan"
+    assert violations(settle(page)) == []
 
 
 def test_files_that_appear_are_noticed_on_reload(
@@ -160,7 +167,7 @@ def test_a_schedule_of_any_size_is_drawn_with_its_idle_time_and_the_bubbles_of_a
     ]
     page.fill("#plan-microbatches", "12")
     page.press("#plan-microbatches", "Enter")
-    page.wait_for_function("document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
+    page.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('bubble ratio 0.250')")
     page.fill("#plan-chunks", "2")
     page.press("#plan-chunks", "Enter")
     page.wait_for_selector("#plan-refused")

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from dashboards.serve import bind, open_browser, url_of
 from pptrace.errors import PptraceError, UsageError
-from tests.support.programs import pptrace_here
+from tests.support.programs import SAMPLES, pptrace_here
 
 ENDS_S = 180  # of a machine as busy as may be
 PPTRACE = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "dashboard"]
@@ -46,6 +49,25 @@ def test_the_command_prints_its_address_and_ends_quietly_on_ctrl_c(run_p4: Path)
         process.send_signal(signal.SIGINT)
     out, err = end(process)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_dashboard_for_others_warns_and_lets_in_who_knows_its_token() -> None:
+    """The address that is printed has the token; what is asked is under way when Ctrl-C ends it."""
+    process = start(str(SAMPLES / "1f1b_p2"), "--host", "0.0.0.0", "--port", "0", "--no-open", "--token", "auto")
+    assert process.stdout is not None
+    address = process.stdout.readline().split(" at ")[1].split()[0]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+    with urlopen(address, timeout=ENDS_S) as answer:
+        assert "HttpOnly" in answer.headers["Set-Cookie"]
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(address.partition("?")[0], timeout=ENDS_S)
+    with socket.create_connection(("127.0.0.1", int(address.split(":")[2].partition("/")[0])), timeout=ENDS_S) as busy:
+        busy.sendall(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+        process.send_signal(signal.SIGINT)
+        out, err = end(process)
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith("pptrace: warning: --host: everybody who reaches this machine")
+    assert len(err.splitlines()) == 1
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def timeline(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> Any:
 
 def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -> None:
     timeline.mouse.move(*place_of(timeline, "F", 2, 0))
-    timeline.wait_for_function("document.querySelector('.timeline-tip').textContent.includes('phase')")
+    timeline.wait_for_function("() => document.querySelector('.timeline-tip').textContent.includes('phase')")
     tip = timeline.inner_text(".timeline-tip")
     for part in ("Forward of microbatch 2", "4.00 ms", "8 ms", "warmup", "than in the plan"):
         assert part in tip
@@ -116,17 +116,17 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
         timeline.keyboard.press(key)
     closer = view(drawn(timeline))
     assert closer[1] - closer[0] == pytest.approx((moved[1] - moved[0]) / 1.4)
-    timeline.wait_for_function(f"{STATE}.critical")
+    timeline.wait_for_function(f"() => {STATE}.critical")
     assert timeline.evaluate(f"{STATE}.sources") == ["planned", "simulated", "measured"]
     before, link = picture(drawn(timeline)), address(timeline)
     timeline.goto("about:blank")
     timeline.goto(link)
-    drawn(timeline).wait_for_function(f"{STATE}.critical")
+    drawn(timeline).wait_for_function(f"() => {STATE}.critical")
     assert picture(drawn(timeline)) == before
     timeline.keyboard.press("f")
     timeline.keyboard.press("n")
     assert timeline.evaluate(f"{STATE}.step") == 3
-    timeline.wait_for_function("document.querySelector('#step').textContent.includes('3')")
+    timeline.wait_for_function("() => document.querySelector('#step').textContent.includes('3')")
     timeline.keyboard.down("Shift")
     timeline.mouse.move(x, y)
     timeline.mouse.down()
@@ -141,13 +141,13 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
 
 def test_a_what_if_is_drawn_on_the_same_axis_and_a_link_restores_it(timeline: Any) -> None:
     timeline.select_option("#timeline-whatif", "zb-h1")
-    timeline.wait_for_function(f"{STATE}.sources.includes('whatif')")
+    timeline.wait_for_function(f"() => {STATE}.sources.includes('whatif')")
     lit, link = picture(drawn(timeline)), address(timeline)
     assert "whatif=schedule%3Dzb-h1" in link
     assert "Weight gradient" in timeline.inner_text(".timeline-legend")
     timeline.goto("about:blank")
     timeline.goto(link)
-    timeline.wait_for_function(f"document.querySelector('#timeline') && {STATE}.change")
+    timeline.wait_for_function(f"() => document.querySelector('#timeline') && {STATE}.change")
     assert picture(drawn(timeline)) == lit
     timeline.keyboard.press("4")
     assert timeline.evaluate(f"{STATE}.sources") == ["measured"]
@@ -159,15 +159,15 @@ def test_a_search_goes_from_hit_to_hit(timeline: Any) -> None:
     timeline.keyboard.press("/")
     timeline.keyboard.type("rank 3 B 5")
     timeline.keyboard.press("Enter")
-    timeline.wait_for_function("document.querySelector('#timeline-found').textContent === '1 of 3'")
+    timeline.wait_for_function("() => document.querySelector('#timeline-found').textContent === '1 of 3'")
     first = view(timeline)
     timeline.keyboard.press("Enter")
-    timeline.wait_for_function("document.querySelector('#timeline-found').textContent === '2 of 3'")
+    timeline.wait_for_function("() => document.querySelector('#timeline-found').textContent === '2 of 3'")
     assert view(timeline)[0] > first[1]
     timeline.fill("#timeline-search", "nonsense")
     timeline.keyboard.press("Enter")
     timeline.wait_for_function(
-        "document.querySelector('#timeline-found').textContent.includes('not known here: nonsense')"
+        "() => document.querySelector('#timeline-found').textContent.includes('not known here: nonsense')"
     )
 
 
@@ -220,7 +220,7 @@ def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, ru
         browser.route(f"**/timeline-data/{name}", attack)
     page = drawn(visit(serve([run_p4]) + "timeline").page)
     page.mouse.move(*place_of(page, "F", 2, 0))
-    page.wait_for_function("document.querySelector('.timeline-tip').textContent.includes('img src=x')")
+    page.wait_for_function("() => document.querySelector('.timeline-tip').textContent.includes('img src=x')")
     page.mouse.click(*place_of(page, "F", 2, 0))
     page.wait_for_selector("#timeline-journey")
     for selector in (".timeline-tip", ".timeline-legend", "#timeline-journey"):

@@ -57,6 +57,14 @@ def test_what_is_not_known_is_a_dash(report: Report) -> None:
     }
 
 
+def test_of_one_rank_no_mean_is_shown_and_of_an_unknown_transfer_no_rank(report: Report) -> None:
+    step = report.steps[0]
+    alone = replace(step, ranks=(replace(step.ranks[2], compute_ns=5_000_000, exposed_comm_ns=None),))
+    tiles = shown(alone, report)
+    assert tiles["slowest"] == ("rank 2", "5.00 ms compute, the only rank with a trace")
+    assert tiles["exposed"] == ("–", "no transfer is known from both ends")
+
+
 def test_a_step_without_a_pipeline_has_compute_and_rest_in_place_of_bubbles(report: Report) -> None:
     step = report.steps[0]
     ranks = tuple(

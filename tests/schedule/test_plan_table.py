@@ -177,3 +177,8 @@ def test_a_pair_waits_for_the_later_of_the_inputs_of_its_halves() -> None:
 
 def test_an_action_that_needs_a_later_one_of_its_rank_never_runs() -> None:
     assert from_rows([["0B0", "0F0"]], "custom").table.level.tolist() == [-1, -1]
+
+
+def test_the_number_of_chunks_is_that_of_the_rank_with_most_stages() -> None:
+    plan = from_rows([["0F0", "2F0", "2B0", "0B0"], ["1F0", "1B0"]], "uneven")
+    assert (plan.placement, plan.num_chunks) == ((0, 1, 0), 2)

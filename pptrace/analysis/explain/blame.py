@@ -201,8 +201,12 @@ def _in_parts(charged: Int64, waits: InnerWaits, held: Int64) -> Int64:
 
 def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
     """``amount · part / whole``, rounded down: never less for a larger part, and all of it for the whole."""
-    parts: Int64 = np.where(part >= whole, amount, np.floor(amount * (part / whole)).astype(np.int64))
-    return np.minimum(parts, amount)
+    divisor = np.maximum(whole, 1)
+    part = np.minimum(part, divisor)
+    near = np.floor(amount * (part / divisor)).astype(np.int64)
+    near += (amount * part - near * divisor) // divisor  # both products may wrap around, their difference is small
+    parts: Int64 = np.where(part >= whole, amount, near)
+    return parts
 
 
 def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:

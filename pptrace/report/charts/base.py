@@ -40,6 +40,17 @@ def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options:
 _AXIS: Mapping[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": True}
 
 
+_LEAST_ROOM = 5
+"""Number of bars side by side for which a picture has room, so that one bar alone is no wall."""
+
+
+def columns_axis(num_columns: int, **options: Any) -> dict[str, Any]:
+    """A horizontal axis with one name per column; few columns stand in the middle, as wide as those of a few more."""
+    beside = max(_LEAST_ROOM - num_columns, 0) / 2
+    span = {"range": [-0.5 - beside, num_columns - 0.5 + beside]}
+    return {"type": "category", "showgrid": False, **(span if beside else {}), **options}
+
+
 def names_axis(names: list[str]) -> dict[str, Any]:
     """A vertical axis with one name per row, from the top down."""
     return {

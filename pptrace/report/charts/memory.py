@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from pptrace.analysis.whole_run import MemoryReport, RankMemory
-from pptrace.report.charts.base import lay_out
+from pptrace.report.charts.base import columns_axis, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.tables.memory import fullest_of_stages
 
@@ -56,7 +56,7 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
         "",
         "MB",
         barmode="stack",
-        xaxis={"type": "category", "showgrid": False},
+        xaxis=columns_axis(len(names)),
         yaxis={"rangemode": "tozero"},
     )
 
@@ -86,7 +86,7 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
         300,
         "",
         "microbatches in flight",
-        xaxis={"type": "category", "showgrid": False},
+        xaxis=columns_axis(len(names)),
         yaxis={"rangemode": "tozero", "tickformat": "d"},
     )
 

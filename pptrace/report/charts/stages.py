@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from pptrace.analysis.op_costs import OpCost
-from pptrace.report.charts.base import QUIET, lay_out, plain
+from pptrace.report.charts.base import QUIET, columns_axis, lay_out, plain
 from pptrace.report.colours import KIND_COLOURS, KIND_NAMES, OTHER
 from pptrace.report.units import milliseconds
 
@@ -45,7 +45,7 @@ def stages_chart(costs: Sequence[OpCost]) -> go.Figure | None:
         "",
         "ms of compute in an op, median",
         barmode="group",
-        xaxis={"type": "category", "categoryarray": [f"stage {stage}" for stage in stages], "showgrid": False},
+        xaxis=columns_axis(len(stages), categoryarray=[f"stage {stage}" for stage in stages]),
         yaxis={"rangemode": "tozero"},
     )
 

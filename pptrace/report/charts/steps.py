@@ -39,6 +39,8 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
         outliers = {outlier.step for outlier in series.outliers}
         _points(figure, [step for step in steps if step.step in outliers], "outlier", IDEAL, "diamond", 10)
     _mark(figure, [step for step in steps if step.step == chosen])
+    if len(steps) == 1:
+        return _one_step(figure)
     _distribution(figure, training or steps)
     return lay_out(
         figure,
@@ -58,6 +60,11 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
         yaxis={"rangemode": "normal"},
         bargap=0.06,
     )
+
+
+def _one_step(figure: go.Figure) -> go.Figure:
+    """The figure of a single step, which has no distribution."""
+    return lay_out(figure, 240, "step", "ms", xaxis={"dtick": 1, "tickformat": "d"}, yaxis={"rangemode": "tozero"})
 
 
 def _whole_ticks(numbers: Sequence[int]) -> dict[str, Any]:

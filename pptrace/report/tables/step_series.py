@@ -34,6 +34,8 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
     if change is not None:
         after, before = units.milliseconds(change.after_ns), units.milliseconds(change.before_ns)
         return f"{line}: the first step of a new level, {after} ms after {before}"
+    if series.num_steps == 1:
+        return f"{line}; the only step"
     beyond = step.span_ns / series.median_ns - 1
     return f"{line}, {units.percent(abs(beyond))} {'above' if beyond >= 0 else 'below'} the median; no outlier"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.compare.compare import ComparedRun, _shows, compare_runs
+from pptrace.analysis.compare.compare import ComparedRun, _shows, _verdict, compare_runs
 from pptrace.analysis.compare.figures import figures_of, whole_steps
-from pptrace.analysis.compare.result import Comparison, PartChange
+from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
@@ -188,6 +188,28 @@ def test_waiting_for_a_core_is_said() -> None:
     run = read_compared(SAMPLES / "1f1b_p4")
     found = compare_runs(run, replace(run, core_wait=0.11))
     assert any(line.startswith("ranks waited for a core (B for 11.0% of the time)") for line in found.warnings)
+
+
+def test_lines_about_one_run_name_it_and_those_about_both_come_once() -> None:
+    run = read_compared(SAMPLES / "1f1b_p4")
+    of_a, of_b = (replace(run, warnings=lines) for lines in (("cut off", "no clock"), ("no clock", "no device")))
+    assert compare_runs(of_a, of_b).warnings[-3:] == ("A: cut off", "A and B: no clock", "B: no device")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.0, 0.1, ChangeVerdict.NO_DIFFERENCE),
+        (-0.1, 0.0, ChangeVerdict.NO_DIFFERENCE),
+        (0.001, 0.1, ChangeVerdict.SLOWER),
+        (-0.1, -0.001, ChangeVerdict.FASTER),
+        (None, None, ChangeVerdict.NO_DIFFERENCE),
+    ],
+)
+def test_a_run_is_slower_or_faster_where_no_change_is_outside_the_interval(
+    low: float | None, high: float | None, verdict: ChangeVerdict
+) -> None:
+    assert _verdict(SpanChange(100, 105, 0.05, low, high)) is verdict
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pptrace.analysis.explain.binding import _count, bindings_of
-from pptrace.analysis.explain.blame import charge_bubbles, typical_of
+from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.explain import _host_of_idle
 from pptrace.analysis.explain.slack import _Edges, _least, _of_meetings, _on_path, _RankOrder, meetings_of
@@ -114,6 +116,14 @@ def test_what_is_usual_is_the_median_of_ops_alike_and_the_plans_bubbles_are_thos
                 end[row] = max(needs) + int(work[row])
             lasts = [end[int(row) - 1] for row in table.rank_ptr[1:]]
             assert typical.tail[step].tolist() == [max(lasts) - last for last in lasts]
+
+
+@given(*[st.integers(0, 10**14)] * 3)
+@example(22, 15, 22)  # 22 · (15 / 22) is less than 15 in floating point
+@example(7, 0, 0)
+def test_a_part_of_an_amount_is_rounded_down_however_large_it_is(amount: int, part: int, whole: int) -> None:
+    columns = (np.array([value], dtype=np.int64) for value in (amount, part, whole))
+    assert _part_of(*columns).tolist() == [amount if part >= whole else amount * part // whole]
 
 
 def test_bubbles_are_charged_as_one_by_one() -> None:

@@ -58,3 +58,8 @@ def test_where_no_line_describes_the_transfers_none_is_fitted(sizes: list[int], 
 def test_a_single_message_of_one_of_two_sizes_is_no_evidence() -> None:
     fit = fit_link(np.array([1000, 4000]), np.array([10, 20]), np.array([30, 1]))
     assert fit.reason == "of two sizes, one has a single message"
+
+
+def test_messages_without_bytes_tell_the_latency() -> None:
+    fit = fit_link(np.array([0, 1000]), np.array([5, 105]), np.array([2, 2]))
+    assert (fit.latency_ns, fit.bandwidth_gbps) == (5, pytest.approx(10))

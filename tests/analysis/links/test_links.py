@@ -191,3 +191,16 @@ def test_links_with_most_waiting_come_first_and_sums_are_those_of_the_side_that_
     slope = (50 - 5) / 2000
     assert first.latency_ns is None  # 5 ns of 1,000 bytes and 50 of 3,000: the line does not begin at 0 or later
     assert 5 - 1000 * slope < 0
+
+
+def test_a_tenth_of_a_links_messages_are_faster_than_its_fast_one() -> None:
+    for num, fast in ((10, 1), (11, 2), (20, 2), (21, 3)):
+        rows = [message("recv", 1, 0, 0, transfer) for transfer in range(num, 0, -1)]
+        assert traffic_of(0, slice_of(comms_of(*rows))).messages["fast"].tolist() == [fast]
+
+
+def test_messages_without_bytes_have_a_known_size_and_no_traffic_is_of_no_device() -> None:
+    empty = traffic_of(1, slice_of(comms_of(message("recv", 0, 0, 0, 50, bytes=0))))
+    (link,) = links_of([empty], {})
+    assert (link.bytes, link.algbw_gbps) == (0, 0.0)
+    assert not traffic_of(1, slice_of(comms_of())).on_device

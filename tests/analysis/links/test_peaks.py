@@ -149,6 +149,9 @@ def test_messages_that_the_host_moves_are_not_compared_with_links_of_devices() -
         ("40 Gb/sec (4X QDR)", 4),
         ("25 Gb/sec (1X EDR)", 3.125),
         ("2.5 Gb/sec (1X SDR)", 0.25),
+        ("20 Gb/sec (4X DDR)", 2),
+        ("56 Gb/sec (4X FDR)", pytest.approx(6.788, abs=1e-3)),
+        ("25 Gb/sec", 3.125),
         ("unknown", None),
     ],
 )
@@ -158,7 +161,13 @@ def test_a_port_moves_its_data_rate(text: str, gbps: float | None) -> None:
     assert peak_of_ports(None) is None
 
 
-@pytest.mark.parametrize(("text", "gbps"), [("NDR", 50), ("hdr", 25), ("QDR", 4), ("100", 12.5)])
+@pytest.mark.parametrize(
+    ("text", "gbps"),
+    [
+        *(("SDR", 1), ("DDR", 2), ("QDR", 4), ("FDR10", 5), ("FDR", pytest.approx(6.788, abs=1e-3)), ("EDR", 12.5)),
+        *(("HDR100", 12.5), ("hdr", 25), ("NDR200", 25), ("NDR", 50), ("XDR", 100), ("100", 12.5), ("1", 0.125)),
+    ],
+)
 def test_a_network_is_named_by_its_generation_or_its_rate(text: str, gbps: float) -> None:
     assert read_rate(text) == gbps
 
@@ -182,6 +191,11 @@ def test_links_between_hosts_are_compared_with_the_slower_port_or_the_rate_that_
     assert all(link.share_of_peak == (link.algbw_gbps or 0) / 25 for link in report.links)
     assert report.interconnect is not None
     assert report.interconnect.reasons == ()
-    assert {link.peak_gbps for link in with_network(analyse(traces).report, 50.0).links} == {50}
+    slower = analyse(traces).report
+    slower = replace(slower, links=(*slower.links, replace(slower.links[0], algbw_gbps=None)))
+    *known, unknown = with_network(slower, 50.0).links
+    assert {link.peak_gbps for link in (*known, unknown)} == {50}
+    assert all(link.share_of_peak == (link.algbw_gbps or 0) / 50 for link in known)
+    assert unknown.share_of_peak is None
     on_one_host = analyse(on_devices(recording, "NVIDIA H200", 1)).report
     assert with_network(on_one_host, 50.0) == on_one_host

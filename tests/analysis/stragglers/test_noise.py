@@ -77,3 +77,8 @@ def test_what_chance_explains_is_by_cause() -> None:
     assert not noise.explains("jitter", {"rank": 0}, 5)
     assert Noise(num_ranks=2, of_ordinary_ops=100).explains("jitter", {"rank": 0}, 5)
     assert not noise.explains("communication", {}, 5)
+
+
+def test_ops_that_take_no_time_cost_nothing_more_where_they_vary() -> None:
+    table = build("1f1b", 2, 4).table
+    assert noise_of([measured_costs(table, np.zeros((1, 1, len(table))))]).of_ordinary_ops == 0

@@ -11,13 +11,15 @@ from statistics import NormalDist, correlation, fmean, median
 import numpy as np
 import pytest
 
-from pptrace.analysis.stragglers import alike, hosts, noise, sequences
+from pptrace.analysis.stragglers import alike, hosts, messaging, noise, sequences
 from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
 from pptrace.analysis.stragglers.noise import Noise
+from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
+from tests.support.measured import measured_costs
 
 PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4))
 STEPS = 3
@@ -135,6 +137,21 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             assert as_replicas[window, row] == pytest.approx(duration * factor, abs=0.5)
 
 
+def test_a_stage_whose_like_cost_nothing_costs_nothing_as_they_do() -> None:
+    table = build("gpipe", 3, 2).table
+    costs = measured_costs(table, np.where(table.stage == 1, 1, 0)[np.newaxis, np.newaxis])
+    (measured,) = measured_lengths([costs])
+    assert measured.tolist() == [4]
+    assert alike.gains_of_places([costs], [measured])["stage", 1].tolist() == [4]
+
+
+def test_the_error_of_a_replay_is_the_median_part_by_which_it_misses_steps() -> None:
+    costs = measured_costs(build("1f1b", 1, 2).table, np.full((3, 1, 4), 100))
+    spans = np.array([400, 500, 800])
+    assert messaging._error_of(replace(costs, spans=spans)) == pytest.approx(0.2)
+    assert messaging._error_of(replace(costs, spans=spans[[0, 0, 2]])) == 0.0
+
+
 def test_long_ops_are_far_beyond_what_is_typical_of_their_rank() -> None:
     num_long = 0
     for seed in SEEDS:
@@ -173,7 +190,7 @@ def test_a_place_with_half_of_the_excess_is_named() -> None:
 def test_ops_are_late_beyond_what_is_usual_of_their_rank() -> None:
     num_late = 0
     for seed in SEEDS:
-        costs = random_costs(random.Random(seed))
+        costs = random_costs(random.Random(seed), 1 + seed % 2)
         table = costs.table
         late = hosts._late_firsts(costs)
         expected = np.zeros_like(late)
@@ -293,6 +310,13 @@ def test_noise_explains_what_is_at_no_slow_place(
     assert Noise(frozenset({("stage", 3)}), 100, 3).explains(cause, where, gain) is explained
 
 
+def test_one_slow_rank_is_no_slow_stage() -> None:
+    both = Noise(frozenset({("stage", 3), ("rank", 1)}), 100, 3)
+    assert not both.explains("imbalance", {}, 5)
+    assert not both.explains("straggler", {}, 5)
+    assert Noise(frozenset({("rank", 1)}), 100, 3).explains("imbalance", {}, 5)
+
+
 def test_in_pipelines_of_two_ranks_one_has_most_of_the_jitter() -> None:
     assert Noise(frozenset(), 100, 2).explains("jitter", {"rank": 1}, 100)
 
@@ -358,6 +382,14 @@ def test_plans_of_one_stage_or_one_microbatch_have_nothing_to_compare() -> None:
         assert sequences._of_microbatches(replace(costs, table=table, durations=durations)) is None
     free = costs.durations * (costs.table.kind != Kind.F.code)
     assert sequences._of_microbatches(replace(costs, durations=free)) is None
+
+
+def test_two_microbatches_can_be_compared() -> None:
+    table = build("1f1b", 2, 2).table
+    costs = measured_costs(table, np.where(table.microbatch == 0, 10, 30)[np.newaxis, np.newaxis])
+    found = sequences._of_microbatches(costs)
+    assert found is not None
+    assert found.evened(costs).tolist() == [[20] * len(table)]
 
 
 def test_the_correlation_is_pearsons_of_all_pairs_together() -> None:

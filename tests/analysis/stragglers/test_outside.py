@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.stragglers.outside import AFTER, chains_of
+from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of
+from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.whole_run import Stragglers
-from pptrace.model.tables import Int64
+from pptrace.model.tables import GARBAGE_COLLECTION, Int64
+from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.load import load
+from tests.support.measured import measured_costs
 
 Item = tuple[int, int, int, str, int, int, int]
 """(window, pp_rank, side, name, match, start, end); a collective begins when its last member is there."""
@@ -70,8 +74,9 @@ def two_steps(second: list[Item]) -> Slice:
         [(1, 0, AFTER, "GC", -1, 10, 13)],
         [(1, 0, AFTER, "OPTIMIZER", -1, 10, 13), (1, 0, AFTER, "GC", -1, 14, 20)],
         [(1, 0, AFTER, "GC", -1, 10, 14), (1, 0, AFTER, "OPTIMIZER", -1, 11, 20)],
+        [(1, 0, AFTER, "GC", -1, 9_000, 9_106), (1, 0, AFTER, "OPTIMIZER", -1, 9_100, 9_200)],
     ],
-    ids=["less in one step", "another order", "two things at once"],
+    ids=["less in one step", "another order", "two things at once", "more than a twentieth of it"],
 )
 def test_steps_that_differ_and_things_at_once_have_no_chains(second: list[Item]) -> None:
     assert chains_of(two_steps(second), np.array([7, 8]), 1, AFTER) is None
@@ -80,6 +85,41 @@ def test_steps_that_differ_and_things_at_once_have_no_chains(second: list[Item])
 def test_each_step_has_its_own_times() -> None:
     rows = two_steps([(1, 0, AFTER, "GC", -1, 5, 6), (1, 0, AFTER, "OPTIMIZER", -1, 6, 8)])
     assert ends(rows, [100], np.array([7, 8])) == [[110], [103]]
+
+
+def test_up_to_a_twentieth_of_an_item_may_be_at_the_time_of_the_one_before() -> None:
+    rows = two_steps([(1, 0, AFTER, "GC", -1, 9_000, 9_105), (1, 0, AFTER, "OPTIMIZER", -1, 9_100, 9_200)])
+    assert ends(rows, [0], np.array([7, 8])) == [[10], [205]]
+
+
+@pytest.mark.parametrize(("name", "covers"), [(GARBAGE_COLLECTION, "step"), ("GRAD_SYNC", "pipeline")])
+def test_collections_that_come_now_and_then_are_left_out_of_the_steps_work(name: str, covers: str) -> None:
+    """An optimizer of 50, 50 and 110 after a forward and a backward of 100 each; something else in the second step."""
+    table = build("gpipe", 1, 1).table
+    optimizers = [(step, 0, AFTER, "OPTIMIZER", -1, 200, 200 + ns) for step, ns in enumerate((50, 50, 110))]
+    rows = rows_of(*optimizers, (1, 0, AFTER, name, -1, 250, 290))
+    stragglers = slowdowns([replace(measured_costs(table, np.full((3, 1, 2), 100)), outside=rows)])
+    assert stragglers is not None
+    assert (stragglers.covers, stragglers.slowdown) == (covers, 1)
+    kinds = {entry.kind for entry in stragglers.op_kinds}
+    assert kinds == ({"F", "B", "OPTIMIZER"} if covers == "step" else {"F", "B"})
+
+
+def test_a_step_begins_when_the_first_rank_of_a_pipeline_has_done_what_comes_before_its_ops() -> None:
+    """Two pipelines of two ranks: forward and backward take 400, what comes before them 30 and 70 on the first ranks."""
+    table = build("gpipe", 2, 1).table
+    items = [
+        (2 * step + pipeline, rank, BEFORE, "DATA", -1, 0, ns)
+        for step in range(2)
+        for pipeline, rank, ns in ((0, 0, 30), (0, 1, 20), (1, 0, 70), (1, 1, 20))
+    ]
+    stragglers = slowdowns([replace(measured_costs(table, np.full((2, 2, 4), 100)), outside=rows_of(*items))])
+    assert stragglers is not None
+    ideal = 400 + (30 + 20 + 70 + 20) / 4
+    assert (stragglers.covers, stragglers.slowdown) == ("step", pytest.approx(470 / ideal))
+    assert {entry.kind: entry.slowdown for entry in stragglers.op_kinds}["DATA"] == stragglers.slowdown
+    workers = {entry.rank: entry.slowdown for entry in stragglers.workers}
+    assert workers == {1: pytest.approx(470 / ideal), 0: 1, 2: 1, 3: 1}
 
 
 def stragglers_with(folder: Path, optimizer: tuple[int, int]) -> Stragglers:

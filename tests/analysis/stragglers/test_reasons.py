@@ -173,6 +173,16 @@ def test_forwards_alone_that_vary_are_no_long_sequences(table: PlanTable) -> Non
     assert of(table, durations)[0] is None
 
 
+def test_plans_of_which_one_shows_nothing_show_no_long_sequences(table: PlanTable) -> None:
+    work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))
+    plans = [
+        measured_costs(of_plan, np.rint(usual(of_plan) * work[:, :, of_plan.microbatch]).astype(np.int64))
+        for of_plan in (table, build("gpipe", 1, MICROBATCHES).table)
+    ]
+    assert long_sequences(plans[:1], measured_lengths(plans[:1])) is not None
+    assert long_sequences(plans, measured_lengths(plans)) is None
+
+
 def test_one_stage_shows_no_long_sequences() -> None:
     table = build("gpipe", 1, MICROBATCHES).table
     work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))[:, :, table.microbatch]

@@ -186,6 +186,7 @@ def test_the_order_of_windows_changes_nothing_and_other_numbers_of_ranks_change_
     table = build("1f1b", 4, 8).table
     costs = measured_costs(table, np.random.default_rng(3).integers(500, 4_000, (5, 3, len(table))))
     order = np.random.default_rng(4).permutation(len(costs.step))
+    assert [entry.rank for entry in study(costs).workers] == list(range(12))
     shuffled = joined(costs.of_windows(np.array([index])) for index in order)
     assert slowdowns(shuffled) == study(costs)
     renumbered = study(replace(costs, ranks=costs.ranks[::-1].max() - costs.ranks))

@@ -10,7 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
-from pptrace.analysis.whatif.split import _improved, _partition, layer_costs, paste_lines
+from pptrace.analysis.whatif.split import _improved, _partition, best_split, layer_costs, paste_lines
+from pptrace.analysis.whatif.stage_costs import stage_costs
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from tests.support.measured import measured_costs
 
 
 def all_splits(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
@@ -44,6 +48,7 @@ def test_no_split_has_a_lighter_heaviest_stage(seed: int) -> None:
     chosen = _partition(layers, ends, num_stages)
     assert chosen in splits
     assert heaviest(chosen) == min(map(heaviest, splits))
+    assert _partition(layers / 1024, (ends[0] / 1024, ends[1] / 1024), num_stages) == chosen, "in another unit"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -82,6 +87,31 @@ def test_layers_that_cost_alike_are_shared_out_over_chunks_as_well_as_they_can_b
         assert heaviest(_improved(layers, np.array(placement), start)) == least
 
 
+def test_where_one_rank_is_heaviest_anyhow_the_others_share_the_rest_evenly() -> None:
+    layers, placement = np.ones(12), [0, 1, 2, 0, 1, 2]
+    layers[-1] += 20
+    for start in all_splits(12, 6)[::20]:
+        found = _improved(layers, np.array(placement), start)
+        assert sorted(np.bincount(placement, loads_of(found, layers)).tolist()) == [5, 5, 22]
+
+
+def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
+    """Two layers of 30 in each of four stages on two ranks, with an embedding of 60 and a head of 120 at the ends."""
+    plan = build("interleaved-1f1b", 2, 4)
+    more = np.array([60, 0, 0, 120])[plan.table.stage]
+    durations = np.where(plan.table.kind == Kind.F.code, 20 + more // 3, 40 + more // 3 * 2)
+    costs = stage_costs(plan, measured_costs(plan.table, np.tile(durations, (2, 1, 1))), (2, 2, 2, 2))
+    layers = np.full(8, 30.0)
+    layers[[0, -1]] += (60, 120)
+
+    def heaviest(split: Sequence[int]) -> float:
+        return float(np.bincount(plan.placement, loads_of(split, layers)).max())
+
+    found = best_split(costs)
+    assert found is not None
+    assert heaviest(found) == min(map(heaviest, all_splits(8, 4))) == 210
+
+
 def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_leaves_a_choice() -> None:
     assert _partition(np.ones(10), (0.0, 0.0), 4) in {
         (3, 2, 3, 2),
@@ -111,3 +141,4 @@ def test_a_split_is_written_as_frameworks_take_it() -> None:
     assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in text
     assert "layers.3,layers.7,layers.11" in text
     assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
+    assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)

@@ -256,6 +256,17 @@ def test_a_trace_without_whole_steps_says_what_is_expected(one_f_one_b: Analysis
         predict_changes(replace(one_f_one_b, costs=()), Wishes())
 
 
+def test_a_long_run_is_predicted_from_evenly_spaced_steps(
+    one_f_one_b: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (costs,) = one_f_one_b.costs
+    for most, steps in ((costs.durations.size // 3, [0, 3]), (costs.durations.size, [0, 1, 2, 3, 4, 5])):
+        monkeypatch.setattr("pptrace.analysis.whatif.study._MOST_CELLS", most)
+        study = study_of(one_f_one_b)
+        assert study.costs.step.tolist() == steps
+        assert [line.partition(":")[0] for line in study.warnings] == (["2 whole steps"] if len(steps) == 2 else [])
+
+
 def test_words_of_ideals_are_read() -> None:
     assert parse_ideal("kind=B").place is Kind.B
     assert parse_ideal("rank=5").place == 5

@@ -189,3 +189,8 @@ def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, synthetic: M
     assert layout.orders["stage"] == (("stage 0", (0, 2)), ("stage 1", (1, 3)))
     assert layout.orders["pipeline"] == (("pipeline 0", (0, 1)), ("pipeline 1", (2, 3)))
     assert layout.blocks("stage") == ((0, 2, 1, 3),)
+
+
+def test_what_is_found_names_its_microbatch(timeline: Timeline) -> None:
+    assert {bar[6] for bar in search(timeline, "rank 3 B 5")["found"]} == {5}
+    assert {bar[6] for bar in search(timeline, "step 2 F")["found"]} == set(range(8))

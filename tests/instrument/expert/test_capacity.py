@@ -10,8 +10,9 @@ from torch import Tensor
 from instrument.collectives import AxisGroup
 from instrument.context.shard import ContextShape
 from instrument.expert.capacity import capacity_of, keep_within
+from instrument.expert.forced import forced_routes
+from instrument.expert.noise import ForwardKey, TokenIds
 from instrument.expert.options import ExpertOptions, Forced
-from instrument.expert.router import forced_routes
 from instrument.expert.unit import SequenceParts
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
@@ -64,11 +65,11 @@ def test_drops_are_what_is_beyond_the_capacity() -> None:
 def test_forced_routes_are_even_or_all_to_one_expert() -> None:
     for top_k in (1, 2, 3):
         balanced = ExpertOptions(6, top_k, forced=Forced.BALANCED, scoring="sigmoid")
-        routes = forced_routes(torch.arange(12), balanced)
+        routes = forced_routes(TokenIds(ForwardKey(), torch.arange(1), torch.arange(12)), balanced)
         assert routes.shape == (1, 12, top_k)
         assert torch.bincount(routes.flatten(), minlength=6).tolist() == [2 * top_k] * 6
         hot = ExpertOptions(6, top_k, forced=Forced.HOT, scoring="sigmoid")
-        routes = forced_routes(torch.arange(10), hot)
+        routes = forced_routes(TokenIds(ForwardKey(), torch.arange(1), torch.arange(10)), hot)
         counts = torch.bincount(routes.flatten(), minlength=6).tolist()
         assert counts[0] == 10
         assert counts[1:] == [2 * (top_k - 1)] * 5

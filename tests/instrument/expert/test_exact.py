@@ -7,11 +7,14 @@ call to a process group lies in one mark of its axis and size.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, groupby, product
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring
+from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from tests.instrument.models.cases.mixes import Mix, Outcome, reference, train_mixes
@@ -56,10 +59,85 @@ def test_schedules_run_experts_with_whole_and_split_backwards(pool: Pool) -> Non
     check(pool, [replace(mix, schedule="dualpipe")])
 
 
+def test_overlapped_pairs_alternate_in_pieces(pool: Pool) -> None:
+    """With whole backwards and split ones, of which only some pairs are overlapped; nothing else travels than without."""
+    options = replace(OPTIONS, overlap=True, shared_width=8)
+    mix = replace(MIX, pp=2, dp=2, ep=2, schedule="dualpipe", experts=options)
+    padded = replace(options, dispatcher=Dispatcher.PADDED, shared=Shared.RESIDUAL, every=2)
+    plain = replace(mix, experts=replace(options, overlap=False))
+    mixes = [plain, mix, replace(mix, experts=padded, recompute=Recompute.SELECTIVE)]
+    for in_turn, in_pieces, of_few_layers in check(pool, mixes):
+        assert in_turn.volumes == in_pieces.volumes
+        assert in_turn.turns == 0
+        assert in_pieces.turns > of_few_layers.turns > 0
+    check(pool, [replace(mix, schedule="dualpipe-v", dp=1, tp=2, sequence=True)])
+
+
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [1, 4])
 def test_experts_are_folded_over_tensor_parallel_ranks(pool: Pool, ep: int) -> None:
     mix = replace(MIX, tp=2, dp=2, ep=ep, experts=replace(OPTIONS, shared_width=12))
     check(pool, [replace(mix, sequence=sequence) for sequence in ((False, True) if ALL or ep == 4 else (ep == 1,))])
+
+
+SIZES_OF_EP = (1, 2, 4) if ALL else (1, 2)
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v") if ALL else ("1f1b", "zb-h1", "dualpipe-v")
+
+
+def grid() -> list[Mix]:
+    """Every mesh within eight ranks, and on it every schedule and dispatcher, with and without overlap."""
+    mixes = []
+    for pp, dp, cp, tp, ep, etp in product((1, 2), (1, 2), (1, 2), (1, 2), SIZES_OF_EP, (1, 2)):
+        if pp * dp * cp * tp > 8 or (dp * cp * tp) % (ep * etp):
+            continue
+        schedules = SCHEDULES if pp > 1 else ("1f1b",)
+        for schedule, dispatcher, overlap in product(schedules, Dispatcher, (False, True)):
+            options = replace(OPTIONS, dispatcher=dispatcher, overlap=overlap, shared_width=8)
+            zero = int(dp * cp > 1 and overlap)
+            mixes.append(
+                Mix(
+                    pp,
+                    tp,
+                    cp,
+                    dp,
+                    tp > 1 and overlap,
+                    schedule=schedule,
+                    ep=ep,
+                    etp=etp,
+                    experts=options,
+                    steps=3,
+                    clip=0.3,
+                    zero=zero,
+                )
+            )
+    return mixes
+
+
+def pairs_of(mix: Mix) -> set[tuple[tuple[str, object], ...]]:
+    """Every two settings that a mix has together."""
+    assert mix.experts is not None
+    names = ("pp", "tp", "cp", "dp", "ep", "etp", "schedule")
+    settings: list[tuple[str, object]] = [(name, getattr(mix, name)) for name in names]
+    settings += [("dispatcher", mix.experts.dispatcher), ("overlap", mix.experts.overlap)]
+    return set(combinations(settings, 2))
+
+
+def pairwise(mixes: list[Mix]) -> list[Mix]:
+    """Few small mixes in which all pairs of settings occur: always the one with most new pairs for what its ranks cost."""
+    pairs = [(mix, pairs_of(mix)) for mix in mixes]
+    missing = set().union(*(of_mix for _, of_mix in pairs))
+    chosen = []
+    while missing:
+        mix, found = max(pairs, key=lambda each: len(each[1] & missing) / each[0].world ** 1.5)
+        chosen.append(mix)
+        missing -= found
+    return chosen
+
+
+def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> None:
+    """Each dispatcher on every mesh, with every schedule, and what shares the same ranks."""
+    chosen = grid() if ALL else pairwise(grid())
+    for _, mixes in groupby(sorted(chosen, key=lambda mix: str(mix.shape)), key=lambda mix: mix.shape):
+        check(pool, list(mixes))
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [2])
@@ -71,11 +149,10 @@ def test_sequences_that_context_ranks_share_are_balanced_as_wholes(pool: Pool, e
 
 def test_all_axes_together(pool: Pool) -> None:
     order = "cp-dp-pp-tp"
-    check(pool, [replace(MIX, pp=2, tp=2, cp=2, ep=2, sequence=True, schedule="zb-h1", order=order, clip=0.1)])
+    mix = replace(MIX, pp=2, tp=2, cp=2, ep=2, etp=2, sequence=True, order=order, clip=0.1)
+    check(pool, [replace(mix, schedule="zb-h1", recompute=Recompute.FULL)])
     if ALL:
-        for ep in (1, 2, 4):
-            check(pool, [replace(MIX, pp=2, tp=2, dp=2, ep=ep, sequence=True, zero=1, recompute=Recompute.FULL)])
-            check(pool, [replace(MIX, tp=2, cp=2, dp=2, ep=2 * ep, sequence=ep == 1, experts=replace(OPTIONS, num=8))])
+        check(pool, [replace(mix, schedule="dualpipe", ep=1, etp=4)])
 
 
 def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> None:
@@ -85,6 +162,10 @@ def test_other_routers_and_layers_without_experts_train_the_same(pool: Pool) -> 
         replace(OPTIONS, num=8, top_k=8, width=12),
         replace(OPTIONS, num=6, top_k=3, scoring=Scoring.SIGMOID, scale=2.5, shared_width=8),
         replace(OPTIONS, scoring=Scoring.RENORMALISED, aux_loss=0.0),
+    ]
+    routers += [
+        replace(OPTIONS, num=8, num_groups=4, groups_per_token=2, shared_width=8, shared=Shared.RESIDUAL),
+        replace(OPTIONS, num=6, pyramid=(4, 6), shared_width=8, shared=Shared.GATED, overlap=True),
     ]
     check(pool, [replace(mix, experts=options) for options in routers])
     check(pool, [replace(mix, pp=2, experts=replace(OPTIONS, every=4))])  # the last stage has no experts
@@ -117,4 +198,35 @@ def test_a_bias_balances_by_the_counts_of_the_global_batch(pool: Pool) -> None:
 
 
 def test_rows_travel_through_host_memory(pool: Pool) -> None:
-    check(pool, [replace(MIX, dp=2, ep=2, host_staged=True)])
+    overlapped = replace(OPTIONS, overlap=True, shared_width=8)
+    check(pool, [replace(MIX, dp=2, ep=2, host_staged=True, experts=options) for options in (OPTIONS, overlapped)])
+
+
+def test_noise_and_forced_routes_belong_to_tokens(pool: Pool, tmp_path: Path) -> None:
+    """Whatever rank, microbatch or part of a sequence has them, and again where a layer or a whole forward runs once more."""
+    np.save(tmp_path / "routes.npy", np.random.default_rng(1).integers(0, 4, (2, 2, 3, 16, 2)))
+    padded = replace(OPTIONS, dispatcher=Dispatcher.PADDED, capacity_factor=0.8)
+    options = [
+        replace(padded, jitter=0.2, second=SecondChoice.SAMPLED),
+        replace(padded, second=SecondChoice.RANDOM, shared_width=8, shared=Shared.RESIDUAL),
+        replace(OPTIONS, forced=Forced.BIASED, dispatcher=Dispatcher.PADDED, overlap=True),
+        replace(OPTIONS, forced=Forced.RANDOM, jitter=0.1),
+        replace(OPTIONS, forced=Forced.REPLAYED, routes=str(tmp_path / "routes.npy")),
+    ]
+    mix = replace(MIX, dp=2, ep=2, recompute=Recompute.FULL)
+    check(pool, [replace(mix, experts=each) for each in options])
+    parts = replace(MIX, tp=2, cp=2, ep=4, etp=1)
+    check(pool, [replace(parts, experts=each, sequence=index == 0) for index, each in enumerate(options[:2])])
+    whole = replace(MIX, pp=2, dp=2, ep=2, experts=options[0], sync=OptimizerSync.POST_VALIDATION)
+    check(pool, [whole, *([replace(whole, schedule="zb-h1"), replace(whole, experts=options[4])] if ALL else [])])
+
+
+def test_journeys_that_are_overlapped_change_nothing(pool: Pool) -> None:
+    """The shared MLP and weights' gradients meanwhile; in overlapped pairs the pieces of the other half."""
+    options = replace(OPTIONS, overlap=True, shared_width=8)
+    mix = replace(MIX, dp=2, ep=2, experts=options)
+    for outcome in check(pool, [mix, replace(mix, zero=1, bucket_bytes=1000)]):
+        assert outcome[0].turns == 0
+        assert outcome[0].volumes[0]["ep", "all_to_all"].count == 2 * 2 * (3 + 2)
+    folded = replace(mix, tp=2, ep=4, experts=replace(options, shared=Shared.RESIDUAL))
+    check(pool, [replace(folded, sequence=sequence) for sequence in (False, True)][: 2 if ALL else 1])

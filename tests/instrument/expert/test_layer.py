@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
-from pptrace.marks import Collective, CollectiveMark
-from tests.instrument.expert.cases.layers import HIDDEN, Tokens, compare, dense, inputs_of, make_layer
+from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
+from pptrace.analysis.volume.experts import ExpertCall, ExpertSizes, expert_calls
+from pptrace.marks import Axis, Collective, CollectiveMark
+from tests.instrument.expert.cases.layers import (
+    HIDDEN,
+    Seen,
+    Tokens,
+    compare,
+    dense,
+    inputs_of,
+    make_layer,
+    overlapped_order,
+)
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -28,9 +39,7 @@ CASES = [
     Tokens(SWITCH, to_expert=6),  # all to one expert: the other ranks have no rows
     Tokens(OPTIONS, num=0),  # no rank has any tokens
 ]
-GATHERED = [
-    replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES if tokens.num
-]
+GATHERED = [replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.ALL_GATHER)) for tokens in CASES]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -46,6 +55,7 @@ def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool
     assert all_to_one[6 // held].rows_of_expert[6 % held] == size * 2 * 5
     assert sum(sum(each.rows_of_expert) for each in all_to_one) == size * 2 * 5
     check_marks([row[0].marks for row in outcomes], size)
+    check_bytes(outcomes, CASES)
 
 
 def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
@@ -54,6 +64,7 @@ def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
         seen = [row[index] for row in outcomes]
         assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
         assert sum(sum(each.rows_of_expert) for each in seen) == 2 * 2 * tokens.num * tokens.options.top_k
+    check_bytes(outcomes, GATHERED)
     rows, weights = 2 * 2 * 5 * HIDDEN * 8, 2 * 2 * 5 * 2 * 8
     gathers, scatters = Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     for mark in outcomes[0][0].marks:
@@ -67,6 +78,69 @@ def test_tokens_that_are_gathered_give_the_same(pool: Pool) -> None:
         (scatters, weights),
         (scatters, rows),
     ]
+
+
+PADDED = [replace(tokens, options=replace(tokens.options, dispatcher=Dispatcher.PADDED)) for tokens in CASES]
+OVERLAPPED = [
+    replace(tokens, options=replace(tokens.options, overlap=True, width=4))
+    for tokens in (CASES[0], CASES[5], PADDED[0])
+]
+IDLE = [replace(tokens, idle=1) for tokens in (CASES[0], PADDED[0], OVERLAPPED[0])]
+
+
+def check_bytes(outcomes: list[list[Seen]], cases: list[Tokens], etp: int = 1) -> None:
+    """Every call of every rank carries the bytes that the formulas predict from the routes."""
+    ep = len(outcomes) // etp
+    for index, tokens in enumerate(cases):
+        options = tokens.options
+        kept = np.array([row[index].counts for row in outcomes])
+        num_tokens = 2 * tokens.num
+        sizes = ExpertSizes(ep, etp, options.num, options.top_k, HIDDEN, num_tokens, 8, 8, int(kept.max(initial=0)))
+        for rank, row in enumerate(outcomes):
+            seen = [
+                ExpertCall(mark.axis, mark.kind, mark.bytes, 0 if mark.uneven is None else mark.uneven.received_bytes)
+                for mark in row[index].marks
+            ]
+            assert sorted(seen) == sorted(expert_calls(options.dispatcher, sizes, kept, rank)), (tokens, rank)
+
+
+def test_padded_buffers_and_overlapped_journeys_give_the_same(pool: Pool) -> None:
+    outcomes = pool.run(compare, PADDED + OVERLAPPED + IDLE, False, world=2)
+    for index, tokens in enumerate(PADDED + OVERLAPPED + IDLE):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    check_bytes(outcomes, PADDED + OVERLAPPED + IDLE)
+    slots = [max(max(row[index].counts) for row in outcomes) for index in range(len(PADDED))]
+    for index, tokens in enumerate(PADDED):
+        first, *rows = outcomes[0][index].marks
+        assert (first.kind, first.bytes) == (Collective.ALL_REDUCE, 8)  # the largest number of routes to an expert
+        num_bytes = tokens.options.num * slots[index] * HIDDEN * 8
+        assert [(mark.kind, mark.bytes, mark.uneven) for mark in rows] == [(Collective.ALL_TO_ALL, num_bytes, None)] * 4
+        assert set(outcomes[0][index].rows_of_expert) == {2 * slots[index]}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_ranks_that_share_each_expert_give_the_same(pool: Pool, split: bool) -> None:
+    """Two by two: of uneven rows, of equal slots, and of all tokens everywhere."""
+    cases = [replace(tokens, options=replace(tokens.options, width=6)) for tokens in (*CASES, *PADDED, *GATHERED)]
+    cases += [] if split else OVERLAPPED
+    outcomes = pool.run(compare, cases, split, 2, world=4)
+    for index, tokens in enumerate(cases):
+        seen = [row[index] for row in outcomes]
+        assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+    check_bytes(outcomes, cases, etp=2)
+    along = [mark for mark in outcomes[0][0].marks if mark.axis is Axis.ETP]
+    counts, there, back, there_again, back_again = along  # backward gathers gradients as forward does rows
+    assert (counts.kind, counts.bytes) == (Collective.ALL_GATHER, 2 * 8 * 8)  # of both ranks: 4 experts from 2 ranks
+    for mark in (there, there_again):  # this rank's rows to both, all rows from both
+        assert mark.uneven is not None
+        assert mark.uneven.received_bytes == sum(mark.uneven.received_rows) * HIDDEN * 8
+        assert len(set(mark.uneven.sent_rows)) == 1
+    for mark in (back, back_again):
+        assert mark.uneven is not None
+        assert there.uneven is not None
+        assert mark.uneven.sent_rows == there.uneven.received_rows
+    assert sum(outcomes[0][0].rows_of_expert) == sum(there.uneven.received_rows)  # type: ignore[union-attr]
 
 
 def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
@@ -93,6 +167,16 @@ def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:
         assert there.uneven.sent_rows == back.uneven.received_rows == back_again.uneven.sent_rows
         assert there.uneven.received_rows == back.uneven.sent_rows == back_again.uneven.received_rows
         assert sum(there.uneven.sent_rows) == 2 * 5 * 2
+
+
+def test_what_is_overlapped_runs_between_start_and_wait(pool: Pool) -> None:
+    tokens = replace(CASES[0], options=replace(OPTIONS, overlap=True, shared_width=4))
+    for order in pool.run(overlapped_order, tokens, world=2):
+        assert order == [
+            *("start", "shared, first half", "wait", "start", "shared, second half", "wait"),
+            *("start", "back through its second half", "wait"),
+            *("start", "back through its first half", "weights", "wait"),
+        ]
 
 
 def test_one_expert_is_the_dense_layer() -> None:
@@ -140,13 +224,36 @@ def test_a_recomputation_follows_the_routes_of_its_forward() -> None:
 
 def test_a_shared_layer_is_added() -> None:
     layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4))), inputs_of(Tokens(OPTIONS), 0)
-    assert layer.shared_in is not None
-    assert layer.shared_out is not None
+    assert layer.shared is not None
     with torch.no_grad():
-        for part in (layer.shared_in.weight, layer.shared_in.bias, layer.shared_out.weight, layer.shared_out.bias):
+        for part in layer.shared.parameters():
             part.normal_(generator=torch.Generator().manual_seed(4))
-    shared = layer.shared_out(F.gelu(layer.shared_in(x)))
+    shared = layer.shared.outer(F.gelu(layer.shared.inner(x)))
     assert torch.allclose(layer(x), dense(layer, x) + shared, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("how", [Shared.GATED, Shared.RESIDUAL])
+def test_a_shared_layer_is_joined_by_learned_coefficients(how: Shared) -> None:
+    """σ(x·w) of the shared MLP, or both weighed by a softmax of two: against the formula, gradients too."""
+    layer, x = make_layer(Tokens(replace(OPTIONS, shared_width=4, shared=how))), inputs_of(Tokens(OPTIONS), 0)
+    assert layer.shared is not None
+    assert layer.shared.coefficient is not None
+    with torch.no_grad():
+        for part in layer.shared.parameters():
+            part.normal_(generator=torch.Generator().manual_seed(4))
+    shared = layer.shared.outer(F.gelu(layer.shared.inner(x)))
+    z = F.linear(x, layer.shared.coefficient.weight, layer.shared.coefficient.bias)
+    if how is Shared.GATED:
+        expected = dense(layer, x) + shared / (1 + (-z).exp())
+    else:
+        first = 1 / (1 + (z[..., 1:] - z[..., :1]).exp())
+        expected = first * dense(layer, x) + (1 - first) * shared
+    output = layer(x)
+    assert torch.allclose(output, expected, rtol=0, atol=TOLERANCE)
+    weights = (layer.shared.coefficient.weight, layer.router.weight, x)
+    ours, theirs = (torch.autograd.grad(torch.cos(y).sum(), weights) for y in (output, expected))
+    for gradient, right in zip(ours, theirs, strict=True):
+        assert torch.allclose(gradient, right, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

@@ -16,6 +16,9 @@ CASES = [
     Case(ep=2, top_k=4, aux=0.3, z=0.2),
     Case(ep=2, tp=2, aux=0.3, z=0.2),
     Case(ep=1, tp=2, top_k=3, pre_softmax=True, aux=0.3),
+    Case(ep=1, tp=2, etp=2),
+    Case(ep=1, tp=2, etp=2, padded=True),
+    Case(ep=2, groups=2),
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from instrument.expert.bias import biased_routers, update_biases
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
-from instrument.expert.options import ExpertOptions, Scoring, check_experts
+from instrument.expert.options import ExpertOptions, Forced, Scoring, SecondChoice, Shared, check_experts, check_layers
 from instrument.expert.router import Router, choose, probabilities_of, weights_of
 from pptrace.errors import UsageError
 
@@ -152,6 +152,18 @@ def test_a_loss_that_is_tied_to_a_tensor_gets_its_weight_as_gradient() -> None:
         ({"num": 4, "aux_loss": -1.0}, "0 or more"),
         ({"num": 4, "bias_rate": 0.1}, "scores of sigmoid alone"),
         ({"num": 4, "capacity_factor": 0.0}, "capacity factor of the experts is 0.0"),
+        ({"num": 4, "jitter": 1.0}, "jitter of what the router sees is 1.0"),
+        ({"num": 4, "top_k": 3, "second": SecondChoice.SAMPLED}, "second choice that is sampled is one of two experts"),
+        ({"num": 4, "num_groups": 3}, "4 experts do not go into 3 groups"),
+        ({"num": 4, "num_groups": 2, "groups_per_token": 3}, "of which a token has 3"),
+        (
+            {"num": 8, "top_k": 3, "num_groups": 4, "groups_per_token": 2},
+            "3 experts of a token do not go into 2 groups of 2",
+        ),
+        ({"num": 8, "top_k": 3, "num_groups": 4}, "3 experts of a token do not go into 1 groups of 2"),
+        ({"num": 4, "shared": Shared.RESIDUAL}, "shared MLP that is residual needs a width"),
+        ({"num": 4, "forced": Forced.REPLAYED}, "replayed from a file"),
+        ({"num": 8, "top_k": 5, "pyramid": (4, 8)}, "routed to 5 experts and a layer has 4"),
     ],
 )
 def test_routers_that_cannot_be_are_refused(options: dict[str, int], text: str) -> None:
@@ -161,6 +173,13 @@ def test_routers_that_cannot_be_are_refused(options: dict[str, int], text: str) 
 
 def test_experts_and_tokens_that_do_not_divide_are_refused() -> None:
     check_experts(OPTIONS, ep=3, tp=2, held=8)
+    check_layers(replace(OPTIONS, every=2, pyramid=(6, 9), num=9), layers=4, hidden=6, etp=3)
+    with pytest.raises(UsageError, match="9 experts do not divide among ep=2"):
+        check_experts(replace(OPTIONS, pyramid=(6, 9), num=9), ep=2, tp=1, held=8)
+    with pytest.raises(UsageError, match="2 numbers of experts are given and 4 layers have experts"):
+        check_layers(replace(OPTIONS, pyramid=(6, 9), num=9), layers=4, hidden=6, etp=1)
+    with pytest.raises(UsageError, match="experts of width 24 do not divide among etp=5"):
+        check_layers(OPTIONS, layers=4, hidden=6, etp=5)
     with pytest.raises(UsageError, match="6 experts do not divide among ep=4"):
         check_experts(OPTIONS, ep=4, tp=1, held=8)
     with pytest.raises(UsageError, match="7 tokens of a sequence do not divide among tp=2"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
-from instrument.expert.options import ExpertOptions
+from instrument.expert.options import ExpertOptions, Shared
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -49,8 +51,9 @@ def test_model_flops_are_the_matrix_products_of_forward_and_backward(splits: boo
 
 def test_model_flops_of_experts_are_their_matrix_products() -> None:
     """Beside the formula's, the sum of each token's experts is a product of their weights and outputs: 3 · 2·B·s·k·h."""
-    for every, num_with_experts in ((1, 3), (2, 2)):
-        experts = ExpertOptions(4, 2, every, width=12, shared_width=20, aux_loss=0.1, z_loss=0.1)
+    for every, num_with_experts, shared in ((1, 3, Shared.ADDED), (2, 2, Shared.GATED), (2, 2, Shared.RESIDUAL)):
+        experts = ExpertOptions(4, 2, every, width=12, shared_width=20, aux_loss=0.1, z_loss=0.1, shared=shared)
+        experts = experts if every == 1 else replace(experts, num=6, pyramid=(4, 6))
         whole = GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, experts=experts)
         model, tokens = GptStage(whole, range(LAYERS)), torch.randint(256, (BATCH, SEQUENCE))
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -266,6 +266,23 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
             "always 1, so that the router would not learn; use softmax-before or sigmoid",
         ),
         (["--experts", "0"], 1, "num of the experts is 0"),
+        (["--dp", "4", "--ep", "2", "--etp", "4", "--experts", "6"], 4, "ep=2 · etp=4 does not divide the 4 ranks"),
+        (["--dp", "4", "--etp", "2"], 4, "--etp is for a model with experts"),
+        (
+            ["--dp", "4", "--etp", "4", "--experts", "6", "--expert-width", "6"],
+            4,
+            "of width 6 do not divide among etp=4",
+        ),
+        (["--dp", "4", "--ep", "2", "--experts", "4,6,7,8", "--layers", "4"], 4, "7 experts do not divide among ep=2"),
+        (["--experts", "4,8", "--layers", "3"], 1, "2 numbers of experts are given and 3 layers have experts"),
+        (["--experts", "4", "--replay-routes", "/nowhere.npy"], 1, "routes cannot be read from /nowhere.npy"),
+        (
+            ["--experts", "4", "--replay-routes", "/nowhere.npy", "--force-routes", "hot"],
+            1,
+            "--replay-routes gives the routes that --force-routes gives",
+        ),
+        (["--experts", "8", "--router-groups", "3"], 1, "8 experts do not go into 3 groups"),
+        (["--overlap-experts"], 1, "--overlap-experts is for a model with experts"),
         (["--experts", "4", "--tp", "4", "--seq", "66"], 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
         (
             ["--experts", "4", "--dp", "4", "--zero", "2"],

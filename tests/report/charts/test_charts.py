@@ -22,7 +22,7 @@ from pptrace.analysis.whole_run import (
     StepOutlier,
     StepSeries,
 )
-from pptrace.report.charts.base import plain
+from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.charts.communication import MOST_ROWS, OfLink, comms_chart, is_by_stage, link_matrix, link_rates
@@ -69,6 +69,21 @@ def test_each_step_is_a_point_and_outliers_levels_and_evaluations_are_marked(rep
 def test_without_any_known_length_there_is_no_chart_of_steps(report: Report) -> None:
     assert steps_chart(steps_of(report, {1: None, 2: None}, None)) is None
     assert steps_chart(steps_of(report, {1: None, 2: 4}, None)) is not None
+
+
+def test_one_step_has_no_distribution_and_its_length_is_seen_from_zero(report: Report) -> None:
+    figure = steps_chart(steps_of(report, {7: 30}, None))
+    assert [part.type for part in figure.data] == ["scatter", "scatter"]
+    assert figure.layout.yaxis.rangemode == "tozero"
+
+
+@pytest.mark.parametrize(
+    ("number", "span"), [(1, (-2.5, 2.5)), (2, (-2.0, 3.0)), (4, (-1.0, 4.0)), (5, None), (48, None)]
+)
+def test_few_columns_are_no_wider_than_those_of_five(number: int, span: tuple[float, float] | None) -> None:
+    axis = columns_axis(number)
+    assert axis.get("range") == (None if span is None else list(span))
+    assert sum(axis.get("range", (number, 0))) == (number - 1 if span else number), "in the middle"
 
 
 def test_causes_are_bars_of_their_places_and_those_that_gain_are_green(report: Report) -> None:

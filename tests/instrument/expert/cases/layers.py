@@ -17,7 +17,7 @@ from instrument.expert.options import ExpertOptions
 from instrument.expert.router import choose, weights_of
 from instrument.models.parallel import alone as whole_layers
 from instrument.recorder import Recorder
-from pptrace.marks import Axis, CollectiveMark
+from pptrace.marks import AwaitMark, Axis, CollectiveMark, parse_mark
 from tests.instrument.cases.collectives import Listening, heard
 
 HIDDEN = 6
@@ -25,12 +25,15 @@ HIDDEN = 6
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sequences of one rank, and the gate, which decide the routes: ``to_expert`` sends all first choices there."""
+    """Sequences of one rank, and the gate, which decide the routes: ``to_expert`` sends all first choices there; the rank
+    ``idle`` has no tokens.
+    """
 
     options: ExpertOptions
     num: int = 5
     to_expert: int | None = None
     equal: bool = False
+    idle: int | None = None
 
 
 def make_layer(tokens: Tokens, groups: ExpertGroups | None = None) -> ExpertLayer:
@@ -48,7 +51,7 @@ def make_layer(tokens: Tokens, groups: ExpertGroups | None = None) -> ExpertLaye
 
 
 def inputs_of(tokens: Tokens, rank: int) -> Tensor:
-    x = _drawn(torch.Generator().manual_seed(10 + rank), 2, tokens.num, HIDDEN)
+    x = _drawn(torch.Generator().manual_seed(10 + rank), 2, 0 if rank == tokens.idle else tokens.num, HIDDEN)
     x[..., 0] = 1
     return x.requires_grad_()
 
@@ -74,24 +77,40 @@ def _drawn(generator: torch.Generator, *shape: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; marks."""
+    """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; the routes
+    of its tokens to each expert; marks.
+    """
 
     errors: tuple[float, ...]
     rows_of_expert: tuple[int, ...]
+    counts: tuple[int, ...]
     marks: tuple[CollectiveMark, ...]
 
 
-def compare(cases: list[Tokens], split: bool) -> list[Seen]:
-    """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later."""
+def compare(cases: list[Tokens], split: bool, etp: int = 1, is_dense: bool = True) -> list[Seen]:
+    """Each case on all ranks of the world, forward and backward; ``split``: weights' gradients come later; ``etp`` neighbours
+    share each expert; without ``is_dense`` nothing is compared with all tokens through all experts.
+    """
     recorder = Listening()
-    group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
-    return [_compare(tokens, group, split) for tokens in cases]
+    if etp == 1:
+        group = AxisGroup(dist.group.WORLD, Axis.EP, recorder)
+        groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
+        return [_compare(tokens, groups, split, is_dense) for tokens in cases]
+    world, rank = dist.get_world_size(), dist.get_rank()
+    pairs = [list(range(first, first + etp)) for first in range(0, world, etp)]
+    lines = [list(range(first, world, etp)) for first in range(etp)]
+    own = []
+    for axis, members in ((Axis.EP, lines), (Axis.ETP, pairs)):
+        made = [dist.new_group(ranks, backend="gloo") for ranks in members]
+        own.append(AxisGroup(next(g for g, m in zip(made, members, strict=True) if rank in m), axis, recorder))
+    groups = ExpertGroups(own[0], AxisGroup(None, Axis.CP, Recorder()), etp=own[1])
+    return [_compare(tokens, groups, split, is_dense) for tokens in cases]
 
 
-def _compare(tokens: Tokens, group: AxisGroup, split: bool) -> Seen:
-    groups = ExpertGroups(group, AxisGroup(None, Axis.CP, Recorder()))
+def _compare(tokens: Tokens, groups: ExpertGroups, split: bool, is_dense: bool) -> Seen:
+    group = groups.ep
     layer, whole = make_layer(tokens, groups), make_layer(tokens, alone())
-    x = inputs_of(tokens, group.rank)
+    x = inputs_of(tokens, dist.get_rank())
     queue = attach(layer) if split else None
     fired: list[object] = []
     for parameter in layer.parameters():
@@ -113,26 +132,62 @@ def _compare(tokens: Tokens, group: AxisGroup, split: bool) -> Seen:
 
     output, marks = heard(group, both_ways)
     assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
+    assert kept.routes is not None
+    dispatch = kept.routes.dispatch
+    known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
+    errors = _errors(layer, whole, tokens, (output, x)) if is_dense else ()
+    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
+
+
+def overlapped_order(tokens: Tokens) -> list[str]:
+    """In the order in which they come: starts of all-to-alls of rows and waits for them, and what is computed meanwhile."""
+    recorder = Listening()
+    groups = ExpertGroups(AxisGroup(dist.group.WORLD, Axis.EP, recorder), AxisGroup(None, Axis.CP, Recorder()))
+    layer, x = make_layer(tokens, groups), inputs_of(tokens, dist.get_rank())
+    assert layer.shared is not None
+    names = recorder.names
+    layer.shared.inner.register_forward_hook(lambda *_: names.append("shared, first half"))
+    layer.shared.outer.register_forward_hook(lambda *_: names.append("shared, second half"))
+    layer.shared.inner.weight.register_hook(lambda _: names.append("back through its first half"))
+    layer.shared.outer.weight.register_hook(lambda _: names.append("back through its second half"))
+    layer.inner.weight.register_post_accumulate_grad_hook(lambda _: names.append("weights"))
+    layer(x).sum().backward()
+    order = []
+    for name in names:
+        mark = parse_mark(name)
+        if isinstance(mark, AwaitMark):
+            order.append("wait")
+        elif not isinstance(mark, CollectiveMark):
+            order.append(name)
+        elif mark.handle is not None:
+            order.append("start")
+    return order
+
+
+def _errors(layer: ExpertLayer, whole: ExpertLayer, tokens: Tokens, ours: tuple[Tensor, Tensor]) -> list[float]:
+    """The largest errors of this rank's output and gradients, ``ours`` being output and input."""
+    (output, x), me, etp = ours, dist.get_rank(), layer.groups.etp
     errors = [0.0]
     gates = [torch.zeros_like(whole.router.weight)]
-    for rank in range(group.size):
+    for rank in range(dist.get_world_size()):
         y = inputs_of(tokens, rank)
         expected = dense(whole, y)
         expected.backward(torch.cos(expected.detach()))
         assert whole.router.weight.grad is not None
         gates.append(whole.router.weight.grad.clone())
-        if rank == group.rank:
+        if rank == me:
             errors += [_largest(output, expected), _largest(x.grad, y.grad)]
             errors.append(_largest(layer.router.weight.grad, gates[-1] - gates[-2]))
     held = slice(layer.inner.experts.start, layer.inner.experts.stop)
-    for ours, theirs in ((layer.inner, whole.inner), (layer.outer, whole.outer)):
-        errors += [
-            _largest(ours.weight.grad, theirs.weight.grad[held]),
-            _largest(ours.bias.grad, theirs.bias.grad[held]),
-        ]
-    assert kept.routes is not None
-    known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
-    return Seen(tuple(errors), tuple(kept.routes.dispatch.rows_of_expert), known)
+    width = layer.inner.weight.shape[1]
+    part = slice(etp.rank * width, (etp.rank + 1) * width)
+    errors += [
+        _largest(layer.inner.weight.grad, whole.inner.weight.grad[held, part]),
+        _largest(layer.inner.bias.grad, whole.inner.bias.grad[held, part]),
+        _largest(layer.outer.weight.grad, whole.outer.weight.grad[held, :, part]),
+        _largest(layer.outer.bias.grad, whole.outer.bias.grad[held]),
+    ]
+    return errors
 
 
 def _largest(ours: Tensor | None, theirs: Tensor | None) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from instrument.collectives import AxisGroup
 from instrument.expert.groups import ExpertGroups
 from instrument.expert.layer import ExpertLayer
-from instrument.expert.options import ExpertOptions, Scoring
+from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
 from instrument.recorder import Recorder
 from instrument.tensor.region import Region
 from pptrace.marks import Axis
@@ -34,6 +34,9 @@ class Case:
     pre_softmax: bool = False
     aux: float = 0.0
     z: float = 0.0
+    etp: int = 1
+    groups: int = 1
+    padded: bool = False
 
 
 class _Stream:
@@ -71,16 +74,17 @@ def _theirs(case: Case, moe_layer: Any) -> Any:
 
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=case.tp, expert_model_parallel_size=case.ep, expert_tensor_parallel_size=1
+        tensor_model_parallel_size=case.tp, expert_model_parallel_size=case.ep, expert_tensor_parallel_size=case.etp
     )
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=2, num_moe_experts=EXPERTS, moe_router_topk=case.top_k,
         moe_router_load_balancing_type="seq_aux_loss" if case.aux else "none", moe_aux_loss_coeff=case.aux,
         moe_z_loss_coeff=case.z or None, moe_router_pre_softmax=case.pre_softmax, moe_token_dispatcher_type="alltoall",
         ffn_hidden_size=WIDTH, add_bias_linear=False, params_dtype=torch.float64, expert_model_parallel_size=case.ep,
-        expert_tensor_parallel_size=1, tensor_model_parallel_size=case.tp, sequence_parallel=case.tp > 1,
+        expert_tensor_parallel_size=case.etp, tensor_model_parallel_size=case.tp, sequence_parallel=case.tp > 1,
         use_cpu_initialization=True, moe_router_dtype="fp64", gated_linear_unit=False, bias_activation_fusion=False,
-        perform_initialization=False,
+        perform_initialization=False, moe_router_num_groups=case.groups if case.groups > 1 else None,
+        moe_router_group_topk=1 if case.groups > 1 else None,
     )  # fmt: skip
     spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
     return moe_layer.MoELayer(config, spec.submodules, layer_number=1)
@@ -88,13 +92,17 @@ def _theirs(case: Case, moe_layer: Any) -> Any:
 
 def _ours(case: Case) -> ExpertLayer:
     scoring = Scoring.SOFTMAX_BEFORE if case.pre_softmax else Scoring.SOFTMAX_AFTER
-    options = ExpertOptions(EXPERTS, case.top_k, width=WIDTH, scoring=scoring, aux_loss=case.aux, z_loss=case.z)
+    dispatcher = Dispatcher.PADDED if case.padded else Dispatcher.ALL_TO_ALL
+    options = ExpertOptions(
+        EXPERTS, case.top_k, width=WIDTH, scoring=scoring, aux_loss=case.aux, z_loss=case.z, num_groups=case.groups,
+        dispatcher=dispatcher,
+    )  # fmt: skip
     recorder = Recorder()
-    tensor, experts = (
+    tensor, experts, within = (
         AxisGroup(dist.group.WORLD if size > 1 else None, axis, recorder)
-        for size, axis in ((case.tp, Axis.TP), (case.ep, Axis.EP))
+        for size, axis in ((case.tp, Axis.TP), (case.ep, Axis.EP), (case.etp, Axis.ETP))
     )
-    groups = ExpertGroups(experts, AxisGroup(None, Axis.CP, recorder))
+    groups = ExpertGroups(experts, AxisGroup(None, Axis.CP, recorder), etp=within)
     return ExpertLayer(HIDDEN, options, Region(tensor, sequence=True), groups, bias=False, dtype=torch.float64)
 
 
@@ -117,14 +125,15 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
     rank = dist.get_rank()
     x, upstream = (draw(dist.get_world_size(), BATCH, SEQUENCE // case.tp, HIDDEN)[rank] for _ in range(2))
     held = ours.inner.experts
+    part = ours.inner.held.part(WIDTH)
     with torch.no_grad():
         theirs.router.weight.copy_(gate)
         ours.router.weight.copy_(gate)
-        ours.inner.weight.copy_(inner[held.start : held.stop])
-        ours.outer.weight.copy_(outer[held.start : held.stop])
+        ours.inner.weight.copy_(inner[held.start : held.stop, part])
+        ours.outer.weight.copy_(outer[held.start : held.stop, :, part])
         for index, expert in zip(held, theirs.experts.local_experts, strict=True):
-            expert.linear_fc1.weight.copy_(inner[index])
-            expert.linear_fc2.weight.copy_(outer[index])
+            expert.linear_fc1.weight.copy_(inner[index, part])
+            expert.linear_fc2.weight.copy_(outer[index][:, part])
     x = x.requires_grad_()
     output = ours(x)
     output.backward(upstream)

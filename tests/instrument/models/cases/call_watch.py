@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from instrument.recorder import Recorder
 from pptrace.analysis.volume.transformer import Calls, Volume, total
-from pptrace.marks import Axis, CollectiveMark, ExchangeMark, Link, P2PMark, parse_mark
+from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Link, P2PMark, parse_mark
 
 CommunicationMark = P2PMark | CollectiveMark | ExchangeMark
 DESCRIPTIONS = {
@@ -23,6 +23,7 @@ DESCRIPTIONS = {
     Axis.DP_CP: {"mesh_dp-cp", "mesh_dp-cp_control"},
     Axis.EP: {"mesh_ep"},
     Axis.EDP: {"mesh_edp"},
+    Axis.ETP: {"mesh_etp"},
     Axis.EMBEDDING: {"mesh_embd"},
     Axis.MIRROR: {"mesh_mirror"},
 }
@@ -59,6 +60,7 @@ class CallWatch:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.marks: list[CommunicationMark] = []
+        self.awaited: list[tuple[int, Axis, int | None]] = []  # how many marks came before, and what was waited for
         self._open: list[CommunicationMark | None] = []  # one thread: backward runs in the caller's on CPUs
 
     def recorder(self) -> Recorder:
@@ -74,6 +76,8 @@ class CallWatch:
         self._open.append(mark if isinstance(mark, CommunicationMark) else None)
         if isinstance(mark, CommunicationMark):
             self.marks.append(mark)
+        if isinstance(mark, AwaitMark):
+            self.awaited.append((len(self.marks), mark.axis, mark.handle))
 
     def pop_range(self) -> None:
         self._open.pop()
@@ -86,6 +90,18 @@ class CallWatch:
                 call = self._watched(name, getattr(dist.ProcessGroup, name))
                 patches.enter_context(mock.patch.object(dist.ProcessGroup, name, call))
             yield
+
+    def concurrent(self, axis: Axis) -> int:
+        """Count the calls along an axis that were started while another one of it was not awaited yet."""
+        started = {
+            mark.handle: index
+            for index, mark in enumerate(self.marks)
+            if isinstance(mark, CollectiveMark) and mark.axis is axis and mark.handle is not None
+        }
+        ended = {handle: index for index, of_axis, handle in self.awaited if of_axis is axis}
+        return sum(
+            any(other < index < ended[handle] for handle, other in started.items()) for index in started.values()
+        )
 
     def volume(self, step: int) -> Volume:
         """Count and bytes of a step by (axis, kind)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from instrument.data.text import TextData
+from instrument.expert import router as router_module
 from instrument.expert.bias import biased_routers, update_biases
-from instrument.expert.options import ExpertOptions, Forced
-from instrument.expert.router import Router, scores_of
+from instrument.expert.noise import TokenIds
+from instrument.expert.options import Dispatcher, ExpertOptions
+from instrument.expert.router import Router
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
@@ -31,8 +33,10 @@ from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.recorder import Recorder
 from instrument.route import Route
+from instrument.sequence.dropout import MicrobatchKey
 from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.transformer import Volume
+from pptrace.marks import Axis
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -72,6 +76,7 @@ class Mix:
     sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
     order: str = "tp-cp-dp-pp"
     ep: int = 1
+    etp: int = 1
     experts: ExpertOptions | None = None
     steps: int = STEPS
 
@@ -91,7 +96,7 @@ class Mix:
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order), self.ep)
+        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order), self.ep, self.etp)
 
     @property
     def config(self) -> GptConfig:
@@ -129,6 +134,7 @@ class Outcome:
     num_parameters: int
     unmarked: tuple[str, ...]
     volumes: tuple[Volume, ...]  # by step
+    turns: int  # all-to-alls of experts that were started while another one was on its way
 
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
@@ -239,7 +245,10 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     runtime = runtime_of(mix, mesh, watch.recorder())
     with watch.watching():
         losses = run_steps(mix, mesh, runtime, mix.steps)
-    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts=mix.experts, steps=mix.steps)
+    experts = mix.experts  # one process has all of them, and nothing travels
+    if experts is not None:
+        experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
+    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts=experts, steps=mix.steps)
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
@@ -247,7 +256,8 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
-    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
+    problems, turns = tuple(watch.problems), watch.concurrent(Axis.EP)
+    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, turns)
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
@@ -294,13 +304,13 @@ def reference(
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
-    gaps = [] if experts is None else watch_gaps(model, experts)
+    is_firm = [] if experts is None else watch_choices(model)
     losses = []
     for step in range(steps):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
         tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
         targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
-        loss = cross_entropy(model(tokens), targets)
+        loss = cross_entropy(model(tokens, MicrobatchKey(step)), targets)
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -308,26 +318,33 @@ def reference(
         optimizer.step()
         update_biases(biased_routers([model]), ())
         losses.append(float(loss.detach()))
-    assert all(gap > SMALLEST_GAP for gap in gaps), "rounding decides a choice of experts: take another seed"
+    assert all(is_firm), "rounding decides a choice of experts: take another seed"
     return model, tuple(losses)
 
 
 SMALLEST_GAP = 1e-9
 
 
-def watch_gaps(model: GptStage, experts: ExpertOptions) -> list[float]:
-    """By forward of each router, how far the last score chosen is from the best that is not: meshes agree in choices that
+def watch_choices(model: GptStage) -> list[bool]:
+    """By choice of each router, whether it stays the same where logits change a little: meshes agree in choices that
     rounding does not decide.
     """
-    gaps: list[float] = []
+    is_firm: list[bool] = []
 
-    def watch(router: Router, _: object, logits: Tensor) -> None:
-        scores = scores_of(logits.detach(), experts) + (router.expert_bias if router.bias_rate else 0)
-        scores = scores.sort(-1, descending=True).values
-        if experts.top_k < experts.num and experts.forced is Forced.NONE:
-            gaps.append(float((scores[..., experts.top_k - 1] - scores[..., experts.top_k]).min()))
+    def watch(router: Router) -> None:
+        choose_once = router.choose
+
+        def choose(logits: Tensor, options: ExpertOptions, tokens: TokenIds | None = None) -> Tensor:
+            chosen = choose_once(logits, options, tokens)
+            change = torch.empty_like(logits).uniform_(-1, 1, generator=torch.Generator().manual_seed(len(is_firm)))
+            bias = router.expert_bias if router.bias_rate else None
+            again = router_module.choose(logits + SMALLEST_GAP * change, options, bias, tokens)
+            is_firm.append(torch.equal(chosen, again))
+            return chosen
+
+        router.choose = choose  # type: ignore[method-assign]
 
     for module in model.modules():
         if isinstance(module, Router):
-            module.register_forward_hook(watch)
-    return gaps
+            watch(module)
+    return is_firm

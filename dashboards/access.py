@@ -1,0 +1,105 @@
+"""The secret that protects a dashboard: as a query once, then as a cookie, or as ``Authorization: Bearer``.
+
+query  = ?token=SECRET        answered with the cookie, and with the same address without the secret
+cookie = pptrace-NAME=PROOF   both digests of the secret, so that two dashboards of one machine have different cookies,
+                              and one that is started again with its secret keeps those that it gave
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from urllib.parse import quote, urlencode
+
+from flask import Request, Response
+
+from dashboards.policy import text_page
+from pptrace.errors import UsageError
+
+QUERY = "token"
+LEAST_CHARACTERS = 12
+AUTOMATIC = "auto"
+_ENTER = """<h1>This dashboard is protected</h1>
+<p>Open it with the address that the terminal shows, or enter its token.{wrong}</p>
+<form method="get"><input type="password" name="token" aria-label="Token" autocomplete="off" required autofocus>
+<button>Open</button></form>"""
+
+
+def secret_of(option: str | None) -> str | None:
+    """The secret of the option ``--token``: a random one for "auto", None where there is none.
+
+    Raises:
+        UsageError: it is too short, or holds what an address or a header cannot.
+    """
+    if option is None:
+        return None
+    if option == AUTOMATIC:
+        return secrets.token_urlsafe(24)
+    if len(option) < LEAST_CHARACTERS or not all("!" <= character <= "~" for character in option):
+        raise UsageError(
+            f"--token has {len(option)} characters; expected {LEAST_CHARACTERS} or more, letters, digits and signs; "
+            "--token auto makes one"
+        )
+    return option
+
+
+def address_with(url: str, secret: str | None) -> str:
+    """The address that lets in whoever opens it."""
+    return url if secret is None else f"{url}?{urlencode({QUERY: secret})}"
+
+
+class Access:
+    """The check of a secret. Every comparison takes the same time however much of it is right."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = _digest("secret", secret)
+        self._proof = _digest("cookie", secret)
+        self.cookie = f"pptrace-{_digest('name', secret)[:12]}"
+
+    def refuse(self, request: Request) -> Response | None:
+        """The answer to a request that has to prove itself first; None where it has."""
+        given = request.args.getlist(QUERY)
+        if any(self._is_secret(text) for text in given):
+            return self._enter(request)
+        kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        has_cookie = hmac.compare_digest(_bytes(request.cookies.get(self.cookie, "")), self._proof.encode())
+        if has_cookie or (kind.lower() == "bearer" and self._is_secret(bearer.strip())):
+            return None
+        wrong = " <strong>That was not the token.</strong>" if given else ""
+        answer = text_page(_ENTER.format(wrong=wrong), 401)
+        answer.headers["WWW-Authenticate"] = 'Bearer realm="pptrace"'
+        return answer
+
+    def _is_secret(self, text: str) -> bool:
+        return hmac.compare_digest(_digest("secret", text).encode(), self._secret.encode())
+
+    def _enter(self, request: Request) -> Response:
+        """The cookie, on a page that leads to the address without the secret.
+
+        It is no redirection: a browser that comes from a page of another site would follow one without the new cookie.
+        """
+        left = _without_secret(list(request.args.items(multi=True)))
+        target = "/" + quote(request.path.lstrip("/\\")) + (f"?{urlencode(left)}" if left else "")
+        link = f'<p><a href="{escape(target)}">Open the dashboard</a></p>'
+        answer = text_page(
+            f"<h1>pptrace</h1>{link}", head=f'<meta http-equiv="refresh" content="0;url={escape(target)}">'
+        )
+        answer.set_cookie(
+            self.cookie, self._proof, httponly=True, samesite="Strict", path="/", secure=request.is_secure
+        )
+        return answer
+
+
+def _without_secret(query: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in query if name != QUERY]
+
+
+def _digest(purpose: str, secret: str) -> str:
+    return hmac.new(_bytes(secret), f"pptrace {purpose}".encode(), sha256).hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

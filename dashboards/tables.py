@@ -1,0 +1,139 @@
+"""Tables of a run by name: what files and assistants ask for. Each is made of the report, or of what is kept of long answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from dashboards.answers import Answers
+from dashboards.wishes import wishes_of
+from pptrace.analysis.result import Report, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a table: the run, the step, and options."""
+
+    answers: Answers
+    step: int | None
+    options: Mapping[str, str]
+
+    @property
+    def report(self) -> Report:
+        return self.answers.run().report
+
+    def the_step(self) -> StepReport:
+        """The step; the typical one where none is named.
+
+        Raises:
+            LookupError: there is no such step.
+        """
+        if self.step is None:
+            step = self.report.typical_step
+        else:
+            step = next((step for step in self.report.steps if step.step == self.step), None)
+        if step is None:
+            raise LookupError("there is no such step")
+        return step
+
+
+def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table of the API, None where it has <NA>."""
+    columns = {str(name): [None if value is pd.NA else value for value in table[name].tolist()] for name in table}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _differences(asked: Asked) -> Iterable[Any]:
+    series = asked.report.step_series
+    entries: tuple[Any, ...] = () if series is None else (*series.outliers, *series.changes)
+    for entry in entries:
+        fixed = {name: value for name, value in asdict(entry).items() if name not in ("differences", "ops")}
+        for cause in entry.differences or (None,):
+            yield fixed | ({} if cause is None else asdict(cause))
+
+
+def _comms(asked: Asked) -> Iterable[Any]:
+    for rank in asked.the_step().ranks:
+        for comm in rank.comms:
+            yield {"rank": rank.rank, "stage": rank.stage} | asdict(comm)
+
+
+def _comm_totals(asked: Asked) -> Iterable[Any]:
+    for entry in asked.report.device:
+        for comm in entry.comms:
+            yield {"rank": entry.rank} | asdict(comm)
+
+
+def _blame(asked: Asked) -> Iterable[Any]:
+    blame = asked.the_step().blame
+    if blame is not None:
+        for of, charged in (("rank", blame.by_rank), ("stage", blame.by_stage), ("kind", blame.by_kind)):
+            yield from ({"of": of, "name": name, "ns": ns} for name, ns in charged.items())
+
+
+def _waterfall(asked: Asked) -> Iterable[Any]:
+    return ({"part": name, "ns": ns} for name, ns in (asked.the_step().span_parts or {}).items())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table by its rows; ``meaning`` is one line, ``is_of_step`` whether a step is chosen."""
+
+    rows: Callable[[Asked], Iterable[Any]]
+    meaning: str
+    is_of_step: bool = False
+
+
+TABLES: Mapping[str, Table] = {
+    "steps": Table(lambda asked: _frame(asked.answers.run().steps), "every step: span, bubble, waterfall"),
+    "ranks": Table(
+        lambda asked: _frame(asked.answers.run().ranks),
+        "every rank of every step: compute, exposed communication, bubble",
+    ),
+    "step-differences": Table(_differences, "outliers and changes of level: what those steps have more of"),
+    "findings": Table(lambda asked: asked.report.findings, "what stands out, with what it costs a step"),
+    "waterfall": Table(_waterfall, "parts of a step, which sum to its length", is_of_step=True),
+    "causes": Table(
+        lambda asked: asked.the_step().causes or (), "causes of a step's length with their places", is_of_step=True
+    ),
+    "blame": Table(_blame, "whom the bubbles of a step are charged to: ranks, stages, kinds of op", is_of_step=True),
+    "comms": Table(_comms, "communication of a step by rank, axis and kind", is_of_step=True),
+    "whatif": Table(
+        lambda asked: asked.answers.whatif(wishes_of(asked.options)).result.scenarios,
+        "predictions of other schedules, splits, links",
+    ),
+    "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
+    "links": Table(lambda asked: asked.report.links, "messages from rank to rank: bytes, waiting, latency, bandwidth"),
+    "late-ranks": Table(lambda asked: asked.report.late_ranks, "who comes last to collectives"),
+    "interconnect": Table(
+        lambda asked: () if asked.report.interconnect is None else asked.report.interconnect.collectives,
+        "bandwidth of collectives against the interconnect's",
+    ),
+    "memory": Table(
+        lambda asked: () if asked.report.memory is None else asked.report.memory.ranks,
+        "memory of each rank: measured peak and predicted parts, microbatches in flight",
+    ),
+    "stages": Table(lambda asked: asked.answers.stages(), "what an op costs in each stage, by kind"),
+    "experts": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.layers,
+        "routes of each layer's experts, rows of ranks, drops",
+    ),
+    "expert-ranks": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.ranks,
+        "rows of each rank's experts, and who is waited for",
+    ),
+    "expert-calls": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.calls,
+        "calls that bring rows to experts and back",
+    ),
+    "compared-parts": Table(
+        lambda asked: asked.answers.comparison().result.parts, "parts of two runs beside each other"
+    ),
+    "compared-facts": Table(
+        lambda asked: asked.answers.comparison().result.facts, "facts that differ between two runs"
+    ),
+    "hang": Table(lambda asked: _frame(asked.answers.hang().edges), "who waits for whom in a run that hung"),
+}

@@ -1,0 +1,188 @@
+"""The report as metrics of Prometheus, in its text format (version 0.0.4).
+
+    # HELP pptrace_step_duration_seconds Length of the step …
+    # TYPE pptrace_step_duration_seconds gauge
+    pptrace_step_duration_seconds{step="typical"} 0.0312
+
+Names follow Prometheus' conventions: base units, no labels in names. All are gauges: they are of a report, which another one
+follows. What the report has as null has no sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from pptrace.analysis.result import Report, Severity, StepReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NS = 1e9
+_TYPICAL, _LAST = "typical", "last"
+
+Labels = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A gauge with its samples: (labels, value), None where the value is not known."""
+
+    name: str
+    meaning: str
+    samples: Iterable[tuple[Labels, float | None]]
+
+    def lines(self) -> Iterator[str]:
+        samples = [
+            f"pptrace_{self.name}{_labels(labels)} {float(value)!r}"
+            for labels, value in self.samples
+            if value is not None
+        ]
+        if samples:
+            yield f"# HELP pptrace_{self.name} {_escaped(self.meaning)}"
+            yield f"# TYPE pptrace_{self.name} gauge"
+            yield from samples
+
+
+def metrics_of(report: Report | None) -> str:
+    """All metrics of a report; of None that there is none."""
+    metrics = [
+        _Metric("report_available", "1 where the traces could be analysed, else 0.", [({}, int(report is not None))])
+    ]
+    if report is not None:
+        steps = {_TYPICAL: report.typical_step, _LAST: report.steps[-1] if report.steps else None}
+        known = {name: step for name, step in steps.items() if step is not None}
+        metrics += [*_run(report), *_steps(known), *_ranks(known), *_communication(known), *_findings(report)]
+    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    quoted = [f'{name}="{_quoted(str(value))}"' for name, value in labels.items()]
+    return f"{{{','.join(quoted)}}}"
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', r"\"")
+
+
+def _escaped(text: str) -> str:
+    valid = text.encode("utf-8", "replace").decode()  # a trace may have half a pair of UTF-16
+    return valid.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / _NS
+
+
+def _run(report: Report) -> Iterator[_Metric]:
+    about = {
+        "framework": report.framework,
+        "schedule": report.schedule.name,
+        "clock": report.clock.method,
+        "version": report.pptrace_version,
+    }
+    yield _Metric("run_info", "Framework, schedule, clock and pptrace's version, as labels.", [(about, 1)])
+    yield _Metric("run_ranks", "Ranks of the run, with and without a trace.", [({}, report.mesh.num_ranks)])
+    yield _Metric("run_steps", "Steps in the report.", [({}, len(report.steps))])
+    yield _Metric("run_warnings", "Warnings about what the traces lack.", [({}, len(report.warnings))])
+    uncertainty = _seconds(report.clock.uncertainty_ns)
+    yield _Metric(
+        "clock_uncertainty_seconds", "How far the ranks' clocks may differ after alignment.", [({}, uncertainty)]
+    )
+    yield _Metric("run_hung", "1 where the run hung, else 0.", [({}, int(report.hang is not None))])
+    peaks = () if report.memory is None else report.memory.ranks
+    memory = [({"rank": row.rank, "kind": row.kind}, row.peak_bytes) for row in peaks]
+    yield _Metric("rank_peak_memory_bytes", "Highest measured memory of a rank, in any step.", memory)
+
+
+def _steps(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
+    def of_each(name: str, meaning: str, values: Mapping[str, float | None]) -> _Metric:
+        return _Metric(name, meaning, [({"step": which}, value) for which, value in values.items()])
+
+    yield of_each("step_number", "Number of the step.", {which: step.step for which, step in steps.items()})
+    spans = {which: _seconds(step.span_ns) for which, step in steps.items()}
+    yield of_each("step_duration_seconds", "Length of the step over all ranks.", spans)
+    for name, meaning in (
+        ("ratio", "Bubble over compute, of all ranks."),
+        ("share", "Bubble over the whole step, of all ranks."),
+        ("ideal_ratio", "Bubble over compute of the plan with equal ops and free messages."),
+        ("ideal_share", "Bubble over the whole step of the plan with equal ops and free messages."),
+    ):
+        shown = f"bubble_{name}" if name.endswith("ratio") else f"bubble_{name}_ratio"
+        yield of_each(shown, meaning, {which: getattr(step.bubble, name) for which, step in steps.items()})
+    parts = [
+        ({"step": which, "part": part}, _seconds(ns))
+        for which, step in steps.items()
+        for part, ns in (step.span_parts or {}).items()
+    ]
+    yield _Metric("step_part_seconds", "Part of the step by cause; the parts sum to its length.", parts)
+
+
+_RANK_PARTS = {"compute": "compute_ns", "exposed_communication": "exposed_comm_ns", "bubble": "bubble_ns"}
+
+
+def _ranks(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
+    parts = [
+        ({"step": which, "rank": rank.rank, "stage": _text(rank.stage), "part": part}, _seconds(getattr(rank, name)))
+        for which, step in steps.items()
+        for rank in step.ranks
+        for part, name in _RANK_PARTS.items()
+    ]
+    yield _Metric("rank_part_seconds", "What a rank did in its window of the step; the parts sum to the window.", parts)
+    slowest = []
+    for which, step in steps.items():
+        known = [(rank.compute_ns, rank) for rank in step.ranks if rank.compute_ns is not None]
+        if known:
+            most, rank = max(known, key=lambda entry: entry[0])
+            slowest.append(({"step": which, "rank": rank.rank, "stage": _text(rank.stage)}, _seconds(most)))
+    yield _Metric(
+        "slowest_rank_compute_seconds", "Compute of the rank that has most of it, which the labels name.", slowest
+    )
+
+
+def _communication(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
+    """Mean over the ranks that communicate on an axis: exposed, hidden and waiting time of all its kinds."""
+    for part, meaning in (
+        ("exposed", "Transfers that overlap no compute"),
+        ("hidden", "Transfers that overlap compute"),
+        ("wait", "Waiting for the other side"),
+    ):
+        samples = []
+        for which, step in steps.items():
+            for axis, times in _by_axis(step, f"{part}_ns").items():
+                samples.append(({"step": which, "axis": axis}, None if times is None else fmean(times) / _NS))
+        yield _Metric(f"communication_{part}_seconds", f"{meaning}, by axis, mean over the ranks that use it.", samples)
+
+
+def _by_axis(step: StepReport, name: str) -> dict[str, list[int] | None]:
+    """Times of each rank by axis; None where that of a call is not known."""
+    times: dict[str, list[int] | None] = {}
+    for rank in step.ranks:
+        own: dict[str, list[int | None]] = {}
+        for comm in rank.comms:
+            own.setdefault(comm.axis, []).append(getattr(comm, name))
+        for axis, values in own.items():
+            known = [value for value in values if value is not None]
+            so_far = times.setdefault(axis, [])
+            times[axis] = None if so_far is None or len(known) < len(values) else [*so_far, sum(known)]
+    return times
+
+
+def _findings(report: Report) -> Iterator[_Metric]:
+    counts = Counter(finding.severity for finding in report.findings)
+    by_severity = [({"severity": severity.value}, counts[severity]) for severity in Severity]
+    yield _Metric("findings", "Findings about the run, by severity.", by_severity)
+    gains: dict[tuple[str, str], int] = {}
+    for finding in report.findings:
+        if finding.gain_ns is not None:
+            where = ", ".join(f"{name} {value}" for name, value in (finding.evidence.get("where") or {}).items())
+            key = str(finding.evidence.get("cause") or finding.title), where
+            gains[key] = max(gains.get(key, 0), finding.gain_ns)
+    samples = [({"cause": cause, "where": where}, _seconds(ns)) for (cause, where), ns in gains.items()]
+    yield _Metric("finding_gain_seconds", "What a step would get back without this cause, at most.", samples)
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)

@@ -1,0 +1,322 @@
+"""Findings about reasons, hosts and single steps, on steps worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.evidence import STRAGGLER
+from pptrace.analysis.findings import find
+from pptrace.analysis.host_findings import with_synchronisations
+from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
+from pptrace.analysis.step_findings import findings_of_series
+from pptrace.analysis.step_parts import BlamedOp, Cause
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.noise import Noise
+from pptrace.analysis.stragglers.reason import Reason
+from pptrace.analysis.stragglers.study import Study
+from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
+from pptrace.model.device import DeviceBreakdown
+from pptrace.model.device_idle import HostIdle, SyncSummary
+from tests.analysis.test_summaries import SCHEDULE, step_with
+
+NOTHING = DeviceBreakdown(None, None, None, None, None, None, None, None)
+STEPS = 12
+
+
+def reason_with(gains: list[int], causes: tuple[str, ...], name: str = "pauses") -> Reason:
+    return Reason(name, causes, {}, "Reason: {share:.1%} of the step", "look", np.array(gains))
+
+
+def run_with(*causes: Cause, num_steps: int = 4) -> list[StepReport]:
+    """Steps of 1,000 ns which are all the same."""
+    return [replace(step_with(None, causes=causes), step=number) for number in range(num_steps)]
+
+
+def gains_of(findings: tuple[Finding, ...]) -> dict[str, int | None]:
+    return {finding.evidence.get("reason", finding.evidence["cause"]): finding.gain_ns for finding in findings}
+
+
+@pytest.mark.parametrize(("gain", "left"), [(60, 200), (59, 200), (61, 199)])
+def test_a_reason_takes_of_its_second_cause_what_the_first_did_not_have(gain: int, left: int) -> None:
+    steps = run_with(Cause("jitter", {"rank": 1}, 60), Cause("straggler", {"rank": 3}, 200))
+    study = Study(reasons=(reason_with([gain] * 4, ("jitter", "straggler")),))
+    assert gains_of(find(steps, SCHEDULE, study)) == {"straggler": left, "pauses": gain}
+
+
+def test_a_reason_takes_nothing_of_a_cause_by_which_steps_are_shorter() -> None:
+    steps = run_with(Cause("jitter", {"rank": 1}, -20), Cause("straggler", {"rank": 3}, 200))
+    study = Study(reasons=(reason_with([60] * 4, ("jitter", "straggler")),))
+    assert gains_of(find(steps, SCHEDULE, study)) == {"straggler": 140, "pauses": 60}
+
+
+def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:
+    (jitter,) = find(run_with(*(Cause("jitter", {"rank": rank}, 60) for rank in (1, 3))), SCHEDULE)
+    assert jitter.evidence["where"] == {"rank": 3}
+
+
+def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
+    for num_steps, num_findings in ((4, 1), (5, 0)):
+        steps = run_with(num_steps=num_steps)
+        steps = [replace(step, causes=(Cause("host", {}, 500 * (step.step == 2)),)) for step in steps]
+        assert len(find(steps, SCHEDULE)) == num_findings
+
+
+def test_of_a_schedule_outside_the_catalogue_no_other_number_of_microbatches_is_judged() -> None:
+    (structural,) = find(run_with(Cause("structural", {}, 300)), replace(SCHEDULE, name="custom"))
+    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3}
+    assert "of half the size" not in structural.detail
+
+
+def test_late_launches_are_no_reason_where_devices_tell_what_their_hosts_were_late_with() -> None:
+    late = Study(reasons=(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES),))
+    assert gains_of(find(run_with(Cause("unexplained", {}, 200)), SCHEDULE, late)) == {
+        LATE_LAUNCHES: 100,
+        "unexplained": 100,
+    }
+    assert gains_of(find(run_with(Cause("host", {}, 30), Cause("unexplained", {}, 200)), SCHEDULE, late)) == {
+        "unexplained": 200,
+        "host": 30,
+    }
+
+
+def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_besides() -> None:
+    steps = run_with(Cause("imbalance", {"stage": 1}, 100), Cause("jitter", {"rank": 2}, 90))
+    gains = {("stage", 1): np.array([30, 30, 40, 40]), ("rank", 2): np.full(4, 1)}
+    imbalance, jitter = sorted(find(steps, SCHEDULE, Study(gains=gains)), key=lambda one: one.evidence["cause"])
+    assert imbalance.evidence == {
+        "cause": "imbalance",
+        "where": {"stage": 1},
+        "share": 0.035,
+        "gain_if_spread_ns": 100,
+    }
+    assert (imbalance.gain_ns, jitter.gain_ns) == (35, 90)
+    assert "gain_if_spread_ns" not in jitter.evidence
+    small = {("stage", 1): np.full(4, 19)}
+    assert gains_of(find(steps, SCHEDULE, Study(gains=small))) == {"jitter": 90}
+
+
+def test_slower_ranks_at_no_place_are_mentioned_from_five_percent_on_and_at_one_from_two() -> None:
+    for ns, places, num_findings in ((49, 3, 0), (50, 3, 1), (19, 1, 0), (20, 1, 1)):
+        shares = [ns // places + (place < ns % places) for place in range(places)]
+        steps = run_with(*(Cause("straggler", {"rank": place}, share) for place, share in enumerate(shares)))
+        assert len(find(steps, SCHEDULE)) == num_findings
+
+
+def test_what_chance_explains_is_no_finding() -> None:
+    steps = run_with(Cause("imbalance", {"stage": 1}, 100), Cause("jitter", {}, 90))
+    assert gains_of(find(steps, SCHEDULE, Study(noise=Noise(frozenset({("stage", 1)}), 90, 4)))) == {"imbalance": 100}
+    assert gains_of(find(steps, SCHEDULE, Study(noise=Noise(frozenset(), 89, 4)))) == {"jitter": 90}
+
+
+@pytest.mark.parametrize(
+    ("cause", "kinds", "doubt"),
+    [
+        (Cause("imbalance", {"stage": 1}, 100), (STRAGGLER,), True),
+        (Cause("imbalance", {}, 100), (STRAGGLER,), False),
+        (Cause("jitter", {"rank": 1}, 100), (STRAGGLER,), False),
+        (Cause("imbalance", {"stage": 1}, 100), ("slow link",), False),
+    ],
+)
+def test_of_one_pipeline_a_heavy_stage_may_be_a_slow_rank(cause: Cause, kinds: tuple[str, ...], doubt: bool) -> None:
+    missing = MissingEvidence(("outliers",), ""), MissingEvidence(kinds, "")
+    (finding,) = find(run_with(cause, Cause("communication", {}, 1)), SCHEDULE, missing=missing)
+    assert finding.detail.endswith("a slow rank would look the same: there is one pipeline") == doubt
+
+
+def rank_of(number: int = 0, **changes: Any) -> RankStep:
+    return replace(RankStep(number, 0, 1000, 0, 0, 0, {}, (), {}, NOTHING, None, ()), **changes)
+
+
+def starved(ns: int, window: int) -> RankStep:
+    return rank_of(window_ns=window, host=HostIdle(ns, 0, 0))
+
+
+def test_without_a_pipeline_the_mean_rank_says_what_launching_costs() -> None:
+    step = replace(step_with(None), ranks=(starved(100, 1000), starved(501, 3000)))
+    (host,) = find([step, step], SCHEDULE)
+    assert (host.gain_ns, host.evidence["share"], host.evidence["launch_starved_ns"]) == (300, 0.15, 601)
+    assert host.title.startswith("Host: 15.0% of the step goes to devices that have nothing to do")
+    unknown = replace(step, ranks=(*step.ranks, rank_of()))
+    assert find([unknown], SCHEDULE) == ()
+    assert find([unknown, step], SCHEDULE)[0].gain_ns == 300
+    in_pipeline = replace(step, ranks=tuple(replace(rank, phases=PHASES) for rank in step.ranks))
+    assert find([in_pipeline], SCHEDULE) == ()
+
+
+PHASES = {"steady": PhaseSummary(0, 9, 1, 1, None)}
+HOST = Finding(Severity.WARNING, "Host", "launch less", 9, {"cause": "host", "where": {}})
+
+
+def sync(call: str, drained: int, longest: int, operator: str = "", op: str | None = None) -> SyncSummary:
+    return SyncSummary(call, operator, 2, 999, drained, longest, 10 * longest, op)
+
+
+def run_of_hosts(idle: int | None, *of_steps: dict[int, list[SyncSummary]]) -> list[StepReport]:
+    """Steps whose ranks each lacked launches for ``idle`` ns, with their synchronisations."""
+    host = None if idle is None else HostIdle(idle, 0, 0)
+    return [
+        replace(
+            step_with(None),
+            ranks=tuple(rank_of(rank, host=host, synchronisations=tuple(syncs)) for rank, syncs in of_ranks.items()),
+        )
+        for of_ranks in of_steps
+    ]
+
+
+def test_calls_that_wait_for_the_device_are_named_by_what_they_cost_with_the_longest_of_each() -> None:
+    item = "aten::item"
+    steps = run_of_hosts(
+        1000,
+        {4: [sync("memcpy", 300, 50, item), sync("stream", 350, 2_000_000)], 5: [sync("memcpy", 0, 999, item)]},
+        {
+            4: [sync("stream", 250, 30), sync("event", 40, 7), sync("device", 6, 8)],
+            5: [sync("memcpy", 100, 60, item, "0F3")],
+        },
+    )
+    found = with_synchronisations(HOST, steps)
+    totals = found.evidence["synchronisations"]
+    assert [(one["call"], one["operator"], one["count"], one["drained_ns"]) for one in totals] == [
+        ("stream", "", 4, 300),
+        ("memcpy", item, 4, 200),
+        ("event", "", 2, 20),
+    ]
+    assert [(one["longest_ns"], one["longest_start_ns"], one["longest_rank"]) for one in totals] == [
+        (2_000_000, 20_000_000, 4),
+        (60, 600, 5),
+        (7, 70, 4),
+    ]
+    assert found.evidence["launch_starved_ns"] == 2000
+    begin = "26% of it follows calls that wait for the device: stream (4 in all, the longest 2.000 ms on rank 4), "
+    assert found.detail.startswith(
+        begin + "memcpy in aten::item (4 in all, the longest 0.000 ms on rank 5 before 0F3), event"
+    )
+    assert found.detail.endswith("avoid them; launch less")
+    other = replace(HOST, evidence={"cause": "jitter"})
+    assert with_synchronisations(other, steps) is other
+
+
+@pytest.mark.parametrize(
+    ("idle", "drained", "share"),
+    [(None, 0, None), (1000, 0, None), (1000, 100, None), (1000, 110, "11%"), (50, 100, "100%"), (None, 100, "100%")],
+)
+def test_calls_are_named_from_a_tenth_of_the_time_without_launches_on(
+    idle: int | None, drained: int, share: str | None
+) -> None:
+    found = with_synchronisations(HOST, run_of_hosts(idle, {0: [sync("stream", drained, 5)]}))
+    assert found.detail.partition(" of it")[0] == (share or "launch less")
+    assert len(found.evidence["synchronisations"]) == (drained > 0)
+
+
+def outlier(step: int, excess: int, *differences: Cause, ops: tuple[BlamedOp, ...] = ()) -> StepOutlier:
+    return StepOutlier(step, 1000 + excess, 2, 1000, differences or None, ops)
+
+
+def series_of(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) -> StepSeries:
+    return StepSeries(STEPS, *[1000] * 5, outliers, changes)
+
+
+def findings_with(*outliers: StepOutlier, changes: tuple[StepChange, ...] = ()) -> list[Finding]:
+    steps = [replace(step_with(None), step=number) for number in range(STEPS)]
+    return list(findings_of_series(series_of(*outliers, changes=changes), steps))
+
+
+@pytest.mark.parametrize(("ns", "is_named"), [(300, True), (299, False)])
+def test_a_cause_is_named_that_makes_half_of_what_a_step_is_longer(ns: int, is_named: bool) -> None:
+    causes = (Cause("jitter", {"rank": 3}, ns), Cause("host", {"rank": 1}, 200))
+    (finding,) = findings_with(outlier(5, 600, *causes))
+    assert finding.evidence["steps"] == [5]
+    assert finding.evidence["cause"] == ("jitter" if is_named else "unexplained")
+    assert finding.evidence["where"] == ({"rank": 3} if is_named else {})
+    place = ", by compute of rank 3" if is_named else ""
+    assert (
+        finding.title == f"Outliers: 1 of 12 steps is far longer than the others{place} (step 5: 1.6 times the usual)"
+    )
+    assert (finding.gain_ns, finding.severity) == (50, Severity.INFO)
+
+
+def test_outliers_are_mentioned_from_two_percent_of_all_steps_on_and_warned_of_if_they_come_again() -> None:
+    assert findings_with(outlier(5, 239)) == []
+    assert [finding.gain_ns for finding in findings_with(outlier(5, 240))] == [20]
+    often = [outlier(step, 600) for step in range(1, 12, 2)]
+    (finding,) = findings_with(*often)
+    assert finding.title == "Outliers: 6 of 12 steps are far longer than the others (step 1: 1.6 times the usual)"
+    assert (finding.gain_ns, finding.severity, finding.evidence["steps"]) == (
+        300,
+        Severity.WARNING,
+        [1, 3, 5, 7, 9, 11],
+    )
+    assert finding.gain_low_ns is not None
+    assert finding.gain_high_ns is not None
+    assert 0 < finding.gain_low_ns < 300 < finding.gain_high_ns < 600
+
+
+def test_long_steps_that_a_run_begins_with_are_a_finding_where_one_rank_delays_them() -> None:
+    by_rank, by_stage = Cause("host", {"rank": 1}, 600), Cause("imbalance", {"stage": 1}, 600)
+    for cause, expected in ((None, []), (by_stage, []), (by_rank, [[0, 1]])):
+        causes = () if cause is None else (cause,)
+        found = findings_with(outlier(0, 600, *causes), outlier(1, 600, *causes))
+        assert [finding.evidence["steps"] for finding in found] == expected
+    (later,) = findings_with(outlier(0, 600), outlier(2, 600))
+    assert later.evidence["steps"] == [2]
+
+
+def test_the_op_to_blame_for_an_outlier_is_given() -> None:
+    (finding,) = findings_with(outlier(5, 600, ops=(BlamedOp(3, "F", 1, 7, 500),)))
+    assert finding.detail.startswith(
+        "step 5 takes 0.0 ms more than step 2; most of its bubble is due to F of microbatch 7 on rank 3 (stage 1); look at"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "gain"), [(6, 1200, 100), (9, 1200, 50), (6, 1040, 20), (6, 1038, None), (6, 900, None)]
+)
+def test_steps_that_got_longer_are_a_finding_by_the_share_of_the_run_since_then(
+    step: int, after: int, gain: int | None
+) -> None:
+    change = StepChange(step, 2, 1000, step + 1, after, (Cause("host", {"rank": 1}, (after - 1000) // 2),))
+    found = findings_with(changes=(change,))
+    assert [finding.gain_ns for finding in found] == ([] if gain is None else [gain])
+    for finding in found:
+        longer = after - 1000
+        assert (
+            finding.title
+            == f"Slower since step {step}: steps take {longer / 10:.0f}% longer than before, by host of rank 1"
+        )
+        assert finding.evidence == {"cause": "host", "where": {"rank": 1}, "step": step}
+        assert (finding.gain_low_ns, finding.gain_high_ns, finding.severity) == (0, longer, Severity.WARNING)
+
+
+def test_evaluations_are_no_steps_that_outliers_are_counted_among() -> None:
+    evaluation = replace(step_with(None), step=99, ranks=(rank_of(phases={"steady": PhaseSummary(0, 9, 1, 0, None)}),))
+    steps = [evaluation, *(replace(step_with(None), step=number) for number in range(STEPS))]
+    (finding,) = findings_of_series(
+        series_of(outlier(5, 600)), [*steps, replace(step_with(None), step=98, span_ns=None)]
+    )
+    assert finding.title.startswith("Outliers: 1 of 12 steps is far longer")
+
+
+def test_causes_are_those_of_the_steps_that_are_no_outliers() -> None:
+    steps = run_with(Cause("imbalance", {"stage": 1}, 50), num_steps=STEPS)
+    steps[5] = replace(steps[5], causes=(Cause("imbalance", {"stage": 1}, 650),), span_ns=1600)
+    found = find(steps, SCHEDULE, series=series_of(outlier(5, 600)))
+    assert [(finding.gain_ns, finding.evidence.get("share")) for finding in found] == [(50, 0.05), (50, None)]
+
+
+@pytest.mark.parametrize(("ns", "is_explained"), [(300, True), (298, False)])
+def test_an_outlier_of_which_a_reason_explains_half_is_none(ns: int, is_explained: bool) -> None:
+    steps = run_with(Cause("host", {"rank": 1}, 300), num_steps=STEPS)
+    gains = [ns if number % 2 else 0 for number in range(STEPS)]
+    study = Study(reasons=(reason_with(gains, ("host",)),), steps=tuple(range(STEPS)))
+    found = find(steps, SCHEDULE, study, series_of(outlier(5, 600), outlier(7, 610)))
+    outliers = [finding.evidence["steps"] for finding in found if "steps" in finding.evidence]
+    assert outliers == ([[7]] if is_explained else [[5, 7]])
+    elsewhere = replace(study, steps=tuple(range(50, 50 + STEPS)))
+    found = find(steps, SCHEDULE, elsewhere, series_of(outlier(5, 600)))
+    assert [5] in [finding.evidence.get("steps") for finding in found]
+    little = replace(study, reasons=(reason_with([228 * (number == 5) for number in range(STEPS)], ("host",)),))
+    found = find(steps, SCHEDULE, little, series_of(outlier(5, 400)))
+    assert [5] in [finding.evidence.get("steps") for finding in found]

@@ -1,0 +1,296 @@
+"""Plans after a change, the changes of a study, their notes, intervals and order, from costs made to order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.message_graph import Messaging
+from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.memory import RankUse
+from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
+from pptrace.analysis.whatif.replay import Target, replay, replay_step
+from pptrace.analysis.whatif.result import Scenario
+from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
+from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_schedules, answer, pictures
+from pptrace.errors import UsageError
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from pptrace.schedule.shape import OpCosts
+from tests.support.measured import measured_costs
+
+STEPS = 5
+LAYERS = (2, 2, 2, 2)
+
+
+def costs_of(
+    name: str = "1f1b",
+    pp: int = 4,
+    microbatches: int = 8,
+    *,
+    scales: tuple[int, ...] = (1,) * STEPS,
+    heavy: int | None = None,
+    chunks: int | None = None,
+    layers: tuple[int, ...] | None = None,
+    transfers: int = 0,
+    unit: int = 1000,
+) -> StageCosts:
+    """Steps of forwards of a unit and backwards of two, each step so many times that; a stage may take twice as long."""
+    plan = build(name, pp, microbatches, chunks).compute_only()
+    durations = unit * np.where(plan.table.kind == Kind.F.code, 1, 2) * np.where(plan.table.stage == heavy, 2, 1)
+    steps = np.array(scales)[:, np.newaxis, np.newaxis] * durations
+    return stage_costs(plan, measured_costs(plan.table, steps, transfers), layers)
+
+
+def study_of(costs: StageCosts, name: str = "1f1b", messaging: Messaging = Messaging.AHEAD) -> Study:
+    """The study of a run that was as long as its replay with a way of sending and receiving."""
+    measured = replay(costs, Target(costs.plan, identity_map(costs), messaging)).spans
+    return Study(Baseline(costs, measured), name, {}, ())
+
+
+def names_of(study: Study) -> set[str]:
+    return {name for name, _ in all_changes(study)}
+
+
+def test_a_run_without_a_schedule_of_the_catalogue_keeps_its_plan_or_takes_another_schedule() -> None:
+    costs = costs_of()
+    assert plan_of(Change(link_speed=2.0), "custom", costs) is costs.plan
+    assert plan_of(Change(schedule="gpipe"), "custom", costs).name == "gpipe"
+    for change in (Change(microbatches=16), Change(chunks=2)):
+        with pytest.raises(UsageError, match="not in the catalogue; name another with --schedule"):
+            plan_of(change, "custom", costs)
+    assert not [name for name in names_of(study_of(costs, "custom")) if "microbatches of" in name]
+
+
+def test_chunks_stay_as_many_where_the_schedule_takes_any_number() -> None:
+    costs = costs_of("interleaved-1f1b", 2, 4, chunks=4)
+    for change, num_chunks in (
+        (Change(microbatches=8), 4),
+        (Change(schedule="interleaved-zb"), 4),
+        (Change(schedule="zbv"), 2),
+        (Change(schedule="1f1b"), 1),
+        (Change(chunks=3), 3),
+    ):
+        assert plan_of(change, "interleaved-1f1b", costs).num_chunks == num_chunks
+    assert plan_of(Change(schedule="interleaved-1f1b"), "1f1b", costs_of()).num_chunks == 2
+
+
+def test_a_split_has_the_layers_that_the_model_has_where_these_are_known() -> None:
+    costs = costs_of(layers=LAYERS)
+    with pytest.raises(UsageError, match="--split 2,2,2,3: 9 layers; expected 8, as the model has"):
+        stage_map_of(costs, Change(split=(2, 2, 2, 3)), 4, "1f1b")
+    shares = stage_map_of(costs, Change(split=(1, 3, 2, 2)), 4, "1f1b").shares
+    assert shares[0].sum(axis=1).tolist() == [0.5, 1.5, 1, 1]
+    unknown = stage_map_of(replace(costs, layers=None), Change(split=(2, 2, 2, 4)), 4, "1f1b").shares
+    assert unknown[0].sum(axis=1).tolist() == pytest.approx([0.8, 0.8, 0.8, 1.6])
+
+
+def test_layers_are_shared_out_evenly_with_one_more_for_the_first_stages() -> None:
+    assert even_split(10, 4, True) == (3, 3, 2, 2)
+    assert even_split(4, 4, True) == (1, 1, 1, 1)
+    assert even_split(3, 4, True) == (0.75,) * 4
+    assert even_split(10, 4, False) == (2.5,) * 4
+
+
+def test_receives_posted_ahead_are_a_change_only_where_they_are_not() -> None:
+    costs = costs_of(transfers=500)
+    posted = {"receives posted 1 op ahead", "receives posted 2 ops ahead"}
+    assert study_of(costs).baseline.messaging is Messaging.AHEAD
+    assert not names_of(study_of(costs)) & posted
+    study = study_of(costs, messaging=Messaging.BLOCKING_RECEIVES)
+    assert study.baseline.messaging is Messaging.BLOCKING_RECEIVES
+    assert posted <= names_of(study)
+
+
+@pytest.mark.parametrize(("transfers", "found"), [(33, Messaging.AHEAD), (34, Messaging.BLOCKING_RECEIVES)])
+def test_receives_are_posted_ahead_where_that_explains_the_steps_within_a_bit_more_than_a_hundredth(
+    transfers: int, found: Messaging
+) -> None:
+    """11 forwards and backwards and 16 transfers, or 19 where receives block: 33·197 and 33·200 are apart by 1.5 %."""
+    study = study_of(costs_of(unit=181, transfers=transfers), messaging=Messaging.BLOCKING_RECEIVES)
+    assert study.baseline.measured[0] == 33 * 181 + 19 * transfers
+    assert study.baseline.messaging is found
+
+
+def test_receives_posted_when_needed_hold_up_what_they_hold_up_where_none_is_posted_ahead() -> None:
+    study = study_of(costs_of(transfers=500))
+    assert study.today.span_ns == 33_000 + 16 * 500
+    assert study.scenario(Change(prefetch=0), "").span_ns == 33_000 + 19 * 500
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "sizes"),
+    [
+        (8, {"16 microbatches of half the size", "4 microbatches of twice the size"}),
+        (2, {"4 microbatches of half the size", "1 microbatches of twice the size"}),
+        (3, {"6 microbatches of half the size"}),
+        (1, {"2 microbatches of half the size"}),
+    ],
+)
+def test_the_same_work_is_tried_in_twice_and_in_half_as_many_microbatches(microbatches: int, sizes: set[str]) -> None:
+    names = names_of(study_of(costs_of(pp=2, microbatches=microbatches)))
+    assert {name for name in names if "microbatches of" in name} == sizes
+
+
+def test_the_slowest_of_several_stages_is_tried_as_the_others_and_links_twice_as_fast() -> None:
+    of_stages = {"links twice as fast", "ideal stage=1"}
+    for pp, tried in ((1, set()), (2, of_stages), (4, of_stages)):
+        names = names_of(study_of(costs_of(pp=pp, heavy=1)))
+        assert {name for name in names if "stage=" in name or "links" in name} == tried
+
+
+def test_schedules_with_any_number_of_chunks_are_tried_with_two_and_four() -> None:
+    study = study_of(costs_of())
+    names = [name for name, _ in all_schedules(study, Change())]
+    assert [name for name in names if name.startswith("interleaved-1f1b")] == [
+        "interleaved-1f1b, 2 chunks",
+        "interleaved-1f1b, 4 chunks",
+    ]
+    asked = [name for name, _ in all_schedules(study, Change(chunks=3)) if name.startswith("interleaved-1f1b")]
+    assert asked == ["interleaved-1f1b, 3 chunks"]
+    assert "1f1b" in names
+    assert "1f1b" not in names_of(study)
+
+
+def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
+    study = study_of(costs_of(heavy=3))
+    changes = all_changes(study)
+    result = answer(study, changes)
+    assert result.scenarios[0].ideal
+    best = next(one for one in result.scenarios if not one.ideal)
+    (today, now), (name, then) = pictures(study, changes, result)
+    assert (today, name) == ("as it was", best.name)
+    assert (now.makespan_ns, then.makespan_ns) == (result.measured_span_ns, best.span_ns)
+
+
+def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> None:
+    study = study_of(costs_of(layers=LAYERS))
+    assert study.today.split == LAYERS
+    assert study.scenario(Change(split=(3, 2, 2, 1)), "").split == (3, 2, 2, 1)
+    assert study.scenario(Change(schedule="interleaved-1f1b"), "").split is None
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (Change(schedule="gpipe"), None),
+        (Change(link_speed=2.0), "the whole time of a message is scaled"),
+        (
+            Change(microbatches=16, microbatch_size=0.5),
+            "ops are taken to cost in proportion to the size of a microbatch",
+        ),
+        (Change(schedule="dualpipe"), "an overlapped pair is taken to cost what its halves cost one after the other"),
+        (Change(schedule="zb-h1"), "W is taken to be half of a B"),
+        (Change(schedule="interleaved-1f1b"), "layers of a stage are taken to cost alike"),
+        (Change(microbatches=16), "a step does 2 times the work"),
+    ],
+)
+def test_what_a_prediction_assumes_is_noted(change: Change, note: str | None) -> None:
+    found = study_of(costs_of(layers=LAYERS)).scenario(change, "").note
+    assert (note or "") in found
+    assert note or not found
+    assert ("overlapped pair" in found) == (change.schedule == "dualpipe")
+    assert ("message is scaled" in found) == (change.link_speed != change.microbatch_size)
+
+
+def test_overlapped_pairs_of_the_run_itself_need_no_assumption() -> None:
+    study = study_of(costs_of("dualpipe", 4, 8), "dualpipe")
+    assert "overlapped pair" not in study.scenario(Change(microbatches=16), "").note
+
+
+def test_the_interval_of_five_steps_is_from_the_shortest_to_the_longest() -> None:
+    """The median of five draws from five is the least of them in 5.8 % of cases: P(3 or more of 5 draws) at 1 in 5."""
+    costs = costs_of(scales=(14, 10, 12, 11, 13))
+    baseline = study_of(costs).baseline
+    found = predict(baseline, Change(schedule="gpipe"), plan_of(Change(schedule="gpipe"), "1f1b", costs))
+    each = 11 * 3000
+    assert found.span == 12 * each
+    assert (found.low, found.high) == (pytest.approx(10 * each * 0.985, abs=1), pytest.approx(14 * each * 1.015, abs=1))
+
+
+def test_the_interval_of_two_steps_that_differ_has_both() -> None:
+    costs = costs_of(scales=(10, 14))
+    baseline = study_of(costs).baseline
+    found = predict(baseline, Change(schedule="gpipe"), plan_of(Change(schedule="gpipe"), "1f1b", costs))
+    each = 11 * 3000
+    assert found.span == 10 * each
+    assert (found.low, found.high) == (pytest.approx(10 * each * 0.985, abs=1), pytest.approx(14 * each * 1.015, abs=1))
+
+
+def test_the_replay_of_a_step_is_that_of_its_longest_pipeline() -> None:
+    plan = build("1f1b", 2, 4).compute_only()
+    for longest in range(3):
+        durations = np.full((2, 3, len(plan.table)), 100)
+        durations[1, longest] = 300
+        costs = stage_costs(plan, measured_costs(plan.table, durations), None)
+        target = Target(costs.plan, identity_map(costs), Messaging.AHEAD)
+        assert [replay_step(costs, target, step).makespan_ns for step in (0, 1)] == [5 * 200, 5 * 600]
+        assert replay(costs, target).spans.tolist() == [5 * 200, 5 * 600]
+
+
+def scenario(name: str, gain: int, held: int, peak: int | None = None, ideal: tuple[str, ...] = ()) -> Scenario:
+    return Scenario(name, "1f1b", 1, 8, None, ideal, 0, 0, 0, gain, 0.0, held, peak, None, "")
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "front"),
+    [
+        ([scenario("a", 9, 4), scenario("b", 9, 4)], "ab"),
+        ([scenario("a", 9, 4), scenario("b", 9, 3)], "b"),
+        ([scenario("a", 9, 4), scenario("b", 8, 4)], "a"),
+        ([scenario("a", 9, 4), scenario("b", 8, 3)], "ab"),
+        ([scenario("a", 9, 4), scenario("i", 10, 1, ideal=("jitter",))], "a"),
+        ([scenario("a", 9, 4, 100), scenario("b", 8, 5, 90)], "ab"),
+        ([scenario("a", 9, 4, 100), scenario("b", 8, 3, 110)], "a"),
+        ([scenario("a", 9, 4, 100), scenario("b", 8, 3)], "ab"),
+        ([scenario("a", 9, 4), replace(scenario("o", 10, 3), over_limit_bytes=1)], "a"),
+    ],
+)
+def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
+    assert "".join(one.name for one in _with_front(scenarios) if one.on_pareto_front) == front
+
+
+def test_of_layers_that_do_not_divide_the_first_stages_have_more() -> None:
+    shares = stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(), 8, "interleaved-1f1b").shares
+    assert shares[0].sum(axis=1).tolist() == pytest.approx([2 / 3] * 4 + [1 / 3] * 4)
+    with pytest.raises(UsageError, match="--split 6,6: 2 numbers; expected 4, the layers of each stage of 1f1b"):
+        stage_map_of(costs_of(layers=(3, 3, 3, 3)), Change(split=(6, 6)), 4, "1f1b")
+
+
+def test_a_schedule_is_searched_with_what_ops_and_messages_then_cost() -> None:
+    """Each op 2,000 ns but forwards, which take half of that, in microbatches of half the size; messages twice as fast."""
+    costs = costs_of("zb-h1", transfers=500)
+    change = Change(schedule="zb-auto", link_speed=2.0, microbatch_size=0.5)
+    assert op_costs(costs, change, "zb-auto") == OpCosts(p2p=250, of_ranks=((500, 1000, 1000),) * 4)
+    assert op_costs(costs_of("zb-h1", pp=1), Change(), "zb-auto").p2p == 0
+
+
+@pytest.mark.parametrize(("scales", "step"), [((14, 10, 12, 11, 13), 2), ((14, 10, 12, 11), 3), ((9,), 0)])
+def test_the_typical_step_is_the_one_of_lower_median_length(scales: tuple[int, ...], step: int) -> None:
+    study = study_of(costs_of(scales=scales))
+    assert study.typical_step == step
+    assert study.picture(Change()).makespan_ns == study.baseline.measured_span == scales[step] * 11 * 3000
+
+
+def test_ideals_that_gain_nothing_are_left_out_where_several_changes_are_asked_for() -> None:
+    study = study_of(costs_of())
+    nothing, gpipe = ("ideal jitter", Change(ideals=(parse_ideal("jitter"),))), ("gpipe", Change(schedule="gpipe"))
+    assert [one.name for one in answer(study, [nothing]).scenarios] == ["ideal jitter"]
+    assert [one.name for one in answer(study, [nothing, gpipe]).scenarios] == ["gpipe"]
+    heavy = study_of(costs_of(heavy=3))
+    stage = ("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))
+    assert [one.name for one in answer(heavy, [gpipe, stage]).scenarios] == ["ideal stage=3", "gpipe"]
+
+
+def test_a_scenario_has_the_gain_of_the_same_work_and_the_memory_beyond_the_limit() -> None:
+    """16 microbatches take two steps of 11·3,000 ns today and one of 19·3,000 then; rank 0 holds four activations."""
+    uses = {rank: RankUse(1000, 100.0) for rank in range(4)}
+    for limit, over in ((None, None), (1350, 50), (1400, 0), (1500, 0)):
+        found = replace(study_of(costs_of()), uses=uses, memory_limit=limit).scenario(Change(microbatches=16), "")
+        assert (found.schedule, found.span_ns, found.gain_ns) == ("1f1b", 19 * 3000, 2 * 11 * 3000 - 19 * 3000)
+        assert (found.peak_inflight, found.peak_memory_bytes, found.over_limit_bytes) == (4, 1400, over)
+    limited = replace(study_of(costs_of()), memory_limit=1350).scenario(Change(), "")
+    assert (limited.peak_memory_bytes, limited.over_limit_bytes) == (None, None)

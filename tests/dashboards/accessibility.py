@@ -1,0 +1,31 @@
+"""Pages judged by axe-core, when all of them is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axe_playwright_python.base import AXE_SCRIPT
+
+SETTLED = """() => document.querySelector('#page > *') && !document.querySelector('[data-dash-is-loading=true]')
+    && !document.querySelector('.dash-graph--pending') && !document.querySelector('.dash-dropdown-focus-target[tabindex="0"]')
+    && [...document.querySelectorAll('.dash-graph')].every(graph => graph.querySelector('.main-svg'))
+    && [...document.querySelectorAll('#timeline')].every(root => root.dataset.complete)
+    && [...document.querySelectorAll('#page [id$=-body]:not(#try-body, #links-body)')].every(body => body.children.length)"""
+AXE = """async (options) => (await axe.run({ exclude: [['.main-svg'], ['tbody tr:nth-child(n+3)']] },
+    { resultTypes: ['violations'], ...options })).violations.flatMap(
+    rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`))"""
+CONTRAST = {"runOnly": ["color-contrast", "link-in-text-block"]}
+
+
+def settle(page: Any) -> Any:
+    page.wait_for_function(SETTLED)
+    return page
+
+
+def violations(page: Any) -> list[str]:
+    """The findings of axe: all rules in the light, those about colours in the dark."""
+    page.emulate_media(color_scheme="light")
+    page.evaluate(AXE_SCRIPT)
+    found: list[str] = page.evaluate(AXE, {})
+    page.emulate_media(color_scheme="dark")
+    return [*found, *page.evaluate(AXE, CONTRAST)]

