@@ -81,7 +81,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     out, back = _pairs(op, calls["step"])
     fits = (sent[back] == received[out]) | (sent[back] < 0) | (received[out] < 0)
     out, back = out[fits], back[fits]
-    columns = _places(op[out], rows.ops)
+    columns = _places(op[out], rows.ops, calls["posted_ns"][out] > calls["start_ns"][out])
     is_told = columns.pop("is_told") == 1
     out, back = out[is_told], back[is_told]
     columns = {name: column[is_told] for name, column in columns.items()}
@@ -143,11 +143,11 @@ def _pairs(op: Int64, step: Int64) -> tuple[Int64, Int64]:
     return out, out + 1
 
 
-def _places(op: Int64, ops: Slice) -> dict[str, Int64]:
+def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
     """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan.
 
     ``is_told``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
-    forward twice.
+    forward twice, none of them posted ahead (``is_ahead``).
     """
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
@@ -183,7 +183,7 @@ def _places(op: Int64, ops: Slice) -> dict[str, Int64]:
         "op_stage": stage,
         "op_microbatch": microbatch,
         "op_output": output,
-        "is_told": (~is_pair | twice).astype(np.int64),
+        "is_told": (~is_pair | (twice & ~is_ahead)).astype(np.int64),
     }
 
 
