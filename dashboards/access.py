@@ -68,6 +68,9 @@ class Access:
         has_cookie = hmac.compare_digest(_bytes(request.cookies.get(self.cookie, "")), self._proof.encode())
         if has_cookie or (kind.lower() == "bearer" and self._is_secret(bearer.strip())):
             return None
+        if not given and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            # Who follows a link on another site has sent no strict cookie: the page asks for its own address again.
+            return _leading_page(request, 401)
         wrong = " <strong>That was not the token.</strong>" if given else ""
         answer = text_page(_ENTER.format(wrong=wrong), 401)
         answer.headers["WWW-Authenticate"] = 'Bearer realm="pptrace"'
@@ -81,16 +84,19 @@ class Access:
 
         It is no redirection: a browser that comes from a page of another site would follow one without the new cookie.
         """
-        left = _without_secret(list(request.args.items(multi=True)))
-        target = "/" + quote(request.path.lstrip("/\\")) + (f"?{urlencode(left)}" if left else "")
-        link = f'<p><a href="{escape(target)}">Open the dashboard</a></p>'
-        answer = text_page(
-            f"<h1>pptrace</h1>{link}", head=f'<meta http-equiv="refresh" content="0;url={escape(target)}">'
-        )
+        answer = _leading_page(request)
         answer.set_cookie(
             self.cookie, self._proof, httponly=True, samesite="Strict", path="/", secure=request.is_secure
         )
         return answer
+
+
+def _leading_page(request: Request, status: int = 200) -> Response:
+    """A page that leads to the address without the secret, on this server alone."""
+    left = _without_secret(list(request.args.items(multi=True)))
+    target = escape("/" + quote(request.path.lstrip("/\\")) + (f"?{urlencode(left)}" if left else ""))
+    body = f'<h1>pptrace</h1><p><a href="{target}">Open the dashboard</a></p>'
+    return text_page(body, status, head=f'<meta http-equiv="refresh" content="0;url={target}">')
 
 
 def _without_secret(query: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

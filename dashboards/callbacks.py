@@ -55,7 +55,7 @@ def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None
 def _is_value(name: str, value: Any) -> bool:
     """Return whether a component may have a value: steps and sizes are numbers, all else is text."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if name == "step":
+    if name == "step" or name.endswith("-tick"):
         return value is None or is_whole
     if name.startswith("plan-") and name != "plan-schedule":
         return value is None or is_whole or (isinstance(value, float) and math.isfinite(value))

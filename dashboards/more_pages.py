@@ -11,7 +11,7 @@ from dashboards import exports
 from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.exports import whole_run
-from dashboards.pages import bubbles, communication, compare, experts, hang, memory, problem, stages, steps
+from dashboards.pages import bubbles, communication, compare, experts, hang, live, memory, problem, stages, steps
 from dashboards.store import Loaded, Store
 
 __all__ = ["PAGES", "layout", "register", "whole_run"]
@@ -34,6 +34,7 @@ PAGES: Mapping[str, Page] = {
     "/stages": Page("Stages", stages.layout),
     "/experts": Page("Experts", experts.layout),
     "/compare": Page("Compare", compare.layout),
+    "/live": Page("Live", live.layout, needs_report=False),
     "/hang": Page("Hang", hang.layout, needs_report=False),
 }
 
@@ -45,6 +46,6 @@ def layout(path: str, loaded: Loaded, answers: Answers) -> Node:
 
 def register(app: Dash, store: Store, answers: Answers) -> None:
     """Register the callbacks of all pages, and the files that they link."""
-    for page in (steps, bubbles, communication, stages, compare):
+    for page in (steps, bubbles, communication, stages, compare, live):
         page.register(app, store, answers)
     exports.register(app, answers)

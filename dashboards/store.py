@@ -11,10 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from dashboards.live import LiveSteps
 from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import open_inputs, read_trace
+from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.workflow.analyse import Analysis
@@ -69,6 +71,8 @@ class Store:
         self._loaded: Loaded | None = None
         self._fingerprint: Fingerprint = ()
         self._timeline: tuple[str, Timeline] | None = None
+        self.live = LiveSteps(self._paths)
+        """The steps of a run that goes on."""
 
     def get(self) -> Loaded:
         """The analysis of the files as they are now."""
@@ -164,9 +168,11 @@ def _num_bytes(path: Path) -> int:
 
 
 def _fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Names, times and sizes of the files, to notice new and changed ones."""
+    """Names, times and sizes of the files, to notice new and changed ones; but for live files, which no analysis reads."""
     entries = []
     for path in _files(paths):
+        if path.suffix == SUFFIX:
+            continue
         try:
             status = path.stat()
         except OSError:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from instrument.expert_counts import ExpertCounts
+from instrument.live_rows import Carried, LiveRange, LiveRows
 from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
     DOMAIN,
@@ -31,7 +32,6 @@ from pptrace.marks import (
     P2PMark,
     SpanKind,
     SpanMark,
-    Transfer,
     Uneven,
     WaitMark,
     format_mark,
@@ -47,12 +47,6 @@ def _profiler_enabled() -> bool:
 # The same user annotation as the record_function class, for a third of its cost.
 _enter_record: Any = torch.autograd._record_function_with_args_enter  # type: ignore[attr-defined]
 _exit_record: Any = torch.autograd._record_function_with_args_exit  # type: ignore[attr-defined]
-
-
-class Carried(Protocol):
-    """An object with a :class:`pptrace.marks.Transfer`, which is computed only while a profiler records."""
-
-    def transfer(self) -> Transfer: ...
 
 
 class Range(Protocol):
@@ -133,6 +127,22 @@ class _CommunicationRange(_NamedRange):
         super().__exit__()
 
 
+class _LiveCommunicationRange(LiveRange):
+    """The same for live records alone."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _communicating.depth += 1
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        _communicating.depth -= 1
+
+
 _OF_COMMUNICATION = (P2PMark, WaitMark, CollectiveMark, ExchangeMark, AwaitMark, CallMark)
 
 
@@ -142,14 +152,21 @@ class Recorder:
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
     ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
-    the ranges of ops that are to be delayed (:mod:`instrument.delays`). ``expert_counts`` gets the routes of layers with experts.
+    the ranges of ops that are to be delayed (:mod:`instrument.delays`). ``live`` takes the times of ranges while it is on.
+    ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = ("_delay", "_domain", "_handles", "_listens", "expert_counts", "step")
+    __slots__ = ("_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
 
-    def __init__(self, listens: Callable[[], bool] = _profiler_enabled, delay: Delay | None = None) -> None:
+    def __init__(
+        self,
+        listens: Callable[[], bool] = _profiler_enabled,
+        delay: Delay | None = None,
+        live: LiveRows | None = None,
+    ) -> None:
         self.step = 0
         self.expert_counts = ExpertCounts()
+        self._live = live or LiveRows()
         self._delay = delay
         self._listens = listens
         self._handles = itertools.count()
@@ -158,6 +175,11 @@ class Recorder:
     @property
     def listening(self) -> bool:
         """Return whether a range opened now, in this thread, would be recorded."""
+        return self._domain is not None or self._live.on or self._listens()
+
+    @property
+    def profiling(self) -> bool:
+        """Return whether a profiler records: live records alone keep nothing until the end."""
         return self._domain is not None or self._listens()
 
     @property
@@ -168,19 +190,22 @@ class Recorder:
     def op(self, action: Action, step: int) -> Range:
         """The range of a schedule op."""
         if self._domain is None and not self._listens():
-            return _NULL
+            live = self._live
+            return LiveRange(live, live.op(action), None) if live.on else _NULL
         return self.mark(OpMark(action, step))
 
     def p2p(self, carried: Sequence[Carried], axis: Axis, step: int) -> Range:
         """The range of a P2P call, from the posting of its transfers until all are complete."""
         if self._domain is None and not self._listens():
-            return _NULL
+            live = self._live
+            return _LiveCommunicationRange(live, live.p2p(carried, axis), None) if live.on else _NULL
         return self.mark(P2PMark(tuple(item.transfer() for item in carried), axis, step))
 
     def wait(self, carried: Carried, step: int) -> Range:
         """The range of the wait for one transfer; it lies inside that of its P2P call."""
         if self._domain is None and not self._listens():
-            return _NULL
+            live = self._live
+            return _LiveCommunicationRange(live, live.wait(carried), None) if live.on else _NULL
         return self.mark(WaitMark(carried.transfer(), step))
 
     def new_handle(self) -> int:
@@ -194,7 +219,7 @@ class Recorder:
 
         With a ``handle`` the range ends with the posting, and one of :meth:`awaiting` follows.
         """
-        if self._domain is None and not self._listens():
+        if not self.listening:
             return _NULL
         return self.mark(CollectiveMark(kind, axis, size, num_bytes, step, handle))
 
@@ -208,7 +233,7 @@ class Recorder:
         handle: int | None = None,
     ) -> Range:
         """The range of an all-to-all that sends and receives so many rows to and from each rank; ``handle`` as above."""
-        if self._domain is None and not self._listens():
+        if not self.listening:
             return _NULL
         sent, received = tuple(sent_rows), tuple(received_rows)
         uneven = Uneven(sum(received) * row_bytes, sent, received)
@@ -217,19 +242,19 @@ class Recorder:
 
     def exchange(self, links: Sequence[Link], axis: Axis, step: int, handle: int | None = None) -> Range:
         """The range of point-to-point messages that carry no microbatch, posted together; ``handle`` as above."""
-        if self._domain is None and not self._listens():
+        if not self.listening:
             return _NULL
         return self.mark(ExchangeMark(tuple(links), axis, step, handle))
 
     def awaiting(self, axis: Axis, step: int, handle: int) -> Range:
         """The range of the wait for a collective or an exchange that was posted before."""
-        if self._domain is None and not self._listens():
+        if not self.listening:
             return _NULL
         return self.mark(AwaitMark(axis, step, handle))
 
     def span(self, kind: SpanKind, step: int) -> Range:
         """The range of a step, an optimizer step, a gradient synchronisation or the loading of a batch."""
-        if self._domain is None and not self._listens():
+        if not self.listening:
             return _NULL
         return self.mark(SpanMark(kind, step))
 
@@ -241,12 +266,17 @@ class Recorder:
 
     def mark(self, mark: Mark) -> Range:
         """The range of a mark that exists already."""
+        key = self._live.of_mark(mark) if self._live.on else None
+        communicates = isinstance(mark, _OF_COMMUNICATION)
         if self._domain is None and not self._listens():
-            return _NULL
-        if isinstance(mark, OpMark):
-            return self.delayed(_NamedRange(format_mark(mark), self._domain, self._listens), mark.action, mark.step)
-        kind = _CommunicationRange if isinstance(mark, _OF_COMMUNICATION) else _NamedRange
-        return kind(format_mark(mark), self._domain, self._listens)
+            if key is None:
+                return _NULL
+            return (_LiveCommunicationRange if communicates else LiveRange)(self._live, key, None)
+        kind = _CommunicationRange if communicates else _NamedRange
+        opened: Range = kind(format_mark(mark), self._domain, self._listens)
+        if key is not None:
+            opened = LiveRange(self._live, key, opened)
+        return self.delayed(opened, mark.action, mark.step) if isinstance(mark, OpMark) else opened
 
     def delayed(self, opened: Range, action: Action, step: int) -> Range:
         """The range of an op, which is delayed at its end where a probe says so."""

@@ -22,6 +22,7 @@ _ALLOWED_IN_RUNTIME = {
     "schedule",
     "marks",
     "marking",
+    "live_records",
     "axes",
     "hang_diagnosis",
     "nsys",

@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import InputFile, Loaded
+from pptrace.live_records.file import SUFFIX
 from pptrace.report.units import num_bytes
 from pptrace.workflow.find_hang import hang_of_run
 
@@ -33,9 +34,20 @@ _ADVICE = {
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
     advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files exist.")
+    has_steps = any(file.name.endswith(SUFFIX) for file in loaded.files)
+    live = (
+        [html.P(["Its ranks write live records: ", dcc.Link("its last steps", href="/live"), "."], id="has-live")]
+        if has_steps
+        else []
+    )
     parts = [
         html.Section(
-            [html.H2("Nothing to analyse here"), html.P(loaded.error, id="problem", className="error"), html.P(advice)],
+            [
+                html.H2("Nothing to analyse here"),
+                html.P(loaded.error, id="problem", className="error"),
+                html.P(advice),
+                *live,
+            ],
             className="panel problem",
         )
     ]

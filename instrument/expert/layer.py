@@ -232,7 +232,7 @@ class ExpertLayer(nn.Module):
     def _record(self, wanted: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
         """Count the routes of a forward, while a profiler records."""
         recorder = self.groups.ep.recorder
-        if recorder.listening:
+        if recorder.profiling:
             held = (self.inner.experts[0], dispatch.rows_of_expert)
             recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
 

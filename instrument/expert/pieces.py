@@ -8,10 +8,9 @@ because their pieces are the same.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -104,10 +103,13 @@ def alternate(first: Pieces[T], second: Pieces[S]) -> tuple[T, S]:
     return results[0], results[1]
 
 
-class InPieces(ABC):
-    """A stage whose forward can pause while something travels."""
+@runtime_checkable
+class InPieces(Protocol):
+    """A stage whose forward can pause while something travels.
 
-    @abstractmethod
+    No base class: ``fully_shard`` gives stages another class, which a second base would forbid.
+    """
+
     def in_pieces(
         self,
         x: Tensor,
@@ -116,3 +118,4 @@ class InPieces(ABC):
         recompute: bool = False,
     ) -> Pieces[Tensor]:
         """The stage's forward, of which ``tape`` keeps the cuts."""
+        ...

@@ -25,6 +25,7 @@ from instrument.launch.slurm import torchrun_environ
 from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
+from pptrace.live_records.file import live_path
 from pptrace.schedule.probe import parse_probes
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
         config = WorkerConfig(
-            run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory, probes
+            run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory, probes, options.live
         )
         worker = Rank(config, rank, local_rank, max(1, size), launched=False)
         code = worker.run(command)
@@ -93,7 +94,7 @@ def _run_dir(output: Path | None, command: Sequence[str], rank: int) -> Path:
     """
     given = output or (Path(os.environ["PPTRACE_RUN_DIR"]) if os.environ.get("PPTRACE_RUN_DIR") else None)
     run_dir = given or DEFAULT_PARENT / _common_name(command)
-    if (run_dir / f"rank{rank}.json.gz").exists():
+    if (run_dir / f"rank{rank}.json.gz").exists() or live_path(run_dir, rank).exists():
         raise UsageError(
             f"-o {str(run_dir)!r} holds a trace of rank {rank} already: give each run a directory of its own"
         )
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TARGET:EPSILON",
         help="delay all other ops in every second step",
     )
+    parser.add_argument("--live", action="store_true", help="write a small record of every step while the run goes on")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]")
     return parser

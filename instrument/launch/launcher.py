@@ -125,7 +125,14 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
 def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
     run_dir = options.run_dir.absolute()
     config = WorkerConfig(
-        run_dir, control_dir, options.profiler, options.window, options.hooks, options.memory, options.probes
+        run_dir,
+        control_dir,
+        options.profiler,
+        options.window,
+        options.hooks,
+        options.memory,
+        options.probes,
+        options.live,
     )
     environ = config.to_environ()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank

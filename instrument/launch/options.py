@@ -41,6 +41,8 @@ class RunOptions:
     """Record every allocation of the recorded steps."""
     probes: tuple[Probe, ...] = ()
     """Causal probes, which take turns in every second recorded step."""
+    live: bool = False
+    """Write a record of every step while the run goes on."""
 
     @property
     def script_name(self) -> str:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
@@ -24,6 +24,7 @@ from instrument.launch.facts import (
     read_versions,
     sample_clock,
 )
+from instrument.launch.live import LiveRecorder
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
 from instrument.launch.profiler import Profiler, TraceProfiler
@@ -55,7 +56,8 @@ class ProcessInfo:
 class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``live``: a
+    record of every step goes into the run directory when the step ends.
     """
 
     def __init__(
@@ -70,11 +72,17 @@ class TracedSession(Session):
         logs: Sequence[CallObserver] = (),
         agreed: AgreedStart | None = None,
         probes: Sequence[Probe] = (),
+        live: bool = False,
     ) -> None:
         self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
         delay = None if self._delays is None else self._delays.around
-        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay))
         self._process = process
+        self._live_started = sample_clock()
+        self._live = (
+            LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
+        )
+        rows = None if self._live is None else self._live.rows
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows))
         self._window = window
         self._profiler = profiler
         self._writer = writer
@@ -188,6 +196,8 @@ class TracedSession(Session):
             self._record_as_configured(profiler)
         self._passes = 0
         self._memory.begin(self.num_steps)
+        if self._live is not None:
+            self._live.begin_step(self.num_steps)
         super().begin_step()
 
     def _record_as_configured(self, profiler: Profiler) -> None:
@@ -218,6 +228,8 @@ class TracedSession(Session):
 
     def end_step(self) -> None:
         super().end_step()
+        if self._live is not None:
+            self._live.end_step(self.num_steps - 1, profiled=self._profiler is not None and self._profiler.recording)
         self._memory.end(keep=self._profiler is not None and self._profiler.recording)
         self._counter.write(self.num_steps, self._expected)
         if self.num_steps not in self._recorded and not self._window.whole_run:
@@ -251,6 +263,8 @@ class TracedSession(Session):
     def _leave_child(self) -> None:
         """A forked child is no rank of the run: it records nothing and writes no file of this one."""
         self._profiler = None
+        if self._live is not None:
+            self._live.leave_child()
         self._collections.remove()
         marking.register(None)
         if self._hooks is not None:
@@ -293,6 +307,8 @@ class TracedSession(Session):
                     self._teardown = self.num_steps  # what came after the last step: the end of the script
                 self._close_step_range()
                 self.save()
+        if self._live is not None:
+            self._live.close()
         kept = self._keep_script_trace()
         self._note_memory(running=not clean)
         self._writer.update(
@@ -337,6 +353,20 @@ class TracedSession(Session):
         if self._window.stop is not None:
             length = self._window.stop - self._window.first
             self._recorded = range(self.num_steps, self.num_steps + length)
+
+    def _live_facts(self) -> dict[str, object]:
+        """Facts of this rank that readers of live records need."""
+        started = self._live_started
+        facts = self._writer.record.facts
+        learnt = {} if self._adapters is None else self._adapters.facts()
+        return {
+            **asdict(self._process),
+            **{name: facts[name] for name in ("framework", "mesh", "pp_ranks", "plan", "model") if facts.get(name)},
+            **{name: learnt[name] for name in ("hooks", "groups") if learnt.get(name)},
+            "backend": read_backend(),
+            "device": read_device(),
+            "clock": {"start": started.as_json()},
+        }
 
     def _metadata(self, stopped: ClockSample, blocked: bool) -> dict[str, object]:
         backend, device = read_backend(), read_device()

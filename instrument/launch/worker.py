@@ -48,6 +48,7 @@ class WorkerConfig:
     hooks: bool = True
     memory: bool = False
     probes: tuple[Probe, ...] = ()
+    live: bool = False
 
     def to_environ(self) -> dict[str, str]:
         return {
@@ -58,6 +59,7 @@ class WorkerConfig:
             "PPTRACE_HOOKS": "1" if self.hooks else "0",
             "PPTRACE_MEMORY": "1" if self.memory else "0",
             "PPTRACE_PROBES": " ".join(map(str, self.probes)),
+            "PPTRACE_LIVE": "1" if self.live else "0",
         }
 
     @staticmethod
@@ -70,6 +72,7 @@ class WorkerConfig:
             environ.get("PPTRACE_HOOKS", "1") != "0",
             environ.get("PPTRACE_MEMORY", "0") != "0",
             parse_probes(environ.get("PPTRACE_PROBES", "").split()),
+            environ.get("PPTRACE_LIVE", "0") != "0",
         )
 
 
@@ -211,6 +214,7 @@ class Rank:
             logs=(calls,),
             agreed=AgreedStart(config.control_dir),
             probes=config.probes,
+            live=config.live,
         )
         session.install(traced)
         traced.open()

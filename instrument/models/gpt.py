@@ -20,7 +20,7 @@ from instrument.collectives import AxisGroup
 from instrument.expert.layer import ExpertLayer, RoutesOfForward
 from instrument.expert.noise import ForwardKey
 from instrument.expert.options import ExpertOptions
-from instrument.expert.pieces import InPieces, Pieces, Tape
+from instrument.expert.pieces import Pieces, Tape
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
 from instrument.sequence.dropout import MicrobatchKey, dropout
@@ -213,7 +213,7 @@ class Head(nn.Module):
         self.projection.take(whole.projection.weight)
 
 
-class GptStage(InPieces, nn.Module):
+class GptStage(nn.Module):
     """A consecutive part of the model's layers; parameter names are the same in every partition.
 
     The first stage takes bytes, the last returns logits; between stages travel the activations of :class:`Block`.

@@ -18,6 +18,7 @@ _COMMANDS = {
     "whatif": "say what another schedule, split or link would get back",
     "compare": "say whether one run is slower than another, and in what",
     "dashboard": "look at traces in a browser",
+    "live": "print each step of a run that goes on",
     "mcp": "answer an assistant about traces",
     "hang": "say who is to blame for a run that hangs",
     "schedule": "list and show pipeline schedules",

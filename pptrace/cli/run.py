@@ -57,6 +57,11 @@ if TYPE_CHECKING:
     help="Delay all but F, B, I, W or stage=N by this part of itself in every second step: what a faster one would gain. "
     "May be repeated.",
 )
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Write a small record of every step while the run goes on, for `pptrace live` and the dashboard.",
+)
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -90,6 +95,7 @@ class CommandOptions:
     hang_timeout: float | None
     memory: bool
     probe: tuple[str, ...]
+    live: bool
     no_analyze: bool
     module: bool
     script: str
@@ -123,6 +129,7 @@ class CommandOptions:
             hang_timeout_s=self.hang_timeout,
             memory=self.memory,
             probes=probes,
+            live=self.live,
         )
         check_options(options)
         return options
@@ -147,16 +154,20 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
         result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
+    if options.live:
+        _print_live_cost(result.run_dir)
     # A node sees only the end of its ranks; the run is analysed when all have written their traces.
-    _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none")
+    _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none", live=options.live)
     if options.nnodes > 1:
         click.echo(f"when all nodes have ended: {_program()} analyze {shlex.quote(str(result.run_dir))}")
     return result.end.exit_code
 
 
-def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
+def _finish(result: RunResult, *, analyze: bool, profiled: bool, live: bool) -> None:
     traces, origin = (result.traces, "") if result.traces else (result.script_traces, " of the script's own profiler")
     count = len(traces)
+    if live:
+        click.echo(f"{_program()} live {shlex.quote(str(result.run_dir))}")
     if not count:
         if profiled:
             click.echo(f"pptrace: no trace was recorded; {result.run_dir}/run.json says how the run went", err=True)
@@ -165,6 +176,14 @@ def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
     if analyze:
         _analyze(result.run_dir)
     click.echo(f"{_program()} dashboard {shlex.quote(str(result.run_dir))}")
+
+
+def _print_live_cost(run_dir: Path) -> None:
+    from pptrace.report.live import cost_lines
+    from pptrace.workflow.live.follow import cost_of_run
+
+    for line in cost_lines(cost_of_run(run_dir)):
+        click.echo(f"pptrace: {line}", err=True)
 
 
 def _program() -> str:

@@ -80,6 +80,16 @@ def test_the_way_in_leads_nowhere_else(path: str, target: Target) -> None:
     assert "<script" not in text
 
 
+def test_who_follows_a_link_on_another_site_is_asked_for_the_cookie_by_a_page_of_this_one(target: Target) -> None:
+    """Browsers send a strict cookie with requests of this site alone: the first answer asks again, and the second decides."""
+    visit = {"Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    status, headers, text = target.ask("//evil.com/x?rows=1", Sec_Fetch_Site="cross-site", **visit)
+    assert (status, headers["Set-Cookie"]) == (401, None)
+    assert 'content="0;url=/evil.com/x?rows=1"' in text
+    status, _, text = target.ask("/evil.com/x?rows=1", Sec_Fetch_Site="same-origin", **visit)
+    assert (status, "enter its token" in text, "refresh" in text) == (401, True, False)
+
+
 def test_every_comparison_with_the_secret_takes_constant_time(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of one length are compared by the function that looks at all of them, for callbacks too."""
     seen: list[tuple[int, int]] = []

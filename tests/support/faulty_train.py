@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
+from instrument import session
 from instrument.examples import train_gpt
 from instrument.expert.layer import ExpertLayer
 from instrument.models import sleeping
@@ -35,8 +36,8 @@ _COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B)
 class Fault:
     """Fault on ``ranks``; "" is a healthy run.
 
-    ``amount`` is the factor of what ops sleep (``slow``), or the time of one occurrence, s; ``chance`` that of an
-    occurrence at an op. A slow link is between the first two of ``ranks``, in both directions.
+    ``amount`` is the factor of what ops sleep (``slow``, from step ``since`` on), or the time of one occurrence, s; ``chance``
+    that of an occurrence at an op. A slow link is between the first two of ``ranks``, in both directions.
     """
 
     kind: str = ""
@@ -44,6 +45,7 @@ class Fault:
     amount: float = 0.0
     chance: float = 1.0
     seed: int = 0
+    since: int = 0
 
     def __str__(self) -> str:
         return json.dumps(asdict(self))
@@ -65,7 +67,8 @@ def _slow(fault: Fault, chances: Random) -> None:
     sleep = sleeping._sleep
 
     def slower(device: Any, seconds: float) -> None:
-        sleep(device, seconds * (fault.amount if chances.random() < fault.chance else 1))
+        is_slow = session.current().num_steps >= fault.since and chances.random() < fault.chance
+        sleep(device, seconds * (fault.amount if is_slow else 1))
 
     sleeping._sleep = slower
 

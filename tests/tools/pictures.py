@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tools")]
 from get_browser import BROWSER_ARGS, find_browser  # noqa: E402
 
 from dashboards.app import create_app  # noqa: E402
-from dashboards.serve import bind, make, url_of  # noqa: E402
+from dashboards.serve import Server, bind, url_of  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 SAMPLES = ROOT / "sample_traces"
@@ -49,11 +49,11 @@ PAGES: Mapping[str, tuple[str, str, str, int]] = {
 def served(sample: str) -> Iterator[str]:
     """Serve the dashboard of a sample; its address."""
     with bind("127.0.0.1", 0) as listener:
-        server = make(create_app([SAMPLES / sample]), listener)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        server = Server(create_app([SAMPLES / sample]).server, listener)
+        thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         yield url_of(listener)
-        server.shutdown()
+        server.end()
         thread.join(10)
 
 
@@ -85,12 +85,12 @@ def moves(page: Any) -> Iterator[int]:
     yield 2400
     page.keyboard.press("Escape")
     page.keyboard.press("c")
-    page.wait_for_function(f"{STATE}.critical")
+    page.wait_for_function(f"() => {STATE}.critical")
     settled(page)
     yield 1800
     page.keyboard.press("c")
     page.select_option("#timeline-whatif", "zbv")
-    page.wait_for_function(f"{STATE}.sources.includes('whatif')")
+    page.wait_for_function(f"() => {STATE}.sources.includes('whatif')")
     settled(page)
     yield 2600
 

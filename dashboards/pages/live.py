@@ -1,0 +1,138 @@
+"""The live page: the last steps of a run that goes on, without a reload."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+
+from dashboards.answers import Answers
+from dashboards.components import Node, lines, tile
+from dashboards.live import LiveSteps, LiveWindow
+from dashboards.parts import chart, empty, guarded
+from dashboards.store import Loaded, Store
+from pptrace.analysis.slow_rank import SlowRank
+from pptrace.report.charts.live import live_paces_chart, live_ranks_chart, live_steps_chart
+from pptrace.report.live import slow_rank_text
+from pptrace.report.units import counted, milliseconds
+
+_EVERY_MS = 1000
+_RECENT = 3
+_NOTHING = "nothing"
+_NO_COMPUTE = "No step has been observed yet of which the compute is known."
+_NO_PARTS = "The parts of a step are shown of at most 48 ranks, when all of them are known."
+_SKIPPED = "Every fifth step is not observed, so that the others show what observing costs."
+_ADVICE = "pptrace run --live writes a record of each step while the run goes on."
+
+
+def layout(_loaded: Loaded, _answers: Answers) -> Node:
+    return html.Div(
+        [
+            dcc.Interval(id="live-tick", interval=_EVERY_MS),
+            dcc.Store(id="live-shown", data=""),
+            html.Div(id="live-body"),
+        ]
+    )
+
+
+def register(app: Dash, store: Store, _answers: Answers) -> None:
+    live: LiveSteps = store.live
+
+    @app.callback(
+        Output("live-body", "children"),
+        Output("live-shown", "data"),
+        Output("live-tick", "disabled"),
+        Input("live-tick", "n_intervals"),
+        State("live-shown", "data"),
+    )
+    def show(_tick: int | None, shown: str | None) -> Any:
+        window = live.get()
+        state = _NOTHING if window is None else window.state
+        if state == shown:
+            raise PreventUpdate
+        if window is None:
+            return [_no_records()], state, False
+        return guarded(lambda: body(window), "Live", "live-failed"), state, window.is_over
+
+
+def body(window: LiveWindow) -> list[Node]:
+    """The page of these steps."""
+    if not window.steps:
+        reason = (
+            "The run has ended, and its ranks wrote no step." if window.is_over else "No step has ended on all ranks."
+        )
+        return [empty("No steps yet", reason, "live-waiting")]
+    steps = window.steps
+    return [
+        _alarm(steps[-1].slow_ranks or _recent_alarms(window)),
+        _tiles(window),
+        chart("Length of the last steps", live_steps_chart(steps), "live-steps", ""),
+        chart("Compute of each rank against its usual one", live_paces_chart(steps), "live-paces", _NO_COMPUTE),
+        chart("The last observed step", live_ranks_chart(steps), "live-ranks", _NO_PARTS),
+        *_notes(window),
+    ]
+
+
+def _no_records() -> Node:
+    return empty("No live records", "The run has written none so far.", "no-live", _ADVICE)
+
+
+def _recent_alarms(window: LiveWindow) -> tuple[SlowRank, ...]:
+    """Ranks named in the last steps."""
+    named = {slow.rank: slow for step in window.steps[-_RECENT:] for slow in step.slow_ranks}
+    return tuple(named.values())
+
+
+def _alarm(slow_ranks: tuple[SlowRank, ...]) -> Node:
+    if not slow_ranks:
+        return html.Section(html.P("No slow rank."), id="live-alarm", className="panel problem quiet", role="status")
+    texts = [html.P(html.Strong(slow_rank_text(slow).capitalize())) for slow in slow_ranks]
+    return html.Section(texts, id="live-alarm", className="panel problem hang", role="alert")
+
+
+def _tiles(window: LiveWindow) -> Node:
+    steps, last = window.steps, window.steps[-1]
+    usual = median(step.step_ns for step in steps)
+    deviation = "–" if last.deviation is None else f"{last.deviation:+.1%}"
+    slowest = next((step for step in reversed(steps) if step.slowest_rank is not None), None)
+    measured, own = window.cost.measured, window.cost.own
+    interval = measured is not None and measured.low is not None and measured.high is not None
+    error = (
+        f"{measured.low:+.1%} to {measured.high:+.1%}"
+        if measured is not None and interval
+        else "interval not known yet"
+    )
+    tiles = (
+        ("Last step", str(last.step), window.status or "running", "all ranks have ended it", "live-last"),
+        (
+            "Length",
+            f"{milliseconds(last.step_ns)} ms",
+            f"usual {milliseconds(round(usual))} ms",
+            "of the last step",
+            "live-length",
+        ),
+        ("Deviation", deviation, "from the steps before", "last step over their median", "live-deviation"),
+        (
+            "Computed longest",
+            "–" if slowest is None else f"rank {slowest.slowest_rank}",
+            "" if slowest is None else f"in step {slowest.step}",
+            "in the last observed step",
+            "live-slowest",
+        ),
+        (
+            "Cost of observing",
+            "–" if measured is None else f"{measured.share:+.2%}",
+            error if own is None else f"{error}; {own:.2%} counted",
+            "by unobserved steps in between, with its 95 % interval; and what ranks counted as their own time",
+            "live-cost",
+        ),
+    )
+    return html.Div([tile(*entry) for entry in tiles], className="tiles")
+
+
+def _notes(window: LiveWindow) -> list[Node]:
+    notes = list(dict.fromkeys(note for step in window.steps for note in step.notes))
+    shown = f"{counted(len(window.steps), 'step')} shown. {_SKIPPED}" if not notes else ""
+    return [lines([*notes, *([shown] if shown else [])], "live-notes")]

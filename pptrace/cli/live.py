@@ -1,0 +1,53 @@
+"""``pptrace live``: the steps of a run that goes on, one line of JSON or text for each."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from pptrace.report.live import cost_lines, step_line
+from pptrace.workflow.live.follow import LiveRun, require_live
+
+_POLL_S = 0.2
+
+
+@click.command(name="live", short_help="Print each step of a run that goes on.")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="One line per step.",
+)
+@click.option(
+    "--follow/--once", default=True, show_default=True, help="Go on until the run ends, or print what is there."
+)
+@click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", help="Of the steps that are there, begin with the last N."
+)
+def command(run_dir: Path, form: str, follow: bool, last: int | None) -> None:
+    """Print each step of RUN_DIR when all ranks have ended it: its length, what each rank computed and waited for, slow ranks.
+
+    RUN_DIR is the directory of `pptrace run --live`, while it runs or afterwards.
+    """
+    require_live(run_dir)
+    run = LiveRun(run_dir, last=last)
+    first = True
+    while True:
+        over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
+        steps = run.poll()
+        for step in steps[-last:] if first and last else steps:
+            click.echo(json.dumps(asdict(step)) if form == "json" else step_line(step))
+        first = first and not steps
+        if over:
+            break
+        time.sleep(_POLL_S)
+    if form == "text":
+        for line in cost_lines(run.cost):
+            click.echo(f"pptrace: {line}", err=True)

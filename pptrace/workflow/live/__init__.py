@@ -1,0 +1,1 @@
+"""Steps of a run that goes on, from the live files of its ranks."""

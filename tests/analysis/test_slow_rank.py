@@ -1,0 +1,132 @@
+"""The search for slow ranks, on sequences of steps whose times are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.live_cost import cost_of
+from pptrace.analysis.slow_rank import OpTimes, SlowRank, SlowRanks
+
+Times = dict[int, dict[tuple[str, int], OpTimes]]
+
+
+def _steps(
+    num: int, factor: Callable[[int, int], float], noise: float = 0.03, seed: int = 0, replicas: int = 1, pp: int = 4
+) -> list[tuple[int, Times]]:
+    """Steps of pp × replicas ranks, of which every fifth is not observed; ``factor`` of step and rank."""
+    generator = np.random.default_rng(seed)
+    stage_ms = [2.0, 3.0, 3.0, 5.0]
+    steps = []
+    for step in range(num):
+        ranks: Times = {}
+        for rank in range(pp * replicas):
+            stage, spread = rank % pp, generator.lognormal(0, noise, 2)
+            pace = factor(step, rank)
+            ranks[rank] = {
+                ("F", stage): OpTimes(8, 1e6 * stage_ms[stage] * pace * spread[0]),
+                ("B", stage): OpTimes(8, 2e6 * stage_ms[stage] * pace * spread[1]),
+            }
+        if step % 5 != 4:
+            steps.append((step, ranks))
+    return steps
+
+
+def _named(steps: list[tuple[int, Times]]) -> list[SlowRank]:
+    search = SlowRanks()
+    return [slow for step, ranks in steps for slow in search.add(step, ranks)]
+
+
+@pytest.mark.parametrize("start", [20, 21, 22, 23, 24])
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_a_rank_that_becomes_slow_is_named_within_three_steps_and_no_other(start: int, factor: float) -> None:
+    named = _named(_steps(40, lambda step, rank: factor if rank == 2 and step >= start else 1.0))
+    assert {slow.rank for slow in named} == {2}
+    assert named[0].step <= start + 2  # the third slow step at the latest
+    assert named[0].since in (start, start + 1)
+    assert named[0].excess == pytest.approx(factor - 1, rel=0.3)
+    assert named[-1].step == 38, "it stays slow, and stays named"
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_healthy_runs_raise_no_alarm(noise: float) -> None:
+    for seed in range(20):
+        assert not _named(_steps(100, lambda *_: 1.0, noise, seed))
+
+
+def test_of_two_ranks_the_slow_one_is_named_as_long_as_it_is_slow() -> None:
+    named = _named(_steps(120, lambda step, rank: 1.4 if rank == 1 and step >= 20 else 1.0, noise=0.02, pp=2))
+    assert {slow.rank for slow in named} == {1}
+    assert [slow.step for slow in named][-1] == 118
+
+
+def test_a_rank_that_waits_for_a_core_is_no_slow_rank() -> None:
+    """Rank 1 takes twice as long: because others run on its core in one sequence, by itself in the other."""
+    steps = _steps(40, lambda step, rank: 2.0 if rank == 1 and step >= 20 else 1.0)
+    more_ns = 8 * 1e6 * 3 * 3
+    for waited_ns, is_named in ((more_ns, False), (0.1 * more_ns, True)):
+        search = SlowRanks()
+        waits = {step: {1: int(1e7 + (waited_ns if step >= 20 else 0))} for step, _ in steps}
+        named = [slow for step, ranks in steps for slow in search.add(step, ranks, waits[step])]
+        assert bool(named) == is_named
+
+
+def test_a_machine_that_slows_all_ranks_down_is_no_slow_rank() -> None:
+    assert not _named(_steps(60, lambda step, _: 1.8 if step >= 30 else 1.0))
+
+
+def test_single_slow_steps_of_a_rank_raise_no_alarm() -> None:
+    assert not _named(_steps(60, lambda step, rank: 3.0 if rank == 1 and step in (20, 32, 43) else 1.0))
+
+
+def test_warm_up_is_no_past_to_compare_with() -> None:
+    assert not _named(_steps(40, lambda step, rank: 8.0 - 3 * step + rank if step < 2 else 1.0))
+
+
+def test_a_rank_that_was_slow_from_the_start_is_named_by_its_replicas() -> None:
+    named = _named(_steps(20, lambda _, rank: 1.4 if rank == 6 else 1.0, replicas=4))
+    assert {(slow.rank, slow.than) for slow in named} == {(6, "those of its replicas")}
+    assert named[0].excess == pytest.approx(0.4, rel=0.2)
+
+
+def test_a_rank_that_recovers_is_named_no_longer() -> None:
+    named = _named(_steps(60, lambda step, rank: 1.5 if rank == 0 and 20 <= step < 30 else 1.0))
+    assert {slow.rank for slow in named} == {0}
+    assert max(slow.step for slow in named) < 30
+
+
+def _pairs(share: float, noise: float, num: int, seed: int = 1) -> list[tuple[int, int, bool, bool]]:
+    """Steps of 100 ms that drift, of which the observed ones are longer by ``share``."""
+    generator = np.random.default_rng(seed)
+    return [
+        (
+            step,
+            int(1e8 * (1 + step / num) * (1 + share * (step % 5 != 4)) * generator.lognormal(0, noise)),
+            step % 5 != 4,
+            False,
+        )
+        for step in range(num)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.05])
+def test_the_cost_is_found_and_its_interval_holds_it(share: float) -> None:
+    hits = 0
+    for seed in range(40):
+        cost = cost_of(_pairs(share, 0.02, 400, seed))
+        assert cost is not None
+        assert cost.low is not None
+        assert cost.high is not None
+        assert cost.num_pairs == 79  # of steps 4, 9, … the last has nothing behind it
+        hits += cost.low <= share <= cost.high
+    assert hits >= 35  # 95 % of 40 are 38; fewer than 35 in one of 60 such tests
+
+
+def test_few_unobserved_steps_have_no_interval_and_profiled_ones_do_not_count() -> None:
+    few = cost_of(_pairs(0.01, 0.01, 25))
+    assert few is not None
+    assert few.low is None
+    assert "too few" in str(few)
+    assert cost_of([(step, 10**8, step % 5 != 4, True) for step in range(50)]) is None

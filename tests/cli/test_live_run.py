@@ -1,0 +1,158 @@
+"""A run with ``--live``: its records agree with its traces, a slow rank is named, and other programs can follow it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from pptrace.analysis.result import RankStep
+from pptrace.live_records.codec import MOST_BYTES
+from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.live.follow import LiveRun, LiveStepFigures, status_of
+from pptrace.workflow.live.template import NO_SHIFT, StepTemplate
+from pptrace.workflow.live.traces import trace_of
+from pptrace.workflow.load import load
+from tests.support.faulty_train import Fault
+from tests.support.programs import ROOT, Ended, pptrace, sizes
+from tests.support.programs import pptrace_here as here
+
+pytestmark = pytest.mark.processes
+
+_STEPS, _SLOW_SINCE = 20, 13
+_SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
+_ARGUMENTS = (
+    *("--steps", str(_STEPS), "--sleep-forward", "20", "--sleep-backward", "40"),
+    *sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=2),
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    folder: Path
+    ended: Ended
+    while_running: list[LiveStepFigures]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
+    """Two ranks, steps 2 to 4 profiled as well; the ops of rank 1 take twice as long from a step on."""
+    folder = tmp_path_factory.mktemp("live") / "run"
+    seen: list[LiveStepFigures] = []
+    over = threading.Event()
+
+    def follow() -> None:
+        live = LiveRun(folder)
+        while not over.is_set():
+            steps = live.poll()
+            if status_of(folder) == "running":
+                seen.extend(steps)
+            time.sleep(0.05)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        fault = str(Fault("slow", (1,), 2.0, since=_SLOW_SINCE))
+        options = ("-n", "2", "--live", "--no-analyze", "-o", folder)
+        ended = pptrace("run", *options, _SCRIPT, fault, *_ARGUMENTS, forked=True)
+    finally:
+        over.set()
+        follower.join()
+    assert ended.code == 0, ended.err
+    return _Run(folder, ended, seen)
+
+
+@pytest.fixture(scope="module")
+def lines(run: _Run) -> list[dict]:  # type: ignore[type-arg]
+    ended = here("live", str(run.folder), "--format", "json")
+    assert ended.code == 0, ended.err
+    return [json.loads(line) for line in ended.out.splitlines()]
+
+
+def test_steps_come_while_the_run_goes_on(run: _Run) -> None:
+    assert [step.step for step in run.while_running] == list(range(len(run.while_running)))
+    assert len(run.while_running) >= _STEPS // 2
+
+
+def test_every_step_is_one_line_of_json(lines: list[dict]) -> None:  # type: ignore[type-arg]
+    assert [line["step"] for line in lines] == list(range(_STEPS))
+    assert [line["step"] for line in lines if not line["observed"]] == [4, 9, 14, 19]
+    assert all(line["step_ns"] >= 2 * 60e6 for line in lines), "two microbatches that sleep 60 ms"
+    assert lines[0]["deviation"] is None
+
+
+def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:  # type: ignore[type-arg]
+    named = {line["step"]: [slow["rank"] for slow in line["slow_ranks"]] for line in lines if line["slow_ranks"]}
+    assert set(named) <= set(range(_SLOW_SINCE, _STEPS))
+    assert min(named) <= _SLOW_SINCE + 2
+    assert all(ranks == [1] for ranks in named.values())
+    excesses = [slow["excess"] for line in lines for slow in line["slow_ranks"]]
+    assert median(excesses) == pytest.approx(1.0, abs=0.25)  # a busy machine
+
+
+def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]
+    """Within the marks: of each range the profiler's own event, some µs on a busy machine, is outside the record's."""
+    reports = {step.step: step for step in load([run.folder]).report.steps}
+    assert sorted(reports) == [2, 3, 4]
+    for number in (2, 3):  # step 4 is not observed
+        report, line = reports[number], lines[number]
+        assert line["span_ns"] == pytest.approx(report.span_ns, abs=1e6)
+        for rank, live in zip(report.ranks, line["ranks"], strict=True):
+            _agree(rank, live)
+
+
+def _agree(rank: RankStep, live: dict) -> None:  # type: ignore[type-arg]
+    assert live["compute_ns"] == pytest.approx(rank.compute_ns, rel=0.01)
+    assert live["not_compute_ns"] == pytest.approx(rank.not_compute_ns, abs=0.01 * rank.window_ns)
+    assert live["bubble_ns"] == pytest.approx(rank.bubble_ns, abs=0.02 * rank.window_ns)
+    assert live["compute_ns"] + live["exposed_comm_ns"] + live["bubble_ns"] == pytest.approx(rank.window_ns, abs=1e6)
+
+
+def test_figures_by_a_template_are_those_of_an_analysis_of_the_step_itself(run: _Run) -> None:
+    files = {rank: LiveFile(path, rank) for rank, path in live_files(run.folder).items()}
+    by_step: dict[int, dict[int, LiveStep]] = {}
+    for rank, file in files.items():
+        for step in file.poll():
+            by_step.setdefault(step.step, {})[rank] = step
+    facts = {rank: {**file.facts, "clock": NO_SHIFT} for rank, file in files.items()}
+    template = StepTemplate.of(by_step[5], facts)
+    assert template is not None
+    numbers = [6, 7, 13, 15, 18]
+    for number, figures in zip(numbers, template.figures([by_step[number] for number in numbers]), strict=True):
+        assert ranges(by_step[number]) == ranges(by_step[5])
+        traces = [trace_of(rank, "", facts[rank], [step]) for rank, step in by_step[number].items()]
+        (report,) = analyse(traces).report.steps
+        assert figures.span_ns == report.span_ns
+        for rank in report.ranks:
+            live = figures.ranks[rank.rank]
+            assert (live.compute_ns, live.bubble_ns) == (rank.compute_ns, rank.bubble_ns)
+            assert (live.exposed_comm_ns, live.not_compute_ns) == (rank.exposed_comm_ns, rank.not_compute_ns)
+            assert live.wait_ns == sum(comm.wait_ns for comm in rank.comms)
+
+
+def ranges(step: dict[int, LiveStep]) -> list[tuple[str, ...]]:
+    return [step[rank].names for rank in sorted(step)]
+
+
+def test_a_step_of_a_rank_takes_at_most_4_kb(run: _Run) -> None:
+    for rank, path in live_files(run.folder).items():
+        assert max(step.record.num_bytes for step in LiveFile(path, rank).poll()) <= MOST_BYTES
+        assert path.stat().st_size <= MOST_BYTES * _STEPS
+
+
+def test_the_end_of_the_run_says_what_observing_cost(run: _Run) -> None:
+    assert "--live: cost" in run.ended.err
+    assert "unobserved step" in run.ended.err
+    assert "as they counted it" in run.ended.err
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    ended = here("live", str(tmp_path))
+    assert ended.code == 1
+    assert "no live records" in ended.err
