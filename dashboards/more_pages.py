@@ -11,7 +11,7 @@ from dashboards import exports
 from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.exports import whole_run
-from dashboards.pages import bubbles, communication, compare, hang, live, memory, problem, stages, steps
+from dashboards.pages import bubbles, communication, compare, experts, hang, live, memory, problem, stages, steps
 from dashboards.store import Loaded, Store
 
 __all__ = ["PAGES", "layout", "register", "whole_run"]
@@ -32,6 +32,7 @@ PAGES: Mapping[str, Page] = {
     "/communication": Page("Communication", communication.layout),
     "/memory": Page("Memory", memory.layout),
     "/stages": Page("Stages", stages.layout),
+    "/experts": Page("Experts", experts.layout),
     "/compare": Page("Compare", compare.layout),
     "/live": Page("Live", live.layout, needs_report=False),
     "/hang": Page("Hang", hang.layout, needs_report=False),

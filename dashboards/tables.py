@@ -117,6 +117,18 @@ TABLES: Mapping[str, Table] = {
         "memory of each rank: measured peak and predicted parts, microbatches in flight",
     ),
     "stages": Table(lambda asked: asked.answers.stages(), "what an op costs in each stage, by kind"),
+    "experts": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.layers,
+        "routes of each layer's experts, rows of ranks, drops",
+    ),
+    "expert-ranks": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.ranks,
+        "rows of each rank's experts, and who is waited for",
+    ),
+    "expert-calls": Table(
+        lambda asked: () if asked.report.experts is None else asked.report.experts.calls,
+        "calls that bring rows to experts and back",
+    ),
     "compared-parts": Table(
         lambda asked: asked.answers.comparison().result.parts, "parts of two runs beside each other"
     ),

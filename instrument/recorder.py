@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from instrument.expert_counts import ExpertCounts
 from instrument.live_rows import Carried, LiveRange, LiveRows
 from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
@@ -152,9 +153,10 @@ class Recorder:
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
     ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
     the ranges of ops that are to be delayed (:mod:`instrument.delays`). ``live`` takes the times of ranges while it is on.
+    ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = ("_delay", "_domain", "_handles", "_listens", "_live", "step")
+    __slots__ = ("_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
 
     def __init__(
         self,
@@ -163,6 +165,7 @@ class Recorder:
         live: LiveRows | None = None,
     ) -> None:
         self.step = 0
+        self.expert_counts = ExpertCounts()
         self._live = live or LiveRows()
         self._delay = delay
         self._listens = listens
@@ -173,6 +176,11 @@ class Recorder:
     def listening(self) -> bool:
         """Return whether a range opened now, in this thread, would be recorded."""
         return self._domain is not None or self._live.on or self._listens()
+
+    @property
+    def profiling(self) -> bool:
+        """Return whether a profiler records: live records alone keep nothing until the end."""
+        return self._domain is not None or self._listens()
 
     @property
     def communicating(self) -> bool:

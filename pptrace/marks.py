@@ -119,6 +119,12 @@ class Uneven:
     sent_rows: tuple[int, ...]
     received_rows: tuple[int, ...]
 
+    @property
+    def splits(self) -> str:
+        """The rows as text: sent to each member, ">", received from each."""
+        sent, received = (",".join(map(str, rows)) for rows in (self.sent_rows, self.received_rows))
+        return f"{sent}>{received}"
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMark:
@@ -312,10 +318,7 @@ def _parse_handle(values: dict[str, str]) -> int | None:
 
 
 def _format_uneven(uneven: Uneven | None) -> str:
-    if uneven is None:
-        return ""
-    sent, received = (",".join(map(str, rows)) for rows in (uneven.sent_rows, uneven.received_rows))
-    return f" got={uneven.received_bytes} rows={sent}>{received}"
+    return "" if uneven is None else f" got={uneven.received_bytes} rows={uneven.splits}"
 
 
 def _parse_uneven(values: dict[str, str]) -> Uneven | None:

@@ -77,6 +77,8 @@ class ExpertLayer(nn.Module):
         groups: the ranks that share experts and sequences; None: this rank alone.
         bias: of the experts' linear layers.
         dtype: of the parameters, of the router's 32 bits at least.
+
+    ``layer`` is its number in the model, under which its routes are counted.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ExpertLayer(nn.Module):
         self.options = options
         self.region = region
         self.groups = groups = groups or alone()
+        self.layer = 0
         width = options.width or 4 * hidden
         num_held = options.num // groups.ep.size
         experts = range(groups.ep.rank * num_held, (groups.ep.rank + 1) * num_held)
@@ -217,11 +220,21 @@ class ExpertLayer(nn.Module):
         counts, routed = None, chosen
         if options.second is SecondChoice.RANDOM and ids is not None:
             routed = chosen.masked_fill(~keep_second(weights_of(logits, chosen, options), ids), options.num)
+        wanted = routed
         if options.capacity_factor is not None:
             routed = self._within_capacity(logits, chosen, routed, options.capacity_factor)
         if options.aux_loss:
             counts = parts.sum(count_routes(chosen, options.num))
-        return Routes(chosen, self._dispatch(routed), counts)
+        dispatch = self._dispatch(routed)
+        self._record(wanted, routed, dispatch)
+        return Routes(chosen, dispatch, counts)
+
+    def _record(self, wanted: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
+        """Count the routes of a forward, while a profiler records."""
+        recorder = self.groups.ep.recorder
+        if recorder.profiling:
+            held = (self.inner.experts[0], dispatch.rows_of_expert)
+            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
 
     def _dispatch(self, routed: Tensor) -> TokenDispatch:
         options, routes = self.options, routed.flatten(0, 1)

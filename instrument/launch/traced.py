@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
 from instrument.delays import Delays
+from instrument.expert_counts import EXPERTS_KEY
 from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -334,7 +335,7 @@ class TracedSession(Session):
             if profiler is None or not profiler.recording:
                 return
             try:
-                profiler.stop(self._metadata(sample_clock()), blocked=blocked)
+                profiler.stop(self._metadata(sample_clock(), blocked), blocked=blocked)
             except (OSError, RuntimeError) as err:
                 self._writer.update(note=f"the trace could not be written: {err}")
                 return
@@ -367,7 +368,7 @@ class TracedSession(Session):
             "clock": {"start": started.as_json()},
         }
 
-    def _metadata(self, stopped: ClockSample) -> dict[str, object]:
+    def _metadata(self, stopped: ClockSample, blocked: bool) -> dict[str, object]:
         backend, device = read_backend(), read_device()
         started = self._started or stopped
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
@@ -401,6 +402,7 @@ class TracedSession(Session):
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
             **({} if self._teardown is None else {"teardown": self._teardown}),
+            **({} if blocked or (experts := self._recorder.expert_counts.facts()) is None else {EXPERTS_KEY: experts}),
             **({} if self._delays is None else {PROBES: self._delays.facts()}),
             **watched,
         }

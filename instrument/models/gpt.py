@@ -131,6 +131,7 @@ class Block(nn.Module):
         self.experts = None
         if config.experts is not None and config.has_experts(layer):
             self.experts = ExpertLayer(hidden, config.experts.of_layer(layer), region, parallel.experts, dtype=dtype)
+            self.experts.layer = layer
         else:
             self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
             self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)

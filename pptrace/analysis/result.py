@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
 from pptrace.analysis.whole_run import (
     CoreWait,
@@ -326,6 +327,7 @@ class Report:
     missing_evidence: tuple[MissingEvidence, ...] = ()
     probes: tuple[ProbedTarget, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
+    experts: ExpertsReport | None = None
 
     @property
     def typical_step(self) -> StepReport | None:

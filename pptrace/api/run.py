@@ -78,7 +78,8 @@ class Run(ExportsOps):
         ``posted_ns`` (posted ahead: the call let go of the host), ``asked_ns`` (from here to ``end_ns`` this side waits
         for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is before it is
         waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all members
-        of a collective), ``clock`` (device or host; none where only the length is known).
+        of a collective), ``clock`` (device or host; none where only the length is known); of an all-to-all of uneven parts
+        ``received_bytes`` (``bytes`` is what it hands in) and ``splits`` (rows sent to each member, ">", rows received).
         """
         return a_copy(self._comms)
 
@@ -206,8 +207,8 @@ class Run(ExportsOps):
             microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
             microbatch_size: size of a microbatch in parts of that of the run.
             split: layers of each stage of the model.
-            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers" or "host": what is named costs what its
-                like costs elsewhere in the run.
+            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers", "host" or "routing": what is named
+                costs what its like costs elsewhere in the run.
             link_speed: how many times as fast messages are.
             placement: the pipeline rank of the run that each rank of the pipeline then is.
             prefetch: receives are posted so many ops before they are needed.

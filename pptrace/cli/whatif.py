@@ -37,7 +37,7 @@ from pptrace.workflow.load import load
     "ideals",
     multiple=True,
     metavar="WHAT",
-    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers or host cost what their like do.",
+    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers, host or routing cost what their like do.",
 )
 @click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
 @click.option(

@@ -44,6 +44,7 @@ COMM_ARGS: Schema = {
     "dst": "int64",
     "seq": "int64",
     "in_elements": "int64",  # of a call without the name of a collective, whose tensor shapes were recorded
+    "splits": "str",  # as in COMMS
 }
 
 OPS: Schema = {
@@ -88,6 +89,8 @@ COMMS: Schema = {
     "stream": "int64",
     "match": "int64",  # the same number on both ends of a transfer or all members of a collective
     "clock": "str",  # device or host; none where only the duration end − start is known
+    "received_bytes": "int64",  # of an all-to-all of uneven parts, where bytes is what is handed in
+    "splits": "str",  # of an all-to-all: rows sent to each member, ">", rows received from each; "3,7>3,1"
 }
 
 CALLS: Schema = {
@@ -111,24 +114,29 @@ CALLS: Schema = {
     "hint": "str",  # axis that the library serves: ep for DeepEP, tp for user buffers; "" for the others
     "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
     "worker": "int64",  # thread that executed it, where the process group has worker threads (gloo)
+    "splits": "str",  # as in COMMS
 }
 """Communication calls of one rank whose axis is not yet known, one row per call."""
 
 MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
 
 
+_OPTIONAL: Mapping[str, Any] = {"chunk": UNKNOWN, "received_bytes": UNKNOWN, "splits": ""}
+"""Columns that a table may be made without, with the value of all rows."""
+
+
 def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:
     """Make a frame with exactly the schema's columns and dtypes, in its order.
 
     Raises:
-        KeyError: a column of the schema is missing, other than the chunk of messages.
+        KeyError: a column of the schema is missing, other than chunk, received_bytes and splits, which may be left out.
         ValueError: a column is not in the schema, or lengths differ.
     """
     unexpected = set(columns) - set(schema)
     if unexpected:
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
-    if schema is COMMS and "chunk" not in columns:
-        columns = {**columns, "chunk": np.full(len(columns["stage"]), UNKNOWN)}
+    size = len(next(iter(columns.values()), ()))
+    columns = {name: np.full(size, value) for name, value in _OPTIONAL.items() if name in schema} | dict(columns)
     frame = {name: _column(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
 

@@ -13,6 +13,9 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
+from pptrace.analysis.experts.exchanges import exchanges_of_ranks
+from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
+from pptrace.analysis.experts.routing import with_routing
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
@@ -139,8 +142,11 @@ def analyse_ranks(
     give_back_freed_memory()
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs)
     steps = reported.steps or report_marked_steps(marked, data)
-    study = study_steps(reported.costs)
-    missing = missing_evidence(steps, reported.costs)
+    comparable = comparable_steps(windows or marked, data)
+    experts = ExpertsOfRun.of(exchanges_of_ranks(comparable, data), run.facts, comparable)
+    costs = with_routing(reported.costs, experts.exchanges)
+    study = study_steps(costs, experts.hot_spot)
+    missing = missing_evidence(steps, costs)
     lines = (
         *warnings,
         *run.warnings,
@@ -149,9 +155,10 @@ def analyse_ranks(
         *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
-    report = with_links(report, traffic_of_ranks(comparable_steps(windows or marked, data), data), run.facts, run.mesh)
-    report = replace(report, probes=probed.studied(steps, reported.costs, run.schedule.plan, data))
-    return Analysis(report, data, run.schedule, run.mesh, windows, reported.costs, run.facts)
+    report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
+    report = with_experts(report, experts, costs, run.facts)
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
+    return Analysis(report, data, run.schedule, run.mesh, windows, costs, run.facts)
 
 
 def make_report(

@@ -23,6 +23,8 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.evidence import missing_evidence
+from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
+from pptrace.analysis.experts.routing import with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
@@ -59,6 +61,7 @@ from pptrace.workflow.on_workers import (
     RankReport,
     RunFacts,
     comms_of_ranks,
+    comparable_steps_of,
     dealt_by_step,
     facts_of_block,
     matched_block,
@@ -113,7 +116,10 @@ def analyse_on_workers(
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
-    steps, study = reported.steps, study_steps(reported.costs)
+    found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
+    experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
+    costs = with_routing(reported.costs, experts.exchanges)
+    steps, study = reported.steps, study_steps(costs, experts.hot_spot)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
@@ -125,11 +131,12 @@ def analyse_on_workers(
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(
-        inputs, run, clock, steps, data.ops, step, device, lines, study, missing_evidence(steps, reported.costs)
+        inputs, run, clock, steps, data.ops, step, device, lines, study, missing_evidence(steps, costs)
     )
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
-    report = replace(report, probes=probed.studied(steps, reported.costs, run.schedule.plan, data))
+    report = with_experts(report, experts, costs, run.facts)
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

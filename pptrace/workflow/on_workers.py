@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.experts.exchanges import exchanges_of_ranks
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
@@ -38,7 +39,7 @@ from pptrace.recognise.messages.match import (
 )
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, join_ranks, with_ends
-from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops
 from pptrace.workflow.analyse import device_of_rank, with_lanes
 from pptrace.workflow.remote_rank import Part, whole_rank
@@ -164,7 +165,7 @@ class RunFacts:
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
-    (messages, collectives) without a group or peer; and its traffic, where it is in a step.
+    (messages, collectives) without a group or peer; and its traffic and exchanges with experts, where it is in a step.
     """
 
     steps: list[RankStep]
@@ -173,6 +174,7 @@ class RankReport:
     axes_inside_ops: Mapping[str, int]
     unknown: tuple[int, int]
     traffic: RankTraffic | None
+    exchanges: Slice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,8 @@ def report_of_group(
         of_rank: their windows; a rank that is in none has no steps.
     """
     ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
-    times = pd.concat(timed, ignore_index=True).sort_values("row", ignore_index=True)
+    times = pd.concat(map(_numbered_in_run, range(len(timed)), timed), ignore_index=True)
+    times = times.sort_values("row", ignore_index=True)
     comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
     recognised = RecognisedRun(
         framework=run.framework,
@@ -219,7 +222,9 @@ def report_of_group(
     data = _aligned(recognised, run)
     unknown = _unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
-    traffic = {entry.rank: entry for entry in traffic_of_ranks(_comparable_steps(numbers, of_rank), data)}
+    comparable = comparable_steps_of(numbers, of_rank)
+    traffic = {entry.rank: entry for entry in traffic_of_ranks(comparable, data)}
+    exchanges = exchanges_of_ranks(comparable, data)
     reports = {
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
@@ -228,6 +233,7 @@ def report_of_group(
             axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),
             traffic.get(number),
+            exchanges.get(number),
         )
         for number, rank in ranks.items()
     }
@@ -235,7 +241,18 @@ def report_of_group(
     return GroupReport(reports, num_nested, _distinct(comms))
 
 
-def _comparable_steps(numbers: Sequence[int], of_rank: Mapping[int, RankPart]) -> dict[int, list[int]]:
+_MOST_MATCHES = 1 << 40
+"""Matches of one block are fewer."""
+
+
+def _numbered_in_run(block: int, timed: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a block with numbers of matches that no other block has."""
+    match = timed["match"].to_numpy()
+    return timed.assign(match=np.where(match >= 0, match + block * _MOST_MATCHES, match))
+
+
+def comparable_steps_of(numbers: Sequence[int], of_rank: Mapping[int, RankPart]) -> dict[int, list[int]]:
+    """The steps of each rank in which its times compare with those of the others."""
     windows = {number: of_rank[number].windows for number in numbers if number in of_rank}
     return {number: of_number.steps[of_number.comparable].tolist() for number, of_number in windows.items()}
 

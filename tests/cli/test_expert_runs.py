@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.analysis.result import Report
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.marks import CollectiveMark, parse_mark
 from pptrace.workflow.load import load
@@ -37,6 +38,23 @@ def test_calls_along_ep_are_matched_and_carry_all_routes(tmp_path: Path) -> None
         counts = LAYERS * MICROBATCHES * 2 * EXPERTS * 8
         assert sum(comm.bytes for comm in calls) == 4 * routes * HIDDEN * 4 + counts
     check_rows(folder)
+    check_loads(report)
+
+
+def check_loads(report: Report) -> None:
+    """Every route is counted once, and what ranks hand in is what their counts come to."""
+    assert report.experts is not None
+    assert (report.experts.num_experts, report.experts.top_k, report.experts.reasons) == (EXPERTS, TOP_K, ())
+    of_layer = 2 * MICROBATCHES * 2 * SEQUENCE * TOP_K  # steps, replicas
+    assert [layer.layer for layer in report.experts.layers] == list(range(LAYERS))
+    assert [sum(layer.routes or ()) for layer in report.experts.layers] == [of_layer] * LAYERS
+    assert [layer.dropped for layer in report.experts.layers] == [0] * LAYERS
+    assert sum(rank.rows or 0 for rank in report.experts.ranks) == LAYERS * of_layer
+    assert [(rank.first_expert, rank.num_experts) for rank in report.experts.ranks] == [(0, 2), (2, 2)] * 2
+    for rank in report.experts.ranks:
+        assert rank.bytes == rank.predicted_bytes
+        assert rank.bytes is not None
+    assert report.experts.routing is not None
 
 
 def check_rows(folder: Path) -> None:

@@ -16,11 +16,14 @@ import pytest
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
-from dashboards.pages import bubbles, communication, compare, hang, memory, stages, steps
+from dashboards.pages import bubbles, communication, compare, experts, hang, memory, stages, steps
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
+from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable
+from pptrace.workflow.analyse import analyse
+from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
 from tests.support.programs import SAMPLES
@@ -71,6 +74,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),
         "stages": lambda: stages.body(loaded, answers),
+        "experts": lambda: experts.body(loaded),
         "split": lambda: stages.advice(answers, None),
         "compare": lambda: compare.body(loaded, answers),
         "hang": lambda: hang.body(answers),
@@ -94,6 +98,7 @@ def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
         "memory": {"memory-peaks", "memory-in-flight"},
         "stages": {"stages-chart"},
         "split": set(),
+        "experts": set(),
         "compare": {"compare-waterfall-a", "compare-waterfall-b", "compare-causes", "compare-parts"},
         "hang": set(),
     }
@@ -258,3 +263,25 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     cut = shortened(table)
     assert (len(cut.rows), cut.notes) == (MOST_ROWS, ("… 3 more: in the files", "… 9 more: in the files"))
     assert shortened(replace(table, rows=table.rows[:5])).rows == table.rows[:5]
+
+
+def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
+    analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
+    page = experts.body(Loaded((), analysis))
+    pictures = figures_by_id(page)
+    assert set(pictures) == {"expert-routes", "expert-rows", "expert-lateness"}
+    heat = pictures["expert-routes"].data[0]
+    assert [list(row) for row in heat.z] == [[150 / 120, 90 / 120], [140 / 120, 100 / 120]]
+    assert list(heat.y) == ["layer 4", "layer 5"]
+    assert list(pictures["expert-rows"].data[0].x) == [3 * 290, 3 * 190]
+    assert "routing-gain" in ids(page)
+    for words in ("Experts, all steps", "Ranks with experts, all steps", "Calls of experts, all ranks and steps"):
+        assert words in text(page)
+    no_routes = figures(experts.body(Loaded((), replace(analysis, report=_without_counts(analysis.report)))))
+    assert no_routes == {"expert-rows", "expert-lateness"}
+
+
+def _without_counts(report: Report) -> Report:
+    assert report.experts is not None
+    layers = tuple(replace(layer, routes=None) for layer in report.experts.layers)
+    return replace(report, experts=replace(report.experts, layers=layers))

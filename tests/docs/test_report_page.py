@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain
 from pptrace.analysis.result import Report, ScheduleCandidate
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.whole_run import (
@@ -75,6 +76,7 @@ SECTIONS = {
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
     "missing_evidence": "`missing_evidence[]`",
+    **{f"experts.{path}": "`experts`" for path in ("layers", "ranks", "calls", "routing")},
     "hang.edges": "`hang`",
 }
 FREE = {
@@ -186,6 +188,7 @@ def reports(
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         probes=(ProbedTarget("F", 0.2, (3, 5), reason="2 probed steps"),),
+        experts=_EXPERTS,
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))
@@ -200,6 +203,14 @@ _INTERCONNECT = Interconnect(
         CollectiveRate("dp", "all_reduce", None, 9.0, None, None),
     ),
     ("the traces of 1 of 2 ranks do not name the device",),
+)
+_EXPERTS = ExpertsReport(
+    *("counts", 2, 1),
+    (LayerLoad(None, None, 0, *(None,) * 9), LayerLoad(3, 1, 0, (4, 2), 0, 1.3, 1.2, 0, 1, 0.2, 1.3, 1.5)),
+    (RankLoad(0, None, None, None, None, None, 7, *(None,) * 7),),
+    (ExpertCalls(None, None, None, None, "dispatch", 4, *(None,) * 9),),
+    RoutingGain(5, None, None, 0.1, 30, 20),
+    ("a reason",),
 )
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))

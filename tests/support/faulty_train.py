@@ -12,14 +12,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
+from torch import Tensor
+from torch.autograd import Function
+
 from instrument import session
 from instrument.examples import train_gpt
+from instrument.expert.layer import ExpertLayer
 from instrument.models import sleeping
 from instrument.pipeline import runtime, transport
 from instrument.pipeline.step import Handler, Instruction, StepRun
@@ -159,6 +163,34 @@ _FAULTS: Mapping[str, Callable[[Fault, Random], None]] = {
 }
 
 
+ROW_S = 0.004
+"""Sleep of experts for each of their rows in a forward; twice as much in a backward."""
+
+
+class _SleepOfRows(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        sleeping._sleep(rows.device, len(rows) * ROW_S)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        sleeping._sleep(gradients[0].device, 2 * len(gradients[0]) * ROW_S)
+        return gradients[0]
+
+
+def install_sleeping_experts() -> None:
+    """Make experts sleep for each of their rows, so that what they take depends on routes and faults alone."""
+    compute = ExpertLayer._compute
+
+    def sleep_and_compute(self: ExpertLayer, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
+        slept: Tensor = _SleepOfRows.apply(rows)  # type: ignore[no-untyped-call]
+        return compute(self, slept, rows_of_expert)
+
+    ExpertLayer._compute = sleep_and_compute  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    install_sleeping_experts()
     install(Fault.read(sys.argv[1]), int(os.environ.get("RANK", "0")))
     sys.exit(train_gpt.main(sys.argv[2:]))

@@ -34,7 +34,10 @@ HEALTHY = Fault()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Run without a fault: ops sleep ``forward_ms`` and twice as much; receives are posted ``prefetch`` ops ahead."""
+    """Run without a fault: ops sleep ``forward_ms`` and twice as much; receives are posted ``prefetch`` ops ahead.
+
+    With ``routes`` (``balanced`` or ``hot``) layers have four experts on two ranks, which sleep for each of their rows instead.
+    """
 
     pp: int = 4
     dp: int = 1
@@ -43,6 +46,7 @@ class Setting:
     schedule: str = "1f1b"
     steps: int = 8
     prefetch: int | None = None
+    routes: str = ""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -50,11 +54,14 @@ class Setting:
         sleep = ("--sleep-forward", str(self.forward_ms), "--sleep-backward", str(2 * self.forward_ms))
         layers = self.pp * get(self.schedule).default_chunks
         ahead = () if self.prefetch is None else ("--prefetch", str(self.prefetch))
+        if self.routes:
+            sleep = ("--experts", "4", "--ep", "2", "--force-routes", self.routes)
         return (*_MODEL, "--layers", str(layers), *sizes, *sleep, "--schedule", self.schedule, *ahead)
 
     @property
     def name(self) -> str:
         ahead = "" if self.prefetch is None else f"-ahead{self.prefetch}"
+        ahead += f"-{self.routes}" if self.routes else ""
         return f"{self.schedule}-pp{self.pp}-dp{self.dp}-m{self.microbatches}-f{self.forward_ms:g}-n{self.steps}{ahead}"
 
 
@@ -78,6 +85,7 @@ _REPLICAS = Setting(pp=2, dp=2, forward_ms=40)
 _SPORADIC = Setting(steps=18)
 _INTERLEAVED = Setting(schedule="interleaved-1f1b", forward_ms=15)
 _ZERO_BUBBLE = Setting(schedule="zb-h1", forward_ms=20)
+_BALANCED = Setting(pp=2, dp=2, microbatches=4, routes="balanced")
 _LINK = Fault("link", (1, 2), 0.04)
 _SLOW_LINK = ("communication", {"link": "1-2"}, "slow link")
 CASES = (
@@ -100,6 +108,14 @@ CASES = (
     Case("GC pauses", Fault("pauses", (1,), 0.12, 0.08), "host", {"rank": 1}, "garbage collection", _SPORADIC),
     Case("other pauses", Fault("python", (1,), 0.12, 0.08), "host", {"rank": 1}, "pauses", _SPORADIC),
     Case("Python between ops", Fault("python", (1,), 0.02), "host", {"rank": 1}, "late launches"),
+    Case(
+        "hot expert",
+        HEALTHY,
+        *("straggler", {"rank": 0}, "unequal routes"),
+        setting=replace(_BALANCED, routes="hot"),
+        clean=_BALANCED,
+    ),
+    Case("slow rank of experts", Fault("slow", (1,), 2), "straggler", {"rank": 1}, "late member", _BALANCED),
     Case(
         "too few microbatches",
         HEALTHY,
@@ -202,6 +218,7 @@ _HEALTHY_SETTINGS = (
     Setting(schedule="interleaved-1f1b", pp=2, microbatches=4, forward_ms=15, steps=8),
     Setting(schedule="zb-h1", pp=4, microbatches=4, forward_ms=15, steps=8),
     Setting(schedule="zbv", pp=2, microbatches=4, forward_ms=15, steps=8),
+    _BALANCED,
 )
 
 
@@ -219,7 +236,8 @@ def healthy_table(runs: Sequence[tuple[Setting, Sequence[Finding]]]) -> Iterator
     for setting in dict.fromkeys(setting for setting, _ in runs):
         of_setting = [findings for each, findings in runs if each == setting]
         titles = "; ".join(finding.title for findings in of_setting for finding in findings)
-        name = f"{setting.schedule}, pp {setting.pp}, dp {setting.dp}, {setting.microbatches} microbatches"
+        experts = ", experts" if setting.routes else ""
+        name = f"{setting.schedule}, pp {setting.pp}, dp {setting.dp}, {setting.microbatches} microbatches{experts}"
         yield f"| {name} | {len(of_setting)} | {sum(map(bool, of_setting))} | {titles} |"
     yield f"| all | {len(runs)} | {sum(bool(findings) for _, findings in runs)} | |"
 

@@ -36,6 +36,11 @@ def nothing_held() -> Slice:
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "rank", "ns", "is_late")})
 
 
+def nothing_routed() -> Slice:
+    """A table of what equal routes would change without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns", "compute", "lead")})
+
+
 @dataclass(frozen=True, eq=False)
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
@@ -48,6 +53,7 @@ class MeasuredCosts:
     that begin late and sends that block do. The longest of them were with ``moved_with``
     (:func:`pptrace.analysis.stragglers.links.peer_bit`).
     ``holds`` are ops that waited in collectives (:func:`pptrace.analysis.explain.inner_waits.holds_of`).
+    ``routed`` is what would change of ops if all experts had equally many rows (:mod:`pptrace.analysis.experts.routing`).
     ``moved_together`` (``window``, ``message``, ``ns``) is what messages cost their readers by the trace alone, where several
     that were posted together are taken to be moved one by one.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
@@ -72,6 +78,7 @@ class MeasuredCosts:
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
     moved_together: Slice = field(default_factory=none_moved_together)
+    routed: Slice = field(default_factory=nothing_routed)
     plan: Plan | None = None
     graph: Graph | None = None
 
@@ -135,6 +142,34 @@ class MeasuredCosts:
             collected_inside=none,
         )
 
+    def with_routed(self, routed: Slice) -> MeasuredCosts:
+        """The same costs with what equal routes would change of them."""
+        return replace(self, routed=routed)
+
+    def of_routes(self, name: str) -> Int64:
+        """A column of ``routed`` as a matrix (windows, rows)."""
+        total = np.zeros(self.durations.shape, dtype=np.int64)
+        total[self.routed["window"], self.routed["row"]] = self.routed[name]
+        return total
+
+    def with_equal_routes(self) -> MeasuredCosts:
+        """The same costs if all experts had equally many rows."""
+        if not len(self.routed):
+            return self
+        shorter = np.minimum(self.of_routes("ns"), self.durations)
+        waits = shorter - self.of_routes("compute")
+        held = self.held(np.ones(len(self.holds), dtype=np.bool_))
+        left = 1 - np.clip(self.of_routes("lead") / np.maximum(held, 1), 0, 1)
+        holds = {**self.holds.columns}
+        holds["ns"] = np.rint(holds["ns"] * left[holds["window"], holds["row"]]).astype(np.int64)
+        return replace(
+            self,
+            durations=self.durations - shorter,
+            inner=np.clip(self.inner - waits, 0, self.durations - shorter),
+            holds=Slice(holds).where(holds["ns"] > 0),
+            routed=nothing_routed(),
+        )
+
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
         most = max(1, _CELLS // max(1, len(self.table)))
@@ -167,7 +202,7 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
     )
 
 
-_SPARSE = ("outside", "holds", "moved_together")
+_SPARSE = ("outside", "holds", "moved_together", "routed")
 _MATRICES = (
     "step",
     "ranks",

@@ -19,6 +19,7 @@ from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.analysis.stragglers.unequal_routes import HotSpot, unequal_routes
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import Int64
 
@@ -41,8 +42,11 @@ class Study:
     noise: Noise | None = None
 
 
-def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
-    """The study of whole steps, or of as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows."""
+def study_steps(plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None) -> Study:
+    """The study of whole steps, or of as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows.
+
+    ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks.
+    """
     plans = [costs for costs in plans if len(costs.step)]
     num_replayed = sum(costs.durations.size * (costs.table.num_stages + costs.table.pp) for costs in plans)
     plans = [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
@@ -56,10 +60,15 @@ def study_steps(plans: Sequence[MeasuredCosts]) -> Study:
     if collections is not None:  # what it held up is no fault of ops or hosts
         plans = [costs.without_collections() for costs in plans]
         measured = measured_lengths(plans)
+    routes = unequal_routes(plans, measured, hot_spot)
+    if routes is not None and routes.gain > 0:  # a rank that waits for one with more rows waits for no slow one
+        plans = [costs.with_equal_routes() for costs in plans]
+        measured = measured_lengths(plans)
     sequences = long_sequences(plans, measured)
     apart = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
     known = (
         collections,
+        routes,
         sequences,
         long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long
         slow_link(plans, measured),

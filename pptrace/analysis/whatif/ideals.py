@@ -12,8 +12,8 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 
 _OUTPUTS = {Kind.F: (F,), Kind.B: (BACKWARD, W), Kind.I: (BACKWARD,), Kind.W: (W,)}
-_WORDS = ("jitter", "communication", "stragglers", "host")
-EXPECTED = "stage=N, rank=N, kind=F|B|I|W, jitter, communication, stragglers or host"
+_WORDS = ("jitter", "communication", "stragglers", "host", "routing")
+EXPECTED = "stage=N, rank=N, kind=F|B|I|W, jitter, communication, stragglers, host or routing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def apply_ideal(costs: StageCosts, ideal: Ideal) -> StageCosts:
     """The costs with that made ideal.
 
     Raises:
-        UsageError: the run has no such stage or rank.
+        UsageError: the run has no such stage or rank, or nothing is known of routes.
     """
     match ideal.what, ideal.place:
         case "stage", int(stage):
@@ -60,6 +60,8 @@ def apply_ideal(costs: StageCosts, ideal: Ideal) -> StageCosts:
             )
         case "jitter", _:
             return _without_jitter(costs)
+        case "routing", _:
+            return _with_equal_routes(costs)
         case "host", _:
             return replace(costs, delay=np.zeros_like(costs.delay))
     zeros = np.zeros_like(costs.inner)
@@ -90,6 +92,16 @@ def _without_jitter(costs: StageCosts) -> StageCosts:
         for values in parts.values():
             values[windows] = np.median(values[windows], axis=(0, 2), keepdims=True)
     return replace(costs, **parts)
+
+
+def _with_equal_routes(costs: StageCosts) -> StageCosts:
+    """Ops as if all experts had equally many rows."""
+    if costs.routed_work is None or costs.routed_inner is None:
+        raise UsageError(
+            "--ideal routing: nothing to make equal: experts on all ranks have equally many rows, or calls do not tell how many"
+        )
+    work = costs.work * (1 - costs.routed_work)
+    return replace(costs, work=work, inner=np.minimum(costs.inner * (1 - costs.routed_inner), work), routed_work=None)
 
 
 def _with_stage(costs: StageCosts, name: str, stage: int) -> StageCosts:

@@ -45,6 +45,9 @@ class StageCosts:
     ``plan`` is that of the run; ``layers`` how many the model has in each of its stages, None where that is not known.
     ``splits_backward``: I and W were measured and not a B alone. ``pair_factor`` is what an overlapped pair takes in parts of
     what its halves take one after the other, ``weight_share`` the part of a full backward that is taken to be W's.
+
+    ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
+    many rows (1: all of it); None of a run without experts on several ranks.
     """
 
     plan: Plan
@@ -59,6 +62,8 @@ class StageCosts:
     pair_factor: float
     latency: Floats
     weight_share: float = ASSUMED_WEIGHT_SHARE
+    routed_work: Floats | None = None
+    routed_inner: Floats | None = None
 
     @property
     def num_stages(self) -> int:
@@ -108,7 +113,8 @@ class StageCosts:
         index = orders[:, np.newaxis, :, np.newaxis]
         values: dict[str, Any] = {
             name: np.take_along_axis(getattr(self, name)[windows], index, axis=2)
-            for name in ("work", "inner", "delay", "transfer", "latency")
+            for name in ("work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner")
+            if getattr(self, name) is not None
         }
         return replace(self, step=step, ranks=self.ranks[windows], **values)
 
@@ -129,13 +135,33 @@ def stage_costs(
         of_rows.by_output(_alone(costs.inner)),
         of_rows.by_output(_alone(costs.delays)),
     )
+    routed_work, routed_inner = _routed(of_rows)
     splits = _split_whole_backwards(of_rows, work, inner)
     transfer = of_rows.transfers()
     known = StageCosts(
         *(plan, costs.step, costs.ranks, work, inner, delay, transfer, layers, splits, factor),
         latency=np.full_like(transfer, np.nan),
+        routed_work=routed_work,
+        routed_inner=routed_inner,
     )
     return _with_latencies(known, latencies)
+
+
+def _routed(of_rows: _OfRows) -> tuple[Floats | None, Floats | None]:
+    """The parts of what ops take, and of what they communicate, that would be gone with equal routes."""
+    costs = of_rows.costs
+    if not len(costs.routed):
+        return None, None
+    shorter = costs.of_routes("ns")
+    waits = shorter - costs.of_routes("compute")
+    parts = []
+    for gone, whole in ((shorter, costs.durations), (waits, costs.inner)):
+        of_row = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
+        seconds = of_row[:, costs.table.second_slot >= 0]
+        part = of_rows.by_output((of_row, seconds if seconds.size else None))
+        part[..., W] = np.where(part[..., W] == 0, part[..., BACKWARD], part[..., W])  # of a full backward both have it
+        parts.append(part)
+    return parts[0], parts[1]
 
 
 def _with_latencies(costs: StageCosts, latencies: Latencies) -> StageCosts:

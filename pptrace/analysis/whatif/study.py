@@ -259,7 +259,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
-    ideals = [*map(parse_ideal, ("jitter", "communication", "host", "stragglers")), *_slowest(costs)]
+    words = ("jitter", "communication", "host", "stragglers", *(("routing",) if costs.routed_work is not None else ()))
+    ideals = [*map(parse_ideal, words), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
 
 

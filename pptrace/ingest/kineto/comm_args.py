@@ -7,6 +7,7 @@ Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch'
     torch 2.4   Process Group Name, Description, Ranks; Global rank start, stride
     torch 2.5   Rank, Src Rank (receives), Dst Rank (sends)
     torch 2.12  Seq, Is asynchronized op
+    all of them In/Out split size: of an all-to-all of uneven parts, rows for each peer; more than 30 are elided
     torch 2.13  Comms Id
 
 Peers of ``c10d::send`` and ``c10d::recv_`` are in their ``Concrete Inputs`` (with record_shapes), as ranks *within the group*
@@ -25,7 +26,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
-from pptrace.ingest.kineto.comm_shapes import SHAPED, sizes_of
+from pptrace.ingest.kineto.comm_shapes import SHAPED, sizes_of, splits_of_operator, splits_text
 from pptrace.ingest.kineto.event_columns import CommRow
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
 from pptrace.model.tables import COMM_ARGS, Int64, make_table
@@ -45,7 +46,7 @@ def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, 
     return make_table(COMM_ARGS, dict(zip(COMM_ARGS, columns, strict=True)))
 
 
-_Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int]
+_Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]
 
 
 class _RankTexts:
@@ -74,10 +75,11 @@ def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
         kind, index = _PEER_INPUT[row.name]
         peer = _concrete_int(args, index)
         src, dst = (-1, peer) if kind == "send" else (peer, -1)
-        return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1
+        return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1, ""
     if row.name in SHAPED and not args.collective:
         sizes = sizes_of(row.name, args)
-        return event, "", sizes.in_bytes, sizes.out_bytes, "", "", "", -1, -1, -1, -1, sizes.in_elements
+        splits = splits_of_operator(row.name, args)
+        return event, "", sizes.in_bytes, sizes.out_bytes, "", "", "", -1, -1, -1, -1, sizes.in_elements, splits
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
     size = int_of(args.group_size)
@@ -95,6 +97,7 @@ def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
         int_of(args.dst),
         int_of(args.seq),
         -1,
+        splits_text(value_of(args.in_split), value_of(args.out_split)),
     )
 
 

@@ -11,6 +11,7 @@ tensors that a work reads, with types: these are the message where input and out
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,6 +88,33 @@ def sizes_of(name: str, args: Args) -> Sizes:
         return Sizes(size, -1, elements)
     out = tensors[int(target)][1] if int(target) < len(tensors) else -1
     return Sizes(size, out, elements) if min(size, out) >= 0 else Sizes(in_elements=elements)
+
+
+_ALL_TO_ALL, _OUT_SPLITS, _IN_SPLITS = "c10d::alltoall_base_", 3, 4
+"""The operator of an all-to-all of one tensor, and the arguments with the rows of each peer."""
+
+
+def splits_of_operator(name: str, args: Args) -> str:
+    """The splits of an all-to-all, from the values of its arguments; "" where it has none."""
+    values = value_of(args.inputs) if name == _ALL_TO_ALL else None
+    if not isinstance(values, list) or len(values) <= _IN_SPLITS:
+        return ""
+    return splits_text(values[_IN_SPLITS], values[_OUT_SPLITS])
+
+
+def splits_text(sent: object, received: object) -> str:
+    """The splits of an all-to-all as the tables have them ("3,7>3,1"), from two texts such as "[3, 7]".
+
+    "" where there are none, or not all peers are listed.
+    """
+    sides = [_SPLITS.fullmatch(side) if isinstance(side, str) else None for side in (sent, received)]
+    texts = [side[1].replace(" ", "") for side in sides if side is not None]
+    if len(texts) < 2 or texts[0].count(",") != texts[1].count(","):
+        return ""
+    return ">".join(texts)
+
+
+_SPLITS = re.compile(r"\[(\d{1,18}(?:, ?\d{1,18})*)\]", re.ASCII)
 
 
 def _tensor(dims: object, kind: object) -> tuple[int, int]:

@@ -38,6 +38,8 @@ class Args(Struct, frozen=True, gc=False):
     out_nelems: Raw = field(default=ABSENT, name="Out msg nelems")
     in_size: Raw = field(default=ABSENT, name="In msg size")
     out_size: Raw = field(default=ABSENT, name="Out msg size")
+    in_split: Raw = field(default=ABSENT, name="In split size")
+    out_split: Raw = field(default=ABSENT, name="Out split size")
     dtype: Raw = ABSENT
     group_size: Raw = field(default=ABSENT, name="Group size")
     group_id: Raw = field(default=ABSENT, name="Process Group Name")

@@ -287,7 +287,16 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
         "end_ns": calls["end_ns"],
         "clock": calls["clock"],
     }
-    constants = {"group_ranks": "", "hint": "", "peer": -1, "stream": -1, "backward": -1, "worker": -1, "functional": 0}
+    constants = {
+        "group_ranks": "",
+        "hint": "",
+        "peer": -1,
+        "stream": -1,
+        "backward": -1,
+        "worker": -1,
+        "functional": 0,
+        "splits": "",
+    }
     size = len(calls)
     frame_columns = {name: columns[name].to_numpy() if name in columns else [constants[name]] * size for name in CALLS}
     return make_table(CALLS, frame_columns)

@@ -41,6 +41,8 @@ _COMM_DEFAULTS: Mapping[str, Any] = {
     "stream": -1,
     "match": -1,
     "clock": "host",
+    "received_bytes": -1,
+    "splits": "",
 }
 
 

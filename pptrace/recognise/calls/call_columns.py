@@ -26,6 +26,7 @@ COLUMNS: Mapping[str, tuple[str, int]] = {
     "end_ns": ("int64", -1),  # where the communication was done, as far as an event of the host shows that
     "local_peer": ("int64", -1),
     "args": ("int64", -1),  # row of the table of communication arguments
+    "shapes": ("int64", -1),  # row of the same with its recorded shapes and splits
     "elements": ("int64", -1),  # of its input, as recorded shapes tell them
     "num_bytes": ("int64", -1),  # of its message, as recorded shapes tell them
     "worker": ("int64", -1),  # thread that ran its work, where that is sure

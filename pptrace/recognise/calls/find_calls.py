@@ -47,6 +47,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     rows, kind = calls["args"], calls["kind"]
     is_send, is_recv = (kind == CODE_OF_KIND[name] for name in ("send", "recv"))
     num_bytes = args.message_bytes(rows)
+    splits = args.texts("splits", rows)
     on_device = calls["kernel"] >= 0
     stream = events.stream[calls["kernel"]] if len(events) else calls["kernel"]
     columns: dict[str, npt.NDArray[np.generic]] = {
@@ -64,6 +65,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "hint": np.array(HINTS, dtype=object)[calls["hint"]],
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
+        "splits": np.where(splits == "", args.texts("splits", calls["shapes"]), splits),
         "stream": np.where(on_device, stream, -1),
         "clock": np.array(["host", "device"], dtype=object)[on_device.astype(np.int64)],
     }

@@ -241,6 +241,7 @@ def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slic
         "local_peer": _first_known(num_calls, *joined["peers"], ranges.peer),
         "elements": _first_known(num_calls, *joined["sizes"], ranges.elements),
         "num_bytes": _first_known(num_calls, *joined["sizes"], ranges.num_bytes),
+        "shapes": _first_known(num_calls, *joined["sizes"], ranges.args),
         "args": np.where(record >= 0, ranges.args[record], -1),
     }
     order = np.argsort(_known_at(ranges, at, constant["is_operator"] > 0, np.concatenate(fields["opens"])))

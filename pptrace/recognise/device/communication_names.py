@@ -9,7 +9,7 @@ from pptrace.marks import P2P
 
 COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
-    r"|symmetric_memory::|hybrid_ep::"
+    r"|symmetric_memory::|hybrid_ep::(?!scan)|elastic::(?:hybrid_)?(?:dispatch|combine)_impl"
     r"|internode(?:_ll)?::|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
     r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
     r"|^(?:void )?(?:\w+::)*allreduce_fusion",
@@ -34,7 +34,9 @@ _KINDS = (
 )
 KINDS = ("", *(kind for kind, _ in _KINDS), "unknown")
 """All kinds of calls and kernels; "" is no communication."""
-_EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep)::", re.IGNORECASE)
+_EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep|elastic)::", re.IGNORECASE)
+_AWAITS_EXPERTS = re.compile(r"::(?:cached_)?notify(?:_dispatch|_combine)?\b|::rdma_sync_kernel", re.IGNORECASE)
+"""Kernels of DeepEP that end when all ranks have arrived, and move next to nothing."""
 _TENSORS = re.compile(
     r"userbuffers|cross_device_reduce|quick_?reduce(?:_|::)|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE
 )
@@ -51,7 +53,7 @@ def kind_of(name: str) -> str:
 def kind_of_kernel(name: str) -> str:
     """The kind of a communication kernel: send_recv where it may be any of send, receive and all-to-all."""
     if _EXPERTS.search(name):
-        return "all_to_all"
+        return "barrier" if _AWAITS_EXPERTS.search(name) else "all_to_all"
     base = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
     base = re.sub(r"^nccl(?:Sym\w*?|Dev)?Kernel_|^hcom_", "", base)
     kind = kind_of(base)

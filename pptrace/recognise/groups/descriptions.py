@@ -35,11 +35,11 @@ _DIMS = {
     "pp": "pp pipe pipeline pipeline_parallel stage",
     "tp": "tp tensor model tensor_parallel sp",
     "cp": "cp context context_parallel seq ulysses ring",
-    "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate replica shard dp_mod_ep dp_shard_mod_ep efsdp batch"
-    " hsdp",
+    "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate replica shard batch hsdp",
     "ep": "ep expert expert_parallel dp_shard_in_ep",
     "dp-cp": "dp_cp dp_shard_cp loss",
     "etp": "etp",
+    "edp": "edp efsdp dp_mod_ep dp_shard_mod_ep",
     "world": "world",
 }
 _AXES = tuple(map(str, (*MESH_ORDER, *SHARING)))

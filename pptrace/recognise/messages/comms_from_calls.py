@@ -14,6 +14,7 @@ from pptrace.intervals import Int64, union
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.model.splits import rows_of_splits
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
@@ -94,7 +95,7 @@ def _of_rank(
             "axis": axes,
             "peer": peers,
             "group_size": np.where(_is_any_of(kinds, P2P), 2, sizes[number]),
-            "bytes": calls["bytes"].to_numpy(),
+            **_sizes(calls),
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
             "stage": unknown,
             "chunk": unknown,
@@ -110,6 +111,19 @@ def _of_rank(
         },
     )
     return _with_microbatches(table, rank_ops)
+
+
+def _sizes(calls: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """Bytes of calls; of an all-to-all of uneven parts what is handed in and what comes back: a call tells the larger."""
+    num_bytes, splits = calls["bytes"].to_numpy(), calls["splits"].to_numpy(dtype=object)
+    sent, received = rows_of_splits(splits)
+    most = np.maximum(np.maximum(sent, received), 1)
+    is_known = (num_bytes >= 0) & (splits != "")
+    return {
+        "bytes": np.where(is_known, num_bytes // most * sent, num_bytes),
+        "received_bytes": np.where(is_known, num_bytes // most * received, -1),
+        "splits": splits,
+    }
 
 
 def _are_free(

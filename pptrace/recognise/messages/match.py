@@ -14,6 +14,7 @@ from pptrace.axes import WITHIN_STAGE
 from pptrace.marks import P2P, Collective
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
+from pptrace.recognise.messages.match_by_splits import have_splits, shifts_by_splits
 from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices
 
 
@@ -266,7 +267,8 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
 
     Members of a collective have the same group, kind and sequence number or, without one, the same position in the order of the
     group's calls; the two ends of a message the same position in the order of messages from one rank to the other. Where one side
-    recorded more than the other, sizes must say how the orders belong together; otherwise all of them keep -1.
+    recorded more than the other, sizes must say how the orders belong together, of all-to-alls of uneven parts their splits;
+    otherwise all of them keep -1.
     """
     if calls.empty:
         return calls.copy()
@@ -316,9 +318,14 @@ def _sends_and_receives(messages: Slice) -> list[Slice]:
 
 def _number(sides: Sequence[Slice], numbers: _MatchNumbers, exact: bool = False) -> None:
     """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
-    whole = _shifts([side["bytes"].tolist() for side in sides], exact)
-    for part in [sides] if whole is not None else _common_steps(sides):
-        shifts = _shifts([side["bytes"].tolist() for side in part], exact)
+
+    def shifts_of(part: Sequence[Slice]) -> list[int] | None:
+        if not exact and have_splits(part):
+            return shifts_by_splits(part)
+        return _shifts([side["bytes"].tolist() for side in part], exact)
+
+    for part in [sides] if shifts_of(sides) is not None else _common_steps(sides):
+        shifts = shifts_of(part)
         if shifts is not None:
             numbers.give([side["row"][shift:] for side, shift in zip(part, shifts, strict=True)])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,13 +99,13 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     order = np.argsort(np.concatenate([part["at"] for part in parts]), kind="stable")
     rows = Slice({name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]})
     times = _times(marks, rows, launches)
-    columns: dict[str, Any] = {
-        name: rows[name] for name in ("step", "peer", "group_size", "bytes", "stage", "microbatch")
-    }
+    numbers = ("step", "peer", "group_size", "bytes", "received_bytes", "stage", "microbatch")
+    columns: dict[str, Any] = {name: rows[name] for name in numbers}
     columns |= {
         "kind": category_of_codes(rows["kind"], _KINDS_OF_COMMS),
         "axis": category_of_codes(rows["axis"], AXES),
         "direction": category_of_codes(rows["direction"], _DIRECTIONS),
+        "splits": category_of_codes(rows["splits"], _distinct_splits(marks)[1]),
         "clock": category_of_codes((times["stream"] >= 0).astype(np.int64), ("host", "device")),
         "transfer_start_ns": times["start_ns"],
         "transfer_end_ns": times["end_ns"],
@@ -126,20 +126,33 @@ def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:
         "group_size": np.full(len(transfers), 2),
         "bytes": np.where(transfers["bytes"] == 0, awaited_bytes, transfers["bytes"]),
         "awaited": _taken(waits["at"], wait, -1),
+        **_without_splits(len(transfers)),
     }
 
 
 def _collective_columns(marks: MarkedRanges) -> dict[str, Int64]:
     rows = marks.collectives
-    columns = {name: rows[name] for name in ("at", "step", "axis", "kind", "bytes")}
+    columns = {name: rows[name] for name in ("at", "step", "axis", "kind", "bytes", "received_bytes")}
+    columns["splits"] = _distinct_splits(marks)[0][1:]
     return columns | {"group_size": rows["size"], "peer": np.full(len(rows), -1)} | _without_microbatch(rows, marks)
+
+
+def _distinct_splits(marks: MarkedRanges) -> tuple[Int64, Sequence[str]]:
+    """(code of "", then of the splits of each collective; the texts, "" first)."""
+    codes, texts = pd.factorize(np.append("", marks.collectives["splits"]).astype(object))
+    return codes.astype(np.int64), [str(text) for text in texts]
 
 
 def _link_columns(marks: MarkedRanges) -> dict[str, Int64]:
     rows = marks.links
     columns = {name: rows[name] for name in ("at", "step", "axis", "peer", "bytes")}
     columns |= {"kind": np.where(rows["is_send"], _SEND, _RECV), "group_size": np.full(len(rows), 2)}
-    return columns | _without_microbatch(rows, marks)
+    return columns | _without_microbatch(rows, marks) | _without_splits(len(rows))
+
+
+def _without_splits(num_rows: int) -> dict[str, Int64]:
+    """Columns of messages that are no all-to-all; 0 is the code of no splits."""
+    return {"received_bytes": np.full(num_rows, -1), "splits": np.zeros(num_rows, dtype=np.int64)}
 
 
 def _without_microbatch(rows: Slice, marks: MarkedRanges) -> dict[str, Int64]:

@@ -40,12 +40,12 @@ _COLUMNS = {
     SpanMark: ("at", "step", "kind"),
     P2PMark: _TRANSFER,
     WaitMark: _TRANSFER,
-    CollectiveMark: ("at", "step", "axis", "kind", "size", "bytes", "handle"),
+    CollectiveMark: ("at", "step", "axis", "kind", "size", "bytes", "handle", "received_bytes", "splits"),
     ExchangeMark: ("at", "step", "axis", "is_send", "peer", "bytes", "handle"),
     CallMark: ("at", "kind", "group", "sequence", "bytes", "peer", "handle"),
     AwaitMark: ("at", "handle"),
 }
-_OF_TEXTS = ("pair", "group")
+_OF_TEXTS = ("pair", "group", "splits")
 _REPEATABLE = OpMark | P2PMark | WaitMark
 
 
@@ -175,9 +175,11 @@ def _rows(shape: MarkShape, at: Int64, row: Int64) -> dict[str, Any]:
             )
         case WaitMark(transfer, step):
             columns = _transfer(transfer, numbers, same) | {"step": numbers(step), "axis": same(-1)}
-        case CollectiveMark(kind, axis, size, num_bytes, step, handle):
+        case CollectiveMark(kind, axis, size, num_bytes, step, handle, uneven):
             columns = {"step": numbers(step), "axis": same(AXES.index(axis)), "handle": numbers(handle)}
             columns |= {
+                "received_bytes": numbers(uneven.received_bytes if uneven else None),
+                "splits": np.full(len(at), "", object) if uneven is None else shape.texts(uneven.splits, False)[row],
                 "kind": same(KINDS_OF_COLLECTIVES.index(kind)),
                 "size": numbers(size),
                 "bytes": numbers(num_bytes),

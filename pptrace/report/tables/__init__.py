@@ -11,6 +11,7 @@ from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
+from pptrace.report.tables.experts import expert_tables
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 from pptrace.report.tables.memory import has_memory, memory_table
@@ -35,6 +36,9 @@ __all__ = [
 
 OF_WHOLE_RUN = frozenset(
     (
+        "experts",
+        "expert-ranks",
+        "expert-calls",
         "stragglers",
         "probes",
         "links",
@@ -56,6 +60,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
     elif any(entry.comms for entry in report.device):
         tables.append(comm_totals_table(report, amount))
+    if report.experts is not None:
+        tables += expert_tables(report.experts, amount)
     if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:
         tables.append(stragglers_table(report.stragglers, amount))
     if report.probes:

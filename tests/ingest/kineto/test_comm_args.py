@@ -50,3 +50,28 @@ def test_a_shortened_list_is_whole_again_where_its_ranks_have_one_distance(
 def test_a_configured_list_may_be_a_text(write: Write, op: Op) -> None:
     info = {"pg_config": [{"pg_name": "7", "ranks": "[3, 9, 11]"}]}
     assert ranks_read(write, op, "", 3, info) == [3, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "expected"),
+    [
+        ("[3, 7]", "[3, 1]", "3,7>3,1"),
+        ("[3]", "[4]", "3>4"),
+        ("[]", "[]", ""),  # equal parts
+        ("[3, 7]", "[3, 1, 4]", ""),
+        ("[1, 2, ...]", "[3, 4, ...]", ""),  # more than 30 are not all there
+        ("[-1, 2]", "[3, 4]", ""),
+    ],
+)
+def test_splits_of_all_to_alls_are_read(write: Write, op: Op, sent: str, received: str, expected: str) -> None:
+    kernel = {"Collective name": "all_to_allv", "In split size": sent, "Out split size": received, "Group size": 2}
+    inputs = ["", "", "", received, sent, "False", "-1"]
+    shapes = {
+        "Input Dims": [[4], [10], [], [], [], [], []],
+        "Input type": ["float", "float", "", *["ScalarList"] * 2, "Scalar", "Scalar"],
+    }
+    events = [
+        op(name="record_param_comms", args=kernel),
+        op(name="c10d::alltoall_base_", args=shapes | {"Concrete Inputs": inputs}),
+    ]
+    assert read_kineto(write(events)).events.comm_args["splits"].tolist() == [expected] * 2

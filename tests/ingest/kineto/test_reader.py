@@ -284,6 +284,7 @@ def test_communication_fields_of_torch_2_13_are_all_read(write: Write) -> None:
             "dst": 5,
             "seq": 42,
             "in_elements": -1,
+            "splits": "",
         }
     ]
 

@@ -63,6 +63,11 @@ def test_communication_kernels_are_told_by_their_names() -> None:
         "intranode::combine",
     ]
     others = ["ampere_sgemm", "void at::native::vectorized_elementwise_kernel", "flash_fwd_kernel", "reduce_kernel"]
+    others += [
+        "deep_ep::layout::get_dispatch_layout",
+        "hybrid_ep::scan",
+        "deep_ep::elastic::dispatch_copy_epilogue_impl",
+    ]
     rows = [Event(Category.KERNEL, name, index, index + 1, 0, 7) for index, name in enumerate(carriers + others)]
     work = device_work(make_trace(rows).events)
     assert work.is_communication.tolist() == [True] * len(carriers) + [False] * len(others)

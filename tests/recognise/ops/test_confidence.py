@@ -70,7 +70,7 @@ def test_the_peer_of_a_call_is_that_of_the_record_inside_it() -> None:
     ]
     events = make_trace(listed, 0).events
     row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
-        ("collective", "group_id", "group_description", "group_ranks"), ""
+        ("collective", "group_id", "group_description", "group_ranks", "splits"), ""
     )
     args = make_table(COMM_ARGS, {name: [value] for name, value in (row | {"event": 1, "dst": 3}).items()})
     assert peers_of(replace(events, comm_args=args), np.array([0, 2])) == [3, -1]

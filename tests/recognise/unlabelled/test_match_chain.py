@@ -137,7 +137,7 @@ class _Rank:
     def with_peers(self, trace: Trace) -> Trace:
         events = trace.events
         row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
-            ("collective", "group_id", "group_description", "group_ranks"), ""
+            ("collective", "group_id", "group_description", "group_ranks", "splits"), ""
         )
         rows = []
         for index, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):

@@ -1,0 +1,59 @@
+"""The experts page: who gets how many routes, who comes last, and what unequal routes cost."""
+
+from __future__ import annotations
+
+from dash import html
+
+from dashboards.answers import Answers
+from dashboards.components import Node, lines, panel
+from dashboards.parts import chart, data_table, empty, guarded
+from dashboards.store import Loaded
+from pptrace.analysis.expert_parts import ExpertsReport
+from pptrace.report import units
+from pptrace.report.charts.experts import MOST_RANKS, lateness_chart, routes_map, rows_chart
+from pptrace.report.tables import Amount
+from pptrace.report.tables.experts import expert_tables
+
+_NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
+_NO_ROWS = "The calls of experts do not tell how many rows they carry."
+_NO_MATCH = "The members of these calls are not known, or have no trace."
+
+
+def layout(loaded: Loaded, _answers: Answers) -> Node:
+    return html.Div(guarded(lambda: body(loaded), "Experts", "experts-failed"), id="experts-body")
+
+
+def body(loaded: Loaded) -> list[Node]:
+    """The page; it is of all steps."""
+    assert loaded.analysis is not None
+    experts = loaded.analysis.report.experts
+    if experts is None:
+        return [
+            empty(
+                "No experts", "Nothing communicates along ep in these traces, and no routes were counted.", "no-experts"
+            )
+        ]
+    note = (
+        f"of more than {MOST_RANKS} ranks, those for which others waited longest"
+        if len(experts.ranks) > MOST_RANKS
+        else ""
+    )
+    return [
+        *_cost(experts),
+        chart("Routes of each expert, over the mean of its layer", routes_map(experts), "expert-routes", _NO_ROUTES),
+        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", _NO_ROWS, note=note),
+        chart("Who is waited for", lateness_chart(experts), "expert-lateness", _NO_MATCH, note=note),
+        *(data_table(table, table.key) for table in expert_tables(experts, Amount.WHOLE)),
+        *([panel("What is not known, and why", lines(experts.reasons, "experts-reasons"))] if experts.reasons else []),
+    ]
+
+
+def _cost(experts: ExpertsReport) -> list[Node]:
+    gain = experts.routing
+    if gain is None:
+        return []
+    line = (
+        f"With equally many rows for all experts a step would take {units.milliseconds(gain.gain_ns)} ms less "
+        f"({units.percent(gain.share)}), by replay."
+    )
+    return [html.P(line, className="verdict", id="routing-gain")]

@@ -1,0 +1,85 @@
+"""Counts of the routes that each expert is given in each forward, recorded without a wait for the device.
+
+Counts stay on the device, in tensors of one number for each expert, until the trace is written: only then are they copied, all at
+once. What the host knows by then, the rows that this rank's experts compute, is kept as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EXPERTS_KEY = "experts"
+"""The key of a rank's facts that holds what :meth:`ExpertCounts.facts` makes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forward:
+    """One forward of a layer: ``counts`` (2, experts) are the routes of this rank's tokens, as chosen and as kept."""
+
+    step: int
+    layer: int
+    rows: Sequence[int]
+    counts: Tensor
+
+
+class ExpertCounts:
+    """Counts of all recorded forwards of this rank, in the order in which they ran."""
+
+    __slots__ = ("_first_expert", "_forwards", "_lock", "_num_experts", "_top_k")
+
+    def __init__(self) -> None:
+        self._forwards: list[_Forward] = []
+        self._lock = threading.Lock()
+        self._num_experts = self._first_expert = self._top_k = 0
+
+    def add(
+        self, step: int, layer: int, chosen: Tensor, kept: Tensor, num_experts: int, held: tuple[int, Sequence[int]]
+    ) -> None:
+        """Add a forward.
+
+        Args:
+            step: of the training.
+            layer: of the model.
+            chosen: (…, k) expert ids of this rank's tokens.
+            kept: the same, ``num_experts`` where a route was dropped; may be ``chosen`` itself.
+            num_experts: of the layer, on all ranks.
+            held: the first expert of this rank, and how many rows each of its experts computes.
+        """
+        first, rows = held
+        counts = torch.stack([_count(routes, num_experts) for routes in (chosen, kept)])
+        with self._lock:
+            self._num_experts, self._first_expert, self._top_k = num_experts, first, chosen.shape[-1]
+            self._forwards.append(_Forward(step, layer, list(rows), counts))
+
+    def facts(self) -> dict[str, object] | None:
+        """All counts as JSON values, None without any, or where layers have different experts. Waits for the device once.
+
+        ``forwards`` has [step, layer, rows of each expert of this rank], ``chosen`` and ``kept`` a list for each forward with the
+        routes of this rank's tokens to each expert, before and after dropping; ``kept`` is empty where nothing was dropped.
+        """
+        with self._lock:
+            forwards = list(self._forwards)
+        if len({(forward.counts.shape, len(forward.rows)) for forward in forwards}) != 1:  # none, or layers that differ
+            return None
+        chosen, kept = torch.stack([forward.counts for forward in forwards], 1).cpu().unbind()
+        return {
+            "num": self._num_experts,
+            "top_k": self._top_k,
+            "first": self._first_expert,
+            "forwards": [[forward.step, forward.layer, list(forward.rows)] for forward in forwards],
+            "chosen": chosen.tolist(),
+            "kept": [] if torch.equal(chosen, kept) else kept.tolist(),
+        }
+
+
+def _count(routes: Tensor, num_experts: int) -> Tensor:
+    """Routes to each expert, (num_experts,); ``torch.bincount`` would wait for the device, to know how long its result is."""
+    flat = routes.flatten()
+    return torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(
+        0, flat, torch.ones_like(flat)
+    )[:num_experts]

@@ -1,0 +1,118 @@
+"""The report's part on experts, as types; each field is the JSON field of the same name, and None is its ``null``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoad:
+    """Load of one layer's experts in all steps of the report: the ``nth`` layer with experts of its ``stage``, from 0.
+
+    ``layer`` is its number in the model. ``routes`` are how often tokens chose each expert, dropped ones included, over all
+    ranks; ``expert_ratio`` is the most of one expert over the mean, ``hottest`` that expert, ``idle_experts`` how many nobody
+    chose. ``chance_ratio`` is what the ratio of one microbatch comes to if all routes go to an expert by chance. ``rank_ratio``
+    is the same of the rows that ranks compute: most of a group over its mean, in the mean over microbatches, and
+    ``worst_rank_ratio`` the largest of them. ``dropped`` routes found no room.
+    """
+
+    layer: int | None
+    stage: int | None
+    nth: int
+    routes: tuple[int, ...] | None
+    hottest: int | None
+    expert_ratio: float | None
+    chance_ratio: float | None
+    idle_experts: int | None
+    dropped: int | None
+    dropped_share: float | None
+    rank_ratio: float | None
+    worst_rank_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """Load of one rank in all steps of the report: the rows that its experts computed, those of forwards alone.
+
+    ``ratio`` is that over the mean of the ranks of its groups. ``expert_ns`` is the time between the calls that bring rows and
+    those that take them back, forward and backward, ``slowness`` how many times as long it takes as others with as many rows
+    do. ``waited_ns`` are its own waits in these calls, ``caused_ns`` those of others for it: ``before`` the layer, in calls
+    that bring rows, and ``after`` its experts. ``bytes`` is what it hands in to calls of tokens, ``predicted_bytes`` what the
+    counts of routes come to. ``in_flight_rows`` is the most rows whose backward has not run, ``in_flight_ratio`` that over what
+    it would be with the mean of its groups: the memory of experts grows with it.
+    """
+
+    rank: int
+    stage: int | None
+    first_expert: int | None
+    num_experts: int | None
+    rows: int | None
+    ratio: float | None
+    expert_ns: int
+    slowness: float | None
+    waited_ns: int | None
+    caused_before_ns: int | None
+    caused_after_ns: int | None
+    bytes: int | None
+    received_bytes: int | None
+    predicted_bytes: int | None
+    in_flight_rows: int | None = None
+    in_flight_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCalls:
+    """All calls of one layer and direction (``F``, ``B``) that bring rows (``dispatch``) or take them back (``combine``), over
+    all ranks and steps, ns.
+
+    ``last_rank`` came last most often, in ``last_share`` of them; ``last_reason`` is why: ``rows`` (its experts have most),
+    ``slow`` (it takes longer for as many rows), ``before`` (it came late to the layer); None where it is last no more often than
+    by chance, or nothing tells.
+    """
+
+    layer: int | None
+    stage: int | None
+    nth: int | None
+    direction: str | None
+    role: str
+    count: int
+    bytes: int | None
+    received_bytes: int | None
+    wait_ns: int | None
+    transfer_ns: int | None
+    hidden_ns: int | None
+    exposed_ns: int | None
+    last_rank: int | None
+    last_share: float | None
+    last_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingGain:
+    """Gain of a mean step if all experts had equally many rows, by replay, with its 90 % interval, ns.
+
+    ``bubble_ns`` is the bubble of all ranks in the replay of the step as it was, ``equal_bubble_ns`` with equal rows.
+    """
+
+    gain_ns: int
+    gain_low_ns: int | None
+    gain_high_ns: int | None
+    share: float
+    bubble_ns: int
+    equal_bubble_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsReport:
+    """Figures of the run's experts. ``source`` is what tells: ``counts`` (recorded by the runtime), ``splits`` of calls, or
+    ``calls`` alone. ``reasons`` say why figures are None, a line each.
+    """
+
+    source: str
+    num_experts: int | None
+    top_k: int | None
+    layers: tuple[LayerLoad, ...]
+    ranks: tuple[RankLoad, ...]
+    calls: tuple[ExpertCalls, ...]
+    routing: RoutingGain | None
+    reasons: tuple[str, ...]

@@ -1,0 +1,195 @@
+"""The exchanges of one rank with the experts of a layer: rows go to them (*dispatch*), and what these make of them comes back
+(*combine*).
+
+    forward    [counts] dispatch  experts  combine          backward   dispatch of gradients  experts  combine of gradients
+
+Each is a call along ep of all tokens of a microbatch, and between both the experts compute; calls that carry little, of counts
+or weights, are none of them. What a rank sends back is what it received: where splits are recorded, others are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.intervals import lengths_within
+from pptrace.marks import Axis, Collective
+from pptrace.model.splits import parse_splits
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.slices import Slice
+
+Bool = npt.NDArray[np.bool_]
+
+CALL_COLUMNS = ("match", "start_ns", "end_ns", "transfer_start_ns", "transfer_end_ns", "bytes", "received_bytes")
+"""Columns of both calls of an exchange, with ``out_`` and ``back_`` in front of their names."""
+EXCHANGES = (
+    *("rank", "step", "backward", "stage", "microbatch", "layer", "again", "sent", "rows"),
+    *("op_stage", "op_microbatch", "op_output", "begin_ns"),
+    *(f"{call}_{name}" for call in ("out", "back") for name in (*CALL_COLUMNS, "hidden_ns")),
+)
+"""Columns of exchanges, the transfer that compute hides among them. −1: not known.
+
+``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
+are the rows that the rank handed in, ``rows`` those that it received, for its experts. ``op_`` is what the op around it fills
+in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
+begin: after the last call before that which takes rows back.
+"""
+_LEAST_PART = 0.5
+"""Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
+_CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+
+
+def no_exchanges() -> Slice:
+    """A table of exchanges without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in EXCHANGES})
+
+
+def exchanges_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, Slice]:
+    """The exchanges of each rank in its ``steps``; ranks that have none are left out."""
+    found = {
+        rank: exchanges_of(rank, data.rows.of_rank(rank), of_rank, data.lanes[rank].compute)
+        for rank, of_rank in steps.items()
+        if not data.work[rank].missing_device_events
+    }
+    return {rank: rows for rank, rows in found.items() if len(rows)}
+
+
+def join_exchanges(ranks: Iterable[Slice]) -> Slice:
+    """The exchanges of all ranks, one behind the other."""
+    parts = list(ranks) or [no_exchanges()]
+    return Slice({name: np.concatenate([part[name] for part in parts]) for name in EXCHANGES})
+
+
+def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64) -> Slice:
+    """The exchanges of a rank in some steps, in order of time (columns :data:`EXCHANGES`); ``compute`` is when it computes."""
+    comms = rows.comms
+    chosen = (comms["axis"] == Axis.EP) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
+    if not chosen.any():
+        return no_exchanges()
+    chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
+    calls = comms.where(chosen).in_order_of("start_ns")
+    sent, received = _rows_of_calls(calls)
+    carries = _carry_tokens(calls, sent, received)
+    ended = np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls["end_ns"])[:-1]))[carries]
+    calls, sent, received = calls.where(carries), sent[carries], received[carries]
+    op = _op_of(calls, rows.ops)
+    out, back = _pairs(op, calls["step"])
+    fits = (sent[back] == received[out]) | (sent[back] < 0) | (received[out] < 0)
+    out, back = out[fits], back[fits]
+    columns = _places(op[out], rows.ops, calls["posted_ns"][out] > calls["start_ns"][out])
+    is_told = columns.pop("is_told") == 1
+    out, back = out[is_told], back[is_told]
+    columns = {name: column[is_told] for name, column in columns.items()}
+    columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
+    columns |= {"sent": sent[out], "rows": received[out]}
+    columns["begin_ns"] = np.clip(
+        ended[back], calls["end_ns"][out], np.maximum(calls["start_ns"][back], calls["end_ns"][out])
+    )
+    hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
+    for call, at in (("out", out), ("back", back)):
+        columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
+    return Slice({name: columns[name] for name in EXCHANGES})
+
+
+def _rows_of_calls(calls: Slice) -> tuple[Int64, Int64]:
+    """(rows sent, rows received) by each call; −1 where its splits are not known."""
+    codes, texts = calls.codes("splits")
+    sums = [tuple(map(sum, parse_splits(text))) if text else (UNKNOWN, UNKNOWN) for text in texts]
+    both = np.array(sums or [(UNKNOWN, UNKNOWN)], dtype=np.int64)[codes]
+    return both[:, 0], both[:, 1]
+
+
+def _carry_tokens(calls: Slice, sent: Int64, received: Int64) -> Bool:
+    """Mark the calls of tokens: those with splits of the widest rows; where no call has splits, the largest."""
+    sizes = np.maximum(calls["bytes"], 0)
+    has_splits = sent >= 0
+    if not has_splits.any():
+        largest: Bool = sizes >= _LEAST_PART * sizes.max(initial=0)
+        return largest
+    wide = np.where(sent > 0, sizes // np.maximum(sent, 1), 0)
+    wide = np.maximum(wide, np.where(received > 0, calls["received_bytes"] // np.maximum(received, 1), 0))
+    is_empty = has_splits & (sent == 0) & (received == 0)  # their width is not known
+    carries: Bool = is_empty | (has_splits & (wide >= _LEAST_PART * wide.max(initial=0)))
+    return carries
+
+
+def _op_of(calls: Slice, ops: Slice) -> Int64:
+    """The op that each call begins in, as a row of ``ops``; −1 outside of all."""
+    if not len(ops):
+        return np.full(len(calls), UNKNOWN)
+    order = np.argsort(ops["start_ns"], kind="stable")
+    index = np.searchsorted(ops["start_ns"][order], calls["start_ns"], side="right") - 1
+    op = order[np.maximum(index, 0)]
+    is_inside = (index >= 0) & (calls["start_ns"] < ops["end_ns"][op])
+    inside: Int64 = np.where(is_inside, op, UNKNOWN)
+    return inside
+
+
+def _pairs(op: Int64, step: Int64) -> tuple[Int64, Int64]:
+    """(calls that bring rows to experts, the calls behind them that bring them back): in each op the first and second, the third
+    and fourth, … Ops with an odd number of calls are left out.
+    """
+    if not len(op):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    begins = np.flatnonzero(np.concatenate(([True], (op[1:] != op[:-1]) | (step[1:] != step[:-1]))))
+    sizes = np.diff(np.append(begins, len(op)))
+    nth = np.arange(len(op)) - np.repeat(begins, sizes)
+    out = np.flatnonzero((nth % 2 == 0) & np.repeat(sizes % 2 == 0, sizes))
+    return out, out + 1
+
+
+def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
+    """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan.
+
+    ``is_told``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
+    forward twice, none of them posted ahead (``is_ahead``).
+    """
+    unknown = np.full(len(op), UNKNOWN)
+    if not len(op) or not len(ops):
+        names = ("backward", "stage", "microbatch", "layer", "op_stage", "op_microbatch", "op_output")
+        return dict.fromkeys(names, unknown) | {"again": np.zeros_like(unknown), "is_told": np.ones_like(unknown)}
+    codes, kinds = ops.codes("kind")
+    kind, at = codes[np.maximum(op, 0)], op >= 0
+    output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
+    is_pair = at & np.array([name == Kind.OVERLAP_F_B for name in kinds])[kind]
+    stage, microbatch = (np.where(at, ops[name][np.maximum(op, 0)], UNKNOWN) for name in ("stage", "microbatch"))
+    begins = np.flatnonzero(np.concatenate(([True], op[1:] != op[:-1])))
+    sizes = np.diff(np.append(begins, len(op)))
+    nth, size = np.arange(len(op)) - np.repeat(begins, sizes), np.repeat(sizes, sizes)
+    forward = (output == Output.FORWARD) & ~is_pair
+    num_layers = _num_layers(stage, size, forward)
+    once, twice = size == num_layers, size == 2 * num_layers
+    backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
+    again = recomputes & (nth % 2 == 0)  # each layer runs again, then its backward
+    of_forward = is_pair & twice & (nth < num_layers)  # a pair is its forward, then its backward, of another stage
+    backward[again | of_forward] = 0
+    layer = np.select(
+        [(forward & once) | of_forward, once & ~is_pair & at, recomputes],
+        [nth, num_layers - 1 - nth, num_layers - 1 - nth // 2],
+        UNKNOWN,
+    )
+    is_elsewhere = is_pair & ~of_forward
+    return {
+        "backward": backward,
+        "stage": np.where(is_elsewhere, UNKNOWN, stage),
+        "microbatch": np.where(is_elsewhere, UNKNOWN, microbatch),
+        "layer": layer,
+        "again": again.astype(np.int64),
+        "op_stage": stage,
+        "op_microbatch": microbatch,
+        "op_output": output,
+        "is_told": (~is_pair | (twice & ~is_ahead)).astype(np.int64),
+    }
+
+
+def _num_layers(stage: Int64, size: Int64, is_forward: Bool) -> Int64:
+    """The layers with experts of each stage: as many as most of its forwards have exchanges; −1 of a stage without forwards."""
+    num = np.full(len(stage), UNKNOWN)
+    for number in np.unique(stage[is_forward]).tolist():
+        num[stage == number] = int(np.median(size[is_forward & (stage == number)]))
+    return num

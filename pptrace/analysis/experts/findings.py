@@ -1,0 +1,59 @@
+"""Findings about experts: where most rows are, and a capacity that drops too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad
+from pptrace.analysis.result import Finding, Severity
+from pptrace.analysis.stragglers.unequal_routes import CLEARLY, HotSpot
+
+DROPPED_ROUTES = "dropped routes"
+MOST_DROPPED = 0.1
+"""Share of a layer's routes from which on its capacity drops too much."""
+
+
+def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot | None:
+    """The place where most rows are; None where nothing is known of them."""
+    known = [rank for rank in ranks if rank.ratio is not None]
+    if not known:
+        return None
+    hottest = max(known, key=lambda rank: (rank.ratio or 0, -rank.rank))
+    counted = [layer for layer in layers if layer.expert_ratio is not None and layer.hottest is not None]
+    held = range(hottest.first_expert or 0, (hottest.first_expert or 0) + (hottest.num_experts or 0))
+    counted = [layer for layer in counted if layer.hottest in held and hottest.stage in (None, layer.stage)] or counted
+    layer = max(counted, key=lambda layer: layer.expert_ratio or 0, default=None)
+    expert = None if layer is None else layer.hottest
+    same = sum(other.hottest == expert and (other.expert_ratio or 0) >= CLEARLY for other in layers)
+    return HotSpot(
+        hottest.rank,
+        hottest.ratio or 1.0,
+        expert,
+        None if layer is None else layer.expert_ratio,
+        None if layer is None else layer.layer,
+        same,
+    )
+
+
+def capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:
+    """The finding of a capacity that drops too much: one for the layer that drops most."""
+    layers = [layer for layer in experts.layers if (layer.dropped_share or 0) >= MOST_DROPPED]
+    if not layers:
+        return ()
+    worst = max(layers, key=lambda layer: layer.dropped_share or 0)
+    share, name = worst.dropped_share or 0, f"layer {worst.nth if worst.layer is None else worst.layer}"
+    num = f" ({len(layers)} of {len(experts.layers)} layers with experts drop {MOST_DROPPED:.0%} or more)"
+    return (
+        Finding(
+            Severity.WARNING,
+            f"Capacity: {share:.1%} of the routes of {name} are dropped{num}",
+            f"expert {worst.hottest} has {worst.expert_ratio:.1f} times the mean: balance the routes, raise the capacity, or "
+            "drop nothing; dropped routes add nothing to their token",
+            evidence={
+                "where": {} if worst.layer is None else {"layer": worst.layer},
+                "reason": DROPPED_ROUTES,
+                "dropped_share": share,
+                "num_layers": len(layers),
+            },
+        ),
+    )

@@ -1,0 +1,119 @@
+"""Lateness in exchanges with experts: who comes last, for how long the others wait for it, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.experts.routing import groups_of, time_in_experts, time_per_row
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.slices import Slice
+
+Floats = npt.NDArray[np.float64]
+
+DISPATCH, COMBINE = "dispatch", "combine"
+ROLES = {DISPATCH: "out", COMBINE: "back"}
+"""The calls of an exchange, and what the names of their columns begin with."""
+SLOW = 1.15
+"""A rank is slow that takes so many times as long as others with as many rows."""
+_OFTEN = 1.5
+"""A rank is last often that is last so many times as often as by chance."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lateness:
+    """Lateness of each exchange in calls of one role: ``waited`` for its last member, ns, whether it was ``last``, and what the
+    others waited for it altogether (``caused``). −1 where the members are not known.
+    """
+
+    waited: Int64
+    is_last: npt.NDArray[np.bool_]
+    caused: Int64
+
+
+def lateness_of(exchanges: Slice, role: str) -> Lateness:
+    """The lateness in calls of a role."""
+    group, size = groups_of(exchanges)
+    known = np.flatnonzero(group >= 0)
+    enters = exchanges[f"{ROLES[role]}_start_ns"][known]
+    of = group[known]
+    last = np.full(len(size), np.iinfo(np.int64).min)
+    np.maximum.at(last, of, enters)
+    waits, total = last[of] - enters, np.zeros(len(size), dtype=np.int64)
+    np.add.at(total, of, waits)
+    order = np.lexsort((-enters, of))
+    firsts = order[np.concatenate(([True], of[order][1:] != of[order][:-1]))] if len(order) else order
+    lateness = Lateness(
+        *(np.full(len(exchanges), UNKNOWN), np.zeros(len(exchanges), np.bool_), np.zeros(len(exchanges), np.int64))
+    )
+    lateness.waited[known] = waits
+    lateness.is_last[known[firsts]] = True
+    lateness.caused[known[firsts]] = total[of[firsts]]
+    return lateness
+
+
+def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
+    """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
+    over exchanges.
+
+    What others would take is the median of theirs, moved to as many rows by what a row takes.
+    """
+    took, slope = time_in_experts(exchanges).astype(np.float64), time_per_row(exchanges)
+    base = took - slope * np.maximum(exchanges["rows"], 0)  # without rows
+    group, _ = groups_of(exchanges)
+    place = exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"]
+    ranks, slowness = exchanges["rank"], {}
+    for rank in np.unique(ranks[group >= 0]).tolist():
+        own = np.flatnonzero((ranks == rank) & (group >= 0))
+        ratios = []
+        for value in np.unique(place[own]).tolist():
+            same = own[place[own] == value]
+            others = (place == value) & (ranks != rank) & np.isin(group, group[same])
+            if others.any():
+                expected = np.median(base[others]) + slope[same] * np.maximum(exchanges["rows"][same], 0)
+                ratios.append(took[same] / np.maximum(expected, 1))
+        if ratios:
+            slowness[rank] = float(np.median(np.concatenate(ratios)))
+    return slowness
+
+
+@dataclass(frozen=True, slots=True)
+class LastRank:
+    """The rank that came last most often, in which share of the calls, and why."""
+
+    rank: int
+    share: float
+    reason: str | None
+
+
+def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[int, float]) -> LastRank | None:
+    """The rank that came last most often in some exchanges, by their lateness; None where nothing is known of their members."""
+    ranks, counts = np.unique(exchanges["rank"][lateness.is_last], return_counts=True)
+    if not len(ranks):
+        return None
+    rank, share = int(ranks[counts.argmax()]), float(counts.max() / counts.sum())
+    group, size = groups_of(exchanges)
+    num_members = float(np.mean(size[group[group >= 0]]))
+    if share < min(_OFTEN / num_members, 0.9):
+        return LastRank(rank, share, None)
+    if role == DISPATCH:
+        return LastRank(rank, share, "before")
+    own = lateness.is_last & (exchanges["rank"] == rank)
+    if slowness.get(rank, 1.0) >= SLOW:
+        return LastRank(rank, share, "slow")
+    return LastRank(rank, share, "rows" if np.mean(_has_most_rows(exchanges)[own]) > 0.5 else None)
+
+
+def _has_most_rows(exchanges: Slice) -> npt.NDArray[np.bool_]:
+    """Mark the exchanges of ranks that have more rows than any other of their group."""
+    group, size = groups_of(exchanges)
+    known = np.flatnonzero(group >= 0)
+    most, least = np.zeros(len(size), dtype=np.int64), np.full(len(size), np.iinfo(np.int64).max)
+    np.maximum.at(most, group[known], exchanges["rows"][known])
+    np.minimum.at(least, group[known], exchanges["rows"][known])
+    marked = np.zeros(len(exchanges), dtype=np.bool_)
+    of = group[known]
+    marked[known] = (exchanges["rows"][known] == most[of]) & (most[of] > least[of])
+    return marked

@@ -1,0 +1,227 @@
+"""Loads of experts, layers and ranks: routes that were counted, rows that calls carried, and what is expected by chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.expert_parts import LayerLoad, RankLoad
+from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.slices import Slice, last_like
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Layer with experts: its stage (−1: not known), and which one of the stage's, from 0."""
+
+    stage: int
+    nth: int
+
+
+def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
+    """The exchanges with rows from counts, where calls tell none: the n-th forward of a layer in a step is its n-th count."""
+    if (exchanges["rows"] >= 0).all() or not counts:
+        return exchanges
+    rows = exchanges["rows"].copy()
+    layers = layers_of_places(exchanges, counts)
+    for rank, of_rank in counts.items():
+        own = np.flatnonzero(exchanges["rank"] == rank)
+        key = [exchanges["step"][own], _layer_numbers(exchanges.where(own), layers), exchanges["microbatch"][own]]
+        is_first = (exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)
+        forwards, counted = np.flatnonzero(is_first), np.arange(len(of_rank.step))
+        forwards = forwards[np.lexsort((forwards, key[1][forwards], key[0][forwards]))]
+        counted = counted[np.lexsort((counted, of_rank.layer, of_rank.step))]
+        if len(forwards) != len(counted) or (key[1][forwards] != of_rank.layer[counted]).any():
+            continue
+        found = last_like(key, [column[forwards] for column in key])
+        rows[own] = np.where(found >= 0, of_rank.rows[counted][found], UNKNOWN)
+    return Slice({**exchanges.columns, "rows": rows})
+
+
+def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int]) -> Int64:
+    """The model's number of the layer of each exchange."""
+    places, number = _distinct_places(exchanges)
+    return np.array([layers.get(place, UNKNOWN) for place in places], dtype=np.int64)[number]
+
+
+def _distinct_places(exchanges: Slice) -> tuple[list[Place], Int64]:
+    """(the places of exchanges in their order, the index of each exchange's)."""
+    pairs, number = np.unique(np.stack((exchanges["stage"], exchanges["layer"])), axis=1, return_inverse=True)
+    return [Place(*pair) for pair in pairs.T.tolist()], number.ravel()
+
+
+def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict[Place, int]:
+    """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
+    numbers: dict[Place, int] = {}
+    for rank, of_rank in counts.items():
+        own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
+        places, _ = _distinct_places(exchanges.where(own))
+        layers = np.unique(of_rank.layer).tolist()
+        if len(layers) == len(places):
+            numbers |= dict(zip(places, layers, strict=True))
+    return numbers
+
+
+def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[LayerLoad, ...]:
+    """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone."""
+    numbers = layers_of_places(exchanges, counts)
+    forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
+    rows = exchanges.where(forward)
+    places, number = _distinct_places(rows)
+    of_layer: dict[Place, list[int]] = {}  # bidirectional schedules have each layer in two stages
+    for index, place in enumerate(places):
+        of_layer.setdefault(Place(numbers[place], UNKNOWN) if place in numbers else place, []).append(index)
+    loads = [
+        _layer_load(places[same[0]], numbers.get(places[same[0]]), rows.where(np.isin(number, same)), counts)
+        for same in of_layer.values()
+    ]
+    if not loads:
+        counted = sorted({layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()})
+        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts) for nth, layer in enumerate(counted)]
+    return tuple(loads)
+
+
+def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[int, RankCounts]) -> LayerLoad:
+    mean = mean_rows(rows)
+    known = ~np.isnan(mean) & (mean > 0)
+    group, size = groups_of(rows)
+    most = np.zeros(len(size))
+    np.maximum.at(most, group[known], rows["rows"][known] / mean[known])
+    ratios = most[np.unique(group[known])]
+    chosen, kept = _counts_of_layer(layer, counts)
+    total = None if chosen is None else chosen.sum(axis=0)
+    dropped = None if chosen is None or kept is None else int(chosen.sum() - kept.sum())
+    routes = 0 if total is None else int(total.sum())
+    return LayerLoad(
+        layer=layer,
+        stage=None if place.stage < 0 else place.stage,
+        nth=place.nth,
+        routes=None if total is None else tuple(total.tolist()),
+        hottest=None if total is None or not routes else int(total.argmax()),
+        expert_ratio=None if total is None or not routes else float(total.max() / total.mean()),
+        chance_ratio=None if chosen is None else _chance(chosen),
+        idle_experts=None if total is None else int((total == 0).sum()),
+        dropped=dropped,
+        dropped_share=None if dropped is None or not routes else dropped / routes,
+        rank_ratio=float(ratios.mean()) if len(ratios) else None,
+        worst_rank_ratio=float(ratios.max()) if len(ratios) else None,
+    )
+
+
+def _counts_of_layer(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[Int64, Int64] | tuple[None, None]:
+    """(chosen, kept) of all forwards of a layer on all ranks, shape (forwards, experts)."""
+    of_layer = [(of_rank, of_rank.layer == layer) for of_rank in counts.values()]
+    of_layer = [(of_rank, same) for of_rank, same in of_layer if same.any()]
+    if not of_layer:
+        return None, None
+    chosen, kept = (
+        np.concatenate([getattr(of_rank, name)[same] for of_rank, same in of_layer]) for name in ("chosen", "kept")
+    )
+    return chosen, kept
+
+
+def _chance(chosen: Int64) -> float | None:
+    """About the most that the busiest expert has over the mean, where all routes of a layer are drawn alike.
+
+    Of A routes to E experts: 1 + √(2 · ln E · E / A), the largest of E nearly normal numbers.
+    """
+    routes, num = int(chosen.sum()), chosen.shape[1]
+    return None if not routes or num < 2 else 1 + math.sqrt(2 * math.log(num) * num / routes)
+
+
+def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: int | None) -> tuple[RankLoad, ...]:
+    """The loads of all ranks that exchanged; ``row_bytes`` is the size of a token, where the run's facts tell."""
+    before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
+    slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
+    loads = []
+    for rank in np.unique(exchanges["rank"]).tolist():
+        own = exchanges["rank"] == rank
+        forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+        if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
+            forward = own
+        rows, of_rank = exchanges["rows"][forward], counts.get(rank)
+        known = ~np.isnan(mean[forward])
+        expected = float(mean[forward][known].sum())
+        stages = np.unique(exchanges["stage"][forward]).tolist()
+        is_matched = bool((before.waited[own] >= 0).all())
+        in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
+        loads.append(
+            RankLoad(
+                rank=rank,
+                stage=stages[0] if len(stages) == 1 and stages[0] >= 0 else None,
+                first_expert=None if of_rank is None else of_rank.first,
+                num_experts=None if of_rank is None else of_rank.num_held,
+                rows=int(rows.sum()) if len(rows) and (rows >= 0).all() else None,
+                ratio=float(rows[known].sum() / expected) if expected else None,
+                expert_ns=int(took[own].sum()),
+                slowness=slowness.get(rank),
+                waited_ns=int((before.waited + after.waited)[own].sum()) if is_matched else None,
+                caused_before_ns=int(before.caused[own].sum()) if is_matched else None,
+                caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
+                bytes=_total(exchanges, own, "bytes"),
+                received_bytes=_received(exchanges, own),
+                predicted_bytes=_predicted(exchanges.where(own), of_rank, row_bytes),
+                in_flight_rows=None if in_flight is None else round(in_flight),
+                in_flight_ratio=in_flight / equal if in_flight and equal else None,
+            )
+        )
+    return tuple(loads)
+
+
+def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
+    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, and where
+    forwards run again, for which rows are not kept.
+    """
+    is_known = (own["backward"] >= 0).all() and (rows >= 0).all() and not own["again"].any()
+    if not is_known or not len(rows):
+        return None
+    at = np.where(own["backward"] == 1, own["back_end_ns"], own["out_end_ns"])
+    order = np.lexsort((at, own["step"]))
+    held = np.cumsum(np.where(own["backward"] == 1, -rows, rows)[order])
+    step = own["step"][order]
+    begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    before = np.concatenate(([0], held))[begins]
+    return float((np.maximum.reduceat(held, begins) - before).max())
+
+
+def _total(exchanges: Slice, own: npt.NDArray[np.bool_], name: str) -> int | None:
+    both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
+    return int(both.sum()) if (both >= 0).all() else None
+
+
+def _received(exchanges: Slice, own: npt.NDArray[np.bool_]) -> int | None:
+    """Bytes that come back; of calls of equal parts as much as is handed in."""
+    total = 0
+    for call in ("out", "back"):
+        handed, got = (exchanges[f"{call}_{name}"][own] for name in ("bytes", "received_bytes"))
+        if (handed < 0).any():
+            return None
+        total += int(np.where(got < 0, handed, got).sum())
+    return total
+
+
+def _predicted(own: Slice, counts: RankCounts | None, row_bytes: int | None) -> int | None:
+    """Bytes that a rank hands in where rows travel alone: its kept routes to the experts, and its experts' rows back, as often
+    as a layer has exchanges (forward, recomputation, backward).
+    """
+    if counts is None or row_bytes is None or (own["sent"] < 0).any():
+        return None
+    forward = (own["backward"] == 0) & (own["again"] == 0)
+    passes = len(own) / max(int(forward.sum()), 1)
+    if passes != int(passes) or int(forward.sum()) != len(counts.step):
+        return None
+    return int(passes) * row_bytes * int(counts.kept.sum() + counts.rows.sum())
+
+
+def common(values: Sequence[int]) -> int | None:
+    """The value that all have; None where they differ, or there are none."""
+    return values[0] if values and all(value == values[0] for value in values) else None

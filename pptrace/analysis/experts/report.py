@@ -1,0 +1,183 @@
+"""The report's part on experts, from the exchanges and counts of all ranks and the costs of whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
+from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
+from pptrace.analysis.experts.exchanges import join_exchanges
+from pptrace.analysis.experts.findings import capacity_findings, hot_spot
+from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of_places, rank_loads, with_rows
+from pptrace.analysis.gain_interval import gain_interval
+from pptrace.analysis.result import Report
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.messaging import with_messaging
+from pptrace.analysis.stragglers.reason import measured_lengths
+from pptrace.analysis.stragglers.unequal_routes import HotSpot
+from pptrace.analysis.volume.gpt_facts import ITEM_BYTES
+from pptrace.model.tables import Int64
+from pptrace.slices import Slice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertsOfRun:
+    """Exchanges of all ranks, with rows where they are known, and counts of the ranks whose runtime recorded them."""
+
+    exchanges: Slice
+    counts: Mapping[int, RankCounts]
+
+    @classmethod
+    def of(
+        cls,
+        exchanges: Mapping[int, Slice],
+        facts: Mapping[int, Mapping[str, Any]],
+        steps: Mapping[int, Sequence[int]],
+    ) -> ExpertsOfRun:
+        """The exchanges and counts of the ranks in their ``steps``."""
+        counts = counts_of_ranks(facts, steps)
+        return cls(with_rows(join_exchanges(rows for _, rows in sorted(exchanges.items())), counts), counts)
+
+    @property
+    def hot_spot(self) -> HotSpot | None:
+        """The place where most rows are; None where nothing is known of rows."""
+        return hot_spot(layer_loads(self.exchanges, self.counts), rank_loads(self.exchanges, self.counts, None))
+
+
+def with_experts(
+    report: Report, experts: ExpertsOfRun, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
+) -> Report:
+    """The report with its part on experts, and with the finding of a capacity that drops too much.
+
+    ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
+    """
+    part = report_experts(experts, plans, facts)
+    if part is None:
+        return report
+    return replace(report, experts=part, findings=(*report.findings, *capacity_findings(part)))
+
+
+def report_experts(
+    experts: ExpertsOfRun, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
+) -> ExpertsReport | None:
+    """The part on experts; None of a run without any."""
+    exchanges, counts = experts.exchanges, experts.counts
+    if not len(exchanges) and not counts:
+        return None
+    has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
+    source = "counts" if counts else "splits" if has_rows else "calls"
+    gain = routing_gain(plans) if has_rows else None
+    return ExpertsReport(
+        source=source,
+        num_experts=common([of_rank.num_experts for of_rank in counts.values()]),
+        top_k=common([of_rank.top_k for of_rank in counts.values()]),
+        layers=layer_loads(exchanges, counts),
+        ranks=rank_loads(exchanges, counts, _row_bytes(facts.values())),
+        calls=_calls(exchanges, counts),
+        routing=gain,
+        reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
+    )
+
+
+def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:
+    """The gain of whole steps with equal rows; None without whole steps."""
+    whole = [with_messaging(costs) for costs in plans if len(costs.step)]
+    if not whole:
+        return None
+    equal = [costs.with_equal_routes() for costs in whole]
+    lengths = [measured_lengths(part) for part in (whole, equal)]
+    before, after = (np.concatenate(part) for part in lengths)
+    gains = before - after
+    low, high = gain_interval(gains)
+    bubbles = [_bubble(part, of_part) // len(gains) for part, of_part in zip((whole, equal), lengths, strict=True)]
+    return RoutingGain(int(gains.sum()) // len(gains), low, high, float(gains.sum() / max(before.sum(), 1)), *bubbles)
+
+
+def _bubble(plans: Sequence[MeasuredCosts], lengths: Sequence[Int64]) -> int:
+    """The time of all ranks in all steps that no op fills, ns."""
+    bubble = 0
+    for costs, of_steps in zip(plans, lengths, strict=True):
+        _, num_windows = np.unique(costs.step, return_counts=True)
+        bubble += int((of_steps * num_windows).sum()) * costs.table.pp - int(costs.durations.sum())
+    return bubble
+
+
+def _row_bytes(facts: Iterable[Mapping[str, Any]]) -> int | None:
+    """Bytes of a token, of runs of our GPT."""
+    for of_rank in facts:
+        model = of_rank.get("model")
+        if not isinstance(model, Mapping) or model.get("name") != "gpt":
+            return None
+        hidden, dtype = model.get("hidden"), model.get("dtype")
+        return hidden * ITEM_BYTES[dtype] if isinstance(hidden, int) and dtype in ITEM_BYTES else None
+    return None
+
+
+def _calls(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[ExpertCalls, ...]:
+    numbers, slowness = layers_of_places(exchanges, counts), slowness_of_ranks(exchanges)
+    keys = np.stack([exchanges[name] for name in ("stage", "layer", "backward")])
+    calls: list[ExpertCalls] = []
+    for stage, layer, backward in np.unique(keys, axis=1).T.tolist():
+        same, number = (
+            exchanges.where((keys == [[stage], [layer], [backward]]).all(axis=0)),
+            numbers.get(Place(stage, layer)),
+        )
+        calls += [_calls_of(same, role, (stage, layer, backward), number, slowness) for role in (DISPATCH, COMBINE)]
+    return tuple(calls)
+
+
+def _calls_of(
+    same: Slice, role: str, place: tuple[int, int, int], number: int | None, slowness: dict[int, float]
+) -> ExpertCalls:
+    call = {
+        name: same[f"{ROLES[role]}_{name}"]
+        for name in ("bytes", "received_bytes", "transfer_start_ns", "transfer_end_ns", "hidden_ns")
+    }
+    lateness = lateness_of(same, role)
+    is_matched = bool((lateness.waited >= 0).all())
+    last = last_rank(same, role, lateness, slowness)
+    transfer = int((call["transfer_end_ns"] - call["transfer_start_ns"]).sum()) if is_matched else None
+    hidden = int(call["hidden_ns"].sum()) if is_matched else None
+    got = np.where(call["received_bytes"] < 0, call["bytes"], call["received_bytes"])
+    stage, layer, backward = (None if value < 0 else value for value in place)
+    return ExpertCalls(
+        layer=number,
+        stage=stage,
+        nth=layer,
+        direction=None if backward is None else "FB"[backward],
+        role=role,
+        count=len(same),
+        bytes=int(call["bytes"].sum()) if (call["bytes"] >= 0).all() else None,
+        received_bytes=int(got.sum()) if (got >= 0).all() else None,
+        wait_ns=int(lateness.waited.sum()) if is_matched else None,
+        transfer_ns=transfer,
+        hidden_ns=hidden,
+        exposed_ns=None if transfer is None or hidden is None else transfer - hidden,
+        last_rank=None if last is None else last.rank,
+        last_share=None if last is None else last.share,
+        last_reason=None if last is None else last.reason,
+    )
+
+
+def _reasons(
+    exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None
+) -> Iterable[str]:
+    if not counts:
+        yield (
+            "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
+        )
+    if not len(exchanges):
+        yield "no calls along ep: each rank has all experts, and none waits for another"
+    elif not has_rows:
+        yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
+    elif gain is None:
+        yield "no step has every op of a known plan: what unequal routes cost is null"
+    if len(exchanges) and (exchanges["op_output"] < 0).all():
+        yield "no ops of a pipeline: of calls the layer and the direction are null"
+    elif len(exchanges) and (exchanges["layer"] < 0).any():
+        yield "ops do not have equally many exchanges with experts: of some calls the layer is null"

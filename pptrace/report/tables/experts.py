@@ -1,0 +1,142 @@
+"""The tables of experts: loads of layers and of ranks, and the calls that bring rows to experts and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad
+from pptrace.report import units
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
+
+_WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
+
+
+def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
+    """The tables of a run with experts: layers, ranks, and with :attr:`Amount.WHOLE` every kind of call."""
+    tables = [_layers_table(experts, amount)] if experts.layers else []
+    tables += [_ranks_table(experts, amount)] if experts.ranks else []
+    if amount is Amount.WHOLE and experts.calls:
+        tables.append(_calls_table(experts.calls))
+    return tables
+
+
+def layer_name(layer: int | None, stage: int | None, nth: int | None) -> str:
+    """The name of a layer: its number in the model, else its place among those of its stage."""
+    if layer is not None:
+        return str(layer)
+    of_stage = "" if stage is None else f"stage {stage}, "
+    return "–" if nth is None else f"{of_stage}{nth}"
+
+
+def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
+    """A row per layer; brief and of many, those with the most uneven rows."""
+    layers, notes = list(experts.layers), []
+    if amount is Amount.BRIEF and len(layers) > MAX_ROWS:
+        notes.append(MORE.format(len(layers) - MAX_ROWS))
+        worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
+        layers = [layer for layer in layers if layer in worst]
+    rows = tuple(map(_layer_row, layers))
+    columns = (
+        *("layer", "stage", "routes", "hottest expert", "× mean", "by chance", "idle experts"),
+        *("dropped", "rows of ranks, max / mean", "worst microbatch"),
+    )
+    notes.append(
+        "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
+    )
+    if experts.routing is not None:
+        gain = experts.routing
+        notes.append(
+            f"with equal rows for all experts a step would be {units.milliseconds(gain.gain_ns)} ms shorter "
+            f"({units.percent(gain.share)}), by replay; the bubble of all ranks {units.milliseconds(gain.equal_bubble_ns)} in "
+            f"place of {units.milliseconds(gain.bubble_ns)} ms"
+        )
+    return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+
+
+def _layer_row(layer: LayerLoad) -> tuple[str, ...]:
+    return (
+        layer_name(layer.layer, layer.stage, layer.nth),
+        _number(layer.stage),
+        _number(None if layer.routes is None else sum(layer.routes)),
+        _number(layer.hottest),
+        units.ratio(layer.expert_ratio),
+        units.ratio(layer.chance_ratio),
+        _number(layer.idle_experts),
+        units.percent(layer.dropped_share),
+        units.ratio(layer.rank_ratio),
+        units.ratio(layer.worst_rank_ratio),
+    )
+
+
+def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
+    """A row per rank; brief and of many, those for which others wait longest."""
+    ranks, notes = list(experts.ranks), []
+    if amount is Amount.BRIEF and len(ranks) > FEW_RANKS:
+        notes.append(MORE.format(len(ranks) - FEW_RANKS))
+        worst = sorted(ranks, key=lambda rank: -_caused(rank))[:FEW_RANKS]
+        ranks = [rank for rank in ranks if rank in worst]
+    columns = (
+        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "× others", "waits ms"),
+        *("late before ms", "late after ms", "bytes", "predicted"),
+        *("rows in flight", "× mean in flight"),
+    )
+    notes.append(
+        "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
+        "late: what others wait for it before the experts, and after them"
+    )
+    rows = tuple(map(_rank_row, ranks))
+    return ReportTable("expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (11, 10, 12, 7))
+
+
+def _caused(rank: RankLoad) -> int:
+    return (rank.caused_before_ns or 0) + (rank.caused_after_ns or 0)
+
+
+def _rank_row(rank: RankLoad) -> tuple[str, ...]:
+    first, num = rank.first_expert, rank.num_experts
+    return (
+        str(rank.rank),
+        _number(rank.stage),
+        "–" if first is None or not num else str(first) if num == 1 else f"{first}–{first + num - 1}",
+        _number(rank.rows),
+        units.ratio(rank.ratio),
+        units.milliseconds(rank.expert_ns),
+        units.ratio(rank.slowness),
+        units.milliseconds(rank.waited_ns),
+        units.milliseconds(rank.caused_before_ns),
+        units.milliseconds(rank.caused_after_ns),
+        units.num_bytes(rank.bytes),
+        units.num_bytes(rank.predicted_bytes),
+        _number(rank.in_flight_rows),
+        units.ratio(rank.in_flight_ratio),
+    )
+
+
+def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
+    columns = (
+        *("layer", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
+        *("last rank", "in share of calls", "why"),
+    )
+    notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
+    rows = tuple(
+        (
+            layer_name(call.layer, call.stage, call.nth),
+            call.direction or "–",
+            call.role,
+            str(call.count),
+            units.num_bytes(call.bytes),
+            units.milliseconds(call.wait_ns),
+            units.milliseconds(call.transfer_ns),
+            units.milliseconds(call.hidden_ns),
+            units.milliseconds(call.exposed_ns),
+            _number(call.last_rank),
+            units.percent(call.last_share),
+            _WHY[call.last_reason],
+        )
+        for call in calls
+    )
+    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 3)
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
