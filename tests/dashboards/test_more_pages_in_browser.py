@@ -28,7 +28,7 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280, "nothing is beyond the window"
     links = page.locator("nav a")
     boxes = [links.nth(index).bounding_box() for index in range(links.count())]
-    assert len(boxes) == 11
+    assert len(boxes) == 12, "every page has its link"
     assert all(box["x"] + box["width"] <= 1280 for box in boxes)
     assert len({round(box["y"]) for box in boxes}) == 1, "in one row"
     page.locator("#steps-chart .scatterlayer .trace").nth(1).locator(".point").nth(2).click(force=True)
