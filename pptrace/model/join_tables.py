@@ -77,6 +77,8 @@ def join_adjacent(tables: Sequence[pd.DataFrame], without: Sequence[str] = ()) -
 def _joined_view(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
     """The array of which these arrays are the parts, one behind the other; None where they are not."""
     first = parts[0]
+    if all(part.strides == (0,) and part[0] == first[0] for part in parts if len(part)):
+        return np.broadcast_to(first[:1], sum(map(len, parts))) if len(first) else None  # one value takes no memory
     if not all(part.flags.c_contiguous and part.dtype == first.dtype and part.dtype != object for part in parts):
         return None
     begins = np.array([part.__array_interface__["data"][0] for part in parts])

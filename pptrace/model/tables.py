@@ -135,8 +135,8 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     unexpected = set(columns) - set(schema)
     if unexpected:
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
-    size = len(next(iter(columns.values()), ()))
-    columns = {name: np.full(size, value) for name, value in _OPTIONAL.items() if name in schema} | dict(columns)
+    size, missing = len(next(iter(columns.values()), ())), set(_OPTIONAL).intersection(schema) - set(columns)
+    columns = {**columns, **{name: np.full(size, _OPTIONAL[name]) for name in missing}}
     frame = {name: _column(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
 

@@ -80,7 +80,8 @@ def _completed(schema: Schema, columns: Mapping[str, Any], defaults: Mapping[str
     def values(name: str) -> Any:
         if name not in columns:
             default = defaults[name]
-            return same_category(default, num_rows) if isinstance(default, str) else np.full(num_rows, default)
+            is_text = isinstance(default, str)
+            return same_category(default, num_rows) if is_text else np.broadcast_to(np.int64(default), num_rows)
         return columns[name].array if isinstance(columns[name], pd.Series) else columns[name]
 
     return make_table(schema, {name: values(name) for name in schema})
