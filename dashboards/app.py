@@ -126,9 +126,9 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
             for entry in loaded.steps
         ]
-        asked = _step_of(search)
-        if asked is not None and loaded.step(asked):
-            chosen: Any = no_update if asked == step else asked
+        wanted = _step_of(search)
+        if wanted is not None and loaded.step(wanted):
+            chosen: Any = no_update if wanted == step else wanted
         else:
             chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""

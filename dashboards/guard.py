@@ -75,19 +75,19 @@ def is_known(host: str, known: Iterable[str]) -> bool:
     return True
 
 
-def _is_own_page(asked: Request) -> bool:
+def _is_own_page(wanted: Request) -> bool:
     """Return whether a request is one of this dashboard's pages, of a program, or of somebody who follows a link."""
-    origin = asked.headers.get("Origin")
+    origin = wanted.headers.get("Origin")
     if origin is not None:
         try:
             asking = urlsplit(origin).netloc.lower()
         except ValueError:
             return False
-        if asking != asked.host.lower():
+        if asking != wanted.host.lower():
             return False
-    site = asked.headers.get("Sec-Fetch-Site", "none")
-    is_visit = asked.method == "GET" and (
-        asked.headers.get("Sec-Fetch-Mode") == "navigate" and asked.headers.get("Sec-Fetch-Dest") == "document"
+    site = wanted.headers.get("Sec-Fetch-Site", "none")
+    is_visit = wanted.method == "GET" and (
+        wanted.headers.get("Sec-Fetch-Mode") == "navigate" and wanted.headers.get("Sec-Fetch-Dest") == "document"
     )
     return site in ("none", "same-origin") or is_visit
 

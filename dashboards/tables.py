@@ -46,8 +46,8 @@ def _frame(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _differences(asked: Asked) -> Iterable[Any]:
-    series = asked.report.step_series
+def _differences(wanted: Asked) -> Iterable[Any]:
+    series = wanted.report.step_series
     entries: tuple[Any, ...] = () if series is None else (*series.outliers, *series.changes)
     for entry in entries:
         fixed = {name: value for name, value in asdict(entry).items() if name not in ("differences", "ops")}
@@ -55,27 +55,27 @@ def _differences(asked: Asked) -> Iterable[Any]:
             yield fixed | ({} if cause is None else asdict(cause))
 
 
-def _comms(asked: Asked) -> Iterable[Any]:
-    for rank in asked.the_step().ranks:
+def _comms(wanted: Asked) -> Iterable[Any]:
+    for rank in wanted.the_step().ranks:
         for comm in rank.comms:
             yield {"rank": rank.rank, "stage": rank.stage} | asdict(comm)
 
 
-def _comm_totals(asked: Asked) -> Iterable[Any]:
-    for entry in asked.report.device:
+def _comm_totals(wanted: Asked) -> Iterable[Any]:
+    for entry in wanted.report.device:
         for comm in entry.comms:
             yield {"rank": entry.rank} | asdict(comm)
 
 
-def _blame(asked: Asked) -> Iterable[Any]:
-    blame = asked.the_step().blame
+def _blame(wanted: Asked) -> Iterable[Any]:
+    blame = wanted.the_step().blame
     if blame is not None:
         for of, charged in (("rank", blame.by_rank), ("stage", blame.by_stage), ("kind", blame.by_kind)):
             yield from ({"of": of, "name": name, "ns": ns} for name, ns in charged.items())
 
 
-def _waterfall(asked: Asked) -> Iterable[Any]:
-    return ({"part": name, "ns": ns} for name, ns in (asked.the_step().span_parts or {}).items())
+def _waterfall(wanted: Asked) -> Iterable[Any]:
+    return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().span_parts or {}).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,52 +88,54 @@ class Table:
 
 
 TABLES: Mapping[str, Table] = {
-    "steps": Table(lambda asked: _frame(asked.answers.run().steps), "every step: span, bubble, waterfall"),
+    "steps": Table(lambda wanted: _frame(wanted.answers.run().steps), "every step: span, bubble, waterfall"),
     "ranks": Table(
-        lambda asked: _frame(asked.answers.run().ranks),
+        lambda wanted: _frame(wanted.answers.run().ranks),
         "every rank of every step: compute, exposed communication, bubble",
     ),
     "step-differences": Table(_differences, "outliers and changes of level: what those steps have more of"),
-    "findings": Table(lambda asked: asked.report.findings, "what stands out, with what it costs a step"),
+    "findings": Table(lambda wanted: wanted.report.findings, "what stands out, with what it costs a step"),
     "waterfall": Table(_waterfall, "parts of a step, which sum to its length", is_of_step=True),
     "causes": Table(
-        lambda asked: asked.the_step().causes or (), "causes of a step's length with their places", is_of_step=True
+        lambda wanted: wanted.the_step().causes or (), "causes of a step's length with their places", is_of_step=True
     ),
     "blame": Table(_blame, "whom the bubbles of a step are charged to: ranks, stages, kinds of op", is_of_step=True),
     "comms": Table(_comms, "communication of a step by rank, axis and kind", is_of_step=True),
     "whatif": Table(
-        lambda asked: asked.answers.whatif(wishes_of(asked.options)).result.scenarios,
+        lambda wanted: wanted.answers.whatif(wishes_of(wanted.options)).result.scenarios,
         "predictions of other schedules, splits, links",
     ),
     "comm-totals": Table(_comm_totals, "communication of whole traces by rank, axis and kind"),
-    "links": Table(lambda asked: asked.report.links, "messages from rank to rank: bytes, waiting, latency, bandwidth"),
-    "late-ranks": Table(lambda asked: asked.report.late_ranks, "who comes last to collectives"),
+    "links": Table(
+        lambda wanted: wanted.report.links, "messages from rank to rank: bytes, waiting, latency, bandwidth"
+    ),
+    "late-ranks": Table(lambda wanted: wanted.report.late_ranks, "who comes last to collectives"),
     "interconnect": Table(
-        lambda asked: () if asked.report.interconnect is None else asked.report.interconnect.collectives,
+        lambda wanted: () if wanted.report.interconnect is None else wanted.report.interconnect.collectives,
         "bandwidth of collectives against the interconnect's",
     ),
     "memory": Table(
-        lambda asked: () if asked.report.memory is None else asked.report.memory.ranks,
+        lambda wanted: () if wanted.report.memory is None else wanted.report.memory.ranks,
         "memory of each rank: measured peak and predicted parts, microbatches in flight",
     ),
-    "stages": Table(lambda asked: asked.answers.stages(), "what an op costs in each stage, by kind"),
+    "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
     "experts": Table(
-        lambda asked: () if asked.report.experts is None else asked.report.experts.layers,
+        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.layers,
         "routes of each layer's experts, rows of ranks, drops",
     ),
     "expert-ranks": Table(
-        lambda asked: () if asked.report.experts is None else asked.report.experts.ranks,
+        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.ranks,
         "rows of each rank's experts, and who is waited for",
     ),
     "expert-calls": Table(
-        lambda asked: () if asked.report.experts is None else asked.report.experts.calls,
+        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.calls,
         "calls that bring rows to experts and back",
     ),
     "compared-parts": Table(
-        lambda asked: asked.answers.comparison().result.parts, "parts of two runs beside each other"
+        lambda wanted: wanted.answers.comparison().result.parts, "parts of two runs beside each other"
     ),
     "compared-facts": Table(
-        lambda asked: asked.answers.comparison().result.facts, "facts that differ between two runs"
+        lambda wanted: wanted.answers.comparison().result.facts, "facts that differ between two runs"
     ),
-    "hang": Table(lambda asked: _frame(asked.answers.hang().edges), "who waits for whom in a run that hung"),
+    "hang": Table(lambda wanted: _frame(wanted.answers.hang().edges), "who waits for whom in a run that hung"),
 }

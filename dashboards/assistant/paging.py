@@ -76,8 +76,8 @@ def _key(value: Any) -> tuple[bool, Any]:
 
 
 def _require(query: Query, columns: Sequence[str], has_rows: bool) -> None:
-    asked = [*query.where, *([query.column] if query.sort_by else [])]
-    missing = [name for name in asked if name not in columns]
+    wanted = [*query.where, *([query.column] if query.sort_by else [])]
+    missing = [name for name in wanted if name not in columns]
     if missing and has_rows:
         raise UsageError(f"there is no column {', '.join(missing)}; expected one of {', '.join(columns)}")
 

@@ -110,11 +110,11 @@ class Tools:
         if name not in TABLES or name in _ONLY_PAGES:
             known = [*(name for name in TABLES if name not in _ONLY_PAGES), *_FRAMES]
             raise UsageError(f"table {name[:40]!r} is not known; expected one of {', '.join(known)}")
-        asked = Asked(self._answers, step, {})
+        wanted = Asked(self._answers, step, {})
         table = TABLES[name]
         try:
-            page = page_of_rows(table.rows(asked), query)
-            of_step = {"step": asked.the_step().step} if table.is_of_step else {}
+            page = page_of_rows(table.rows(wanted), query)
+            of_step = {"step": wanted.the_step().step} if table.is_of_step else {}
         except LookupError as err:
             raise UsageError(f"step {step}: {err}; the report lists the steps") from None
         return {"table": name} | of_step | page

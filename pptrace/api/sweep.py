@@ -87,8 +87,8 @@ def sweep(
 
     from pptrace.report.sweep.columns import TEXTS, WHOLE_NUMBERS, sweep_columns
 
-    asked = SweepArguments(pp, microbatches, chunks, group_size, memory_limit, forward, backward, wgrad, p2p, costs_of)
-    columns = sweep_columns(sweep_as(schedules, asked))
+    wanted = SweepArguments(pp, microbatches, chunks, group_size, memory_limit, forward, backward, wgrad, p2p, costs_of)
+    columns = sweep_columns(sweep_as(schedules, wanted))
 
     types = dict.fromkeys(columns, "Float64") | dict.fromkeys(WHOLE_NUMBERS, "Int64") | dict.fromkeys(TEXTS, "str")
     return pd.DataFrame(columns, dtype=object).astype(types)
@@ -111,32 +111,32 @@ class SweepArguments:
 
 
 def sweep_as(
-    schedules: str | Iterable[str], asked: SweepArguments, spell: Spelling = str, on_points: OnPoints | None = None
+    schedules: str | Iterable[str], wanted: SweepArguments, spell: Spelling = str, on_points: OnPoints | None = None
 ) -> Sweep:
     """:func:`sweep`, with the names of arguments in messages as ``spell`` has them."""
-    return run_sweep(grid_of(schedules, asked, spell), on_points)
+    return run_sweep(grid_of(schedules, wanted, spell), on_points)
 
 
-def grid_of(schedules: str | Iterable[str], asked: SweepArguments, spell: Spelling = str) -> Grid:
+def grid_of(schedules: str | Iterable[str], wanted: SweepArguments, spell: Spelling = str) -> Grid:
     """The sweep that is asked for.
 
     Raises:
         PptraceError: as :func:`sweep`.
     """
     for name in ("pp", "microbatches"):
-        if getattr(asked, name) is None:
+        if getattr(wanted, name) is None:
             raise UsageError(f"{spell(name)} is not given; a sweep needs {spell('pp')} and {spell('microbatches')}")
-    if asked.memory_limit is not None:
-        require_whole(spell("memory_limit"), asked.memory_limit, 1)
+    if wanted.memory_limit is not None:
+        require_whole(spell("memory_limit"), wanted.memory_limit, 1)
     return Grid(
         _names(schedules),
-        _sizes("pp", asked, spell),
-        read_microbatches(spell("microbatches"), asked.microbatches),
-        (None,) if asked.chunks is None else _sizes("chunks", asked, spell),
-        (None,) if asked.group_size is None else _sizes("group_size", asked, spell),
-        tuple(_costs(asked, spell)),
-        _costs_of(asked.costs_of, spell),
-        asked.memory_limit,  # type: ignore[arg-type]
+        _sizes("pp", wanted, spell),
+        read_microbatches(spell("microbatches"), wanted.microbatches),
+        (None,) if wanted.chunks is None else _sizes("chunks", wanted, spell),
+        (None,) if wanted.group_size is None else _sizes("group_size", wanted, spell),
+        tuple(_costs(wanted, spell)),
+        _costs_of(wanted.costs_of, spell),
+        wanted.memory_limit,  # type: ignore[arg-type]
     )
 
 
@@ -153,8 +153,8 @@ def _names(schedules: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def _sizes(name: str, asked: SweepArguments, spell: Spelling) -> tuple[int, ...]:
-    sizes = read_sizes(spell(name), getattr(asked, name))
+def _sizes(name: str, wanted: SweepArguments, spell: Spelling) -> tuple[int, ...]:
+    sizes = read_sizes(spell(name), getattr(wanted, name))
     for size in sizes:
         require_whole(spell(name), size, 1)
     return sizes
@@ -167,15 +167,17 @@ def _costs_of(given: str, spell: Spelling) -> CostsOf:
         raise UsageError(f"{spell('costs_of')} is {given!r}; expected one of {', '.join(CostsOf)}") from None
 
 
-def _costs(asked: SweepArguments, spell: Spelling) -> Iterator[SweepCosts]:
+def _costs(wanted: SweepArguments, spell: Spelling) -> Iterator[SweepCosts]:
     def nanoseconds(name: str, given: Any) -> list[int]:
         values = read_costs(spell(name), given)
         for value in values:
             require_number(spell(name), value, "milliseconds", MOST_MS)
         return [round(value * NS_PER_MS) for value in values]
 
-    forwards, backwards, messages = (nanoseconds(name, getattr(asked, name)) for name in ("forward", "backward", "p2p"))
-    wgrads = [None] if asked.wgrad is None else nanoseconds("wgrad", asked.wgrad)
+    forwards, backwards, messages = (
+        nanoseconds(name, getattr(wanted, name)) for name in ("forward", "backward", "p2p")
+    )
+    wgrads = [None] if wanted.wgrad is None else nanoseconds("wgrad", wanted.wgrad)
     for forward, backward, wgrad, p2p in product(forwards, backwards, wgrads, messages):
         if wgrad is not None and wgrad > backward:
             raise UsageError(

@@ -127,11 +127,11 @@ def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **optio
                 console.print(Stripped(render_table(table, console.width)))
 
 
-def _ranks(asked: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    for rank in asked:
+def _ranks(wanted: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    for rank in wanted:
         if not 0 <= rank < plan.pp:
             raise UsageError(f"--rank {rank}: {plan.name} has the ranks 0 to {plan.pp - 1}")
-    return asked or tuple(range(plan.pp))
+    return wanted or tuple(range(plan.pp))
 
 
 def _slots(time_ns: int) -> str:

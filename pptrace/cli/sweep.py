@@ -16,9 +16,9 @@ from pptrace.report.to_json import dump
 from pptrace.simulator.sweep.run import OnPoints, Sweep, run_sweep
 
 
-def sweep_and_write(schedules: str, asked: SweepArguments, outputs: Outputs) -> None:
+def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) -> None:
     """Simulate what is asked for, write the outputs, and print the table where none of them is stdout."""
-    grid = grid_of(schedules, asked, option)
+    grid = grid_of(schedules, wanted, option)
     with _bar(grid.num_points) as on_points:
         swept = run_sweep(grid, on_points)
     outputs.write(

@@ -82,9 +82,9 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     fits = (sent[back] == received[out]) | (sent[back] < 0) | (received[out] < 0)
     out, back = out[fits], back[fits]
     columns = _places(op[out], rows.ops, calls["posted_ns"][out] > calls["start_ns"][out])
-    is_told = columns.pop("is_told") == 1
-    out, back = out[is_told], back[is_told]
-    columns = {name: column[is_told] for name, column in columns.items()}
+    is_clear = columns.pop("is_clear") == 1
+    out, back = out[is_clear], back[is_clear]
+    columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
     columns |= {"sent": sent[out], "rows": received[out]}
     columns["begin_ns"] = np.clip(
@@ -146,13 +146,13 @@ def _pairs(op: Int64, step: Int64) -> tuple[Int64, Int64]:
 def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
     """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan.
 
-    ``is_told``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
+    ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
     forward twice, none of them posted ahead (``is_ahead``).
     """
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
         names = ("backward", "stage", "microbatch", "layer", "op_stage", "op_microbatch", "op_output")
-        return dict.fromkeys(names, unknown) | {"again": np.zeros_like(unknown), "is_told": np.ones_like(unknown)}
+        return dict.fromkeys(names, unknown) | {"again": np.zeros_like(unknown), "is_clear": np.ones_like(unknown)}
     codes, kinds = ops.codes("kind")
     kind, at = codes[np.maximum(op, 0)], op >= 0
     output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
@@ -183,7 +183,7 @@ def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
         "op_stage": stage,
         "op_microbatch": microbatch,
         "op_output": output,
-        "is_told": (~is_pair | (twice & ~is_ahead)).astype(np.int64),
+        "is_clear": (~is_pair | (twice & ~is_ahead)).astype(np.int64),
     }
 
 

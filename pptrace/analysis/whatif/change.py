@@ -98,13 +98,13 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
         has_same = num_stages == costs.num_stages
         even = even_split(sum(measured), num_stages, costs.layers is not None)
         return stage_map(usual, measured, measured if has_same else even)
-    asked = f"--split {','.join(map(str, split))}"
+    wanted = f"--split {','.join(map(str, split))}"
     if len(split) != num_stages:
-        raise UsageError(f"{asked}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
+        raise UsageError(f"{wanted}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
     if costs.layers is None:
         return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
     if sum(split) != sum(costs.layers):
-        raise UsageError(f"{asked}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
+        raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
     return stage_map(usual, measured, split)
 
 

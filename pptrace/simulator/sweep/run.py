@@ -48,8 +48,8 @@ class SweptPoint:
     @property
     def num_chunks(self) -> int:
         """Value that was asked for, else the schedule's default."""
-        asked = self.point.num_chunks
-        return registry.get(self.point.schedule).default_chunks if asked is None else asked
+        wanted = self.point.num_chunks
+        return registry.get(self.point.schedule).default_chunks if wanted is None else wanted
 
 
 @dataclass(frozen=True, slots=True)
