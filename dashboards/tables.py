@@ -131,9 +131,7 @@ TABLES: Mapping[str, Table] = {
         lambda wanted: () if wanted.report.experts is None else wanted.report.experts.calls,
         "calls that bring rows to experts and back",
     ),
-    "compared-parts": Table(
-        lambda wanted: wanted.answers.comparison().result.parts, "parts of two runs beside each other"
-    ),
+    "compared-parts": Table(lambda wanted: wanted.answers.comparison().result.parts, "parts of two runs, side by side"),
     "compared-facts": Table(
         lambda wanted: wanted.answers.comparison().result.facts, "facts that differ between two runs"
     ),

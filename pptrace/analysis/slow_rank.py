@@ -23,7 +23,7 @@ from statistics import median
 LEAST_EXCESS = 0.15
 PAST_STEPS = 32
 LEAST_PAST = 4
-"""Steps before which nothing is said of a rank's own past."""
+"""Steps before which a rank is not compared with its own past."""
 _WARM_UP = 2
 """First steps, which pay for connections and allocators and are nobody's past."""
 _SIGMAS = 6.0

@@ -113,7 +113,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def target(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A protected dashboard of a small run, with a file beside the run that nobody opened; one server for all attacks."""
+    """A protected dashboard of a small run, with a file next to the run that nobody opened; one server for all attacks."""
     folder = tmp_path_factory.mktemp("opened")
     (folder / "private.json").write_text(json.dumps({"traceEvents": [], "words": PRIVATE}))
     run = folder / "run"

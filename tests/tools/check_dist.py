@@ -39,7 +39,8 @@ from pathlib import Path
 for package in ("pptrace", "dashboards"):
     module = importlib.import_module(package)
     for info in pkgutil.walk_packages(module.__path__, package + "."):
-        importlib.import_module(info.name)
+        if info.name != "dashboards.assistant.server":  # of the extra mcp
+            importlib.import_module(info.name)
 import dashboards.app, instrument, pptrace
 for module in (pptrace, dashboards, instrument):
     folder = Path(module.__file__).parent
@@ -136,6 +137,8 @@ def try_installed(package: Path, environment: Environment) -> None:
     (folder / "script.py").write_text("print()\n", encoding="utf-8")
     refused = environment.run(environment.pptrace, "run", "-n", "2", "script.py", expect=1)
     require("pptrace[train]" in refused, f"pptrace run without torch says {refused!r}, not what to install")
+    refused = environment.run(environment.pptrace, "mcp", sample, expect=1)
+    require("pptrace[mcp]" in refused, f"pptrace mcp without its SDK says {refused!r}, not what to install")
     environment.run(environment.python, "-m", "pip", "uninstall", "--quiet", "--yes", "pptrace")
     require(not environment.pptrace.exists(), "pip uninstall leaves the program behind")
 

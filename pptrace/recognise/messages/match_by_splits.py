@@ -1,6 +1,6 @@
 """Calls of an all-to-all of uneven parts that belong together: what one rank sends to another is what that one gets from it.
 
-So calls are told apart whose sizes never agree, also where ranks recorded different numbers of them.
+Calls whose sizes never agree are kept apart so, also where ranks recorded different numbers of them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ QUIET = "rgba(128, 134, 145, 0.7)"
 """Lines that are no data, on light and dark ground."""
 SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
 """Colours of a heat map, light for little and dark for much: it can be read in grey too."""
+MOST_TEXTS = 12
+"""Most columns of a heat map whose cells have texts."""
 
 
 def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options: Any) -> go.Figure:
@@ -37,6 +39,33 @@ def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options:
     return figure
 
 
+def heat_map(
+    x: Sequence[Any],
+    y: Sequence[str],
+    z: Sequence[Sequence[float | None]],
+    unit: str,
+    texts: Sequence[Sequence[str]],
+    hovers: Sequence[Sequence[str]],
+) -> go.Heatmap:
+    """Cells from 0 to the largest, None ones empty; ``texts`` are written into them where there are few columns."""
+    return go.Heatmap(
+        x=list(x),
+        y=y,
+        z=z,
+        zmin=0,
+        zmax=max(value for row in z for value in row if value is not None),
+        colorscale=SCALE,
+        colorbar={"title": {"text": unit}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
+        text=texts,
+        texttemplate="%{text}" if len(x) <= MOST_TEXTS else None,
+        customdata=hovers,
+        hovertemplate="%{customdata}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+    )
+
+
 _AXIS: Mapping[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": True}
 
 
@@ -46,9 +75,9 @@ _LEAST_ROOM = 5
 
 def columns_axis(num_columns: int, **options: Any) -> dict[str, Any]:
     """A horizontal axis with one name per column; few columns stand in the middle, as wide as those of a few more."""
-    beside = max(_LEAST_ROOM - num_columns, 0) / 2
-    span = {"range": [-0.5 - beside, num_columns - 0.5 + beside]}
-    return {"type": "category", "showgrid": False, **(span if beside else {}), **options}
+    margin = max(_LEAST_ROOM - num_columns, 0) / 2
+    span = {"range": [-0.5 - margin, num_columns - 0.5 + margin]}
+    return {"type": "category", "showgrid": False, **(span if margin else {}), **options}
 
 
 def names_axis(names: list[str]) -> dict[str, Any]:

@@ -12,13 +12,12 @@ import plotly.graph_objects as go
 from pptrace.analysis.result import CommSummary, Report, StepReport
 from pptrace.analysis.whole_run import Link
 from pptrace.report import units
-from pptrace.report.charts.base import SCALE, label_bars, lay_out, names_axis, plain
+from pptrace.report.charts.base import heat_map, label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
 from pptrace.report.tables.table import mean
 
 MOST_ROWS = 48
 """Most ranks that a matrix shows one by one."""
-_MOST_TEXTS = 12
 _MOST_LINKS = 16
 
 
@@ -130,21 +129,13 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     scale = 1e6 if unit == "ms" else 1
     keys = [[(source, target) for target in labels] for source in labels]
     figure = go.Figure(
-        go.Heatmap(
-            x=labels,
-            y=labels,
-            z=[[sums[key] / scale if key in sums else None for key in row] for row in keys],
-            zmin=0,
-            zmax=max(sums.values()) / scale,
-            colorscale=SCALE,
-            colorbar={"title": {"text": unit}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
-            text=[[text(sums[key]) if key in sums else "" for key in row] for row in keys],
-            texttemplate="%{text}" if len(labels) <= _MOST_TEXTS else None,
-            customdata=[[_hover(cells.get(key), what, text) for key in row] for row in keys],
-            hovertemplate="%{customdata}<extra></extra>",
-            hoverongaps=False,
-            xgap=1,
-            ygap=1,
+        heat_map(
+            labels,
+            labels,
+            [[sums[key] / scale if key in sums else None for key in row] for row in keys],
+            unit,
+            [[text(sums[key]) if key in sums else "" for key in row] for row in keys],
+            [[_hover(cells.get(key), what, text) for key in row] for row in keys],
         )
     )
     return lay_out(

@@ -8,13 +8,12 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad
 from pptrace.report import units
-from pptrace.report.charts.base import SCALE, label_bars, lay_out, names_axis
+from pptrace.report.charts.base import MOST_TEXTS, heat_map, label_bars, lay_out, names_axis
 from pptrace.report.colours import COMMUNICATION, COMPUTE, WAIT
 from pptrace.report.tables.experts import layer_name
 
 MOST_RANKS = 48
 """Most ranks that charts of ranks show: those for which others waited longest."""
-_MOST_TEXTS = 16
 
 
 def routes_map(experts: ExpertsReport) -> go.Figure | None:
@@ -28,21 +27,13 @@ def routes_map(experts: ExpertsReport) -> go.Figure | None:
     ]
     width = max(map(len, ratios))
     figure = go.Figure(
-        go.Heatmap(
-            x=list(range(width)),
-            y=names,
-            z=ratios,
-            zmin=0,
-            zmax=max(map(max, ratios)),
-            colorscale=SCALE,
-            colorbar={"title": {"text": "× mean"}, "thickness": 12, "nticks": 5},
-            text=[[f"{ratio:.2f}" for ratio in row] for row in ratios],
-            texttemplate="%{text}" if width <= _MOST_TEXTS else None,
-            customdata=[[_hover(layer, expert) for expert in range(len(layer.routes or ()))] for layer in layers],
-            hovertemplate="%{customdata}<extra></extra>",
-            hoverongaps=False,
-            xgap=1,
-            ygap=1,
+        heat_map(
+            range(width),
+            names,
+            ratios,
+            "× mean",
+            [[f"{ratio:.2f}" for ratio in row] for row in ratios],
+            [[_hover(layer, expert) for expert in range(len(layer.routes or ()))] for layer in layers],
         )
     )
     return lay_out(
@@ -50,7 +41,7 @@ def routes_map(experts: ExpertsReport) -> go.Figure | None:
         min(max(26 * len(names), 120), 620) + 96,
         "expert",
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
-        xaxis={"showgrid": False, "dtick": 1 if width <= _MOST_TEXTS else None},
+        xaxis={"showgrid": False, "dtick": 1 if width <= MOST_TEXTS else None},
         yaxis={"type": "category", "autorange": "reversed", "showgrid": False},
     )
 
