@@ -69,13 +69,12 @@ class Timeline:
     def picture(self, source: str, step: int) -> Picture | None:
         """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source.
 
-        Of a change (its name begins with :data:`~dashboards.tiles.changed.CHANGED`) they are known after :meth:`add_change`.
+        Raises:
+            KeyError: a change (its name begins with :data:`~dashboards.tiles.changed.CHANGED`) that :meth:`add_change` did not add.
         """
         if source not in (PLANNED, SIMULATED) and not source.startswith(CHANGED):
             return self.measured if source == MEASURED else None
         with self._lock:
-            if source.startswith(CHANGED) and source not in self._changes:
-                return None
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
 
     def add_change(self, source: str, simulation: Simulation) -> None:

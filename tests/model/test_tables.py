@@ -90,3 +90,11 @@ def test_kinds_that_compute_are_those_of_the_schedule_language() -> None:
     assert COMPUTE_KINDS == ("F", "B", "I", "W", "OVERLAP_F_B")
     assert set(FORWARD_KINDS) | set(BACKWARD_KINDS) | {"W"} == set(COMPUTE_KINDS)
     assert set(FORWARD_KINDS) & set(BACKWARD_KINDS) == {"OVERLAP_F_B"}
+
+
+@pytest.mark.parametrize("values", [(7, 7), (7, 8)])
+def test_columns_of_one_value_are_joined_whether_the_values_are_the_same_or_not(values: tuple[int, int]) -> None:
+    parts = [pd.DataFrame({"bytes": np.broadcast_to(np.int64(value), 3)}, copy=False) for value in values]
+    joined = join_adjacent(parts)["bytes"].to_numpy()
+    assert joined.tolist() == [values[0]] * 3 + [values[1]] * 3
+    assert (joined.strides == (0,)) == (values[0] == values[1]), "one value takes no memory"
