@@ -70,7 +70,7 @@ class Timeline:
         """The bars of a source; planned and simulated ones are those of a step, None where it has no plan, or no such source.
 
         Raises:
-            KeyError: a change (its name begins with :data:`~dashboards.tiles.changed.CHANGED`) that :meth:`add_change` did not add.
+            KeyError: a change (a name that begins with :data:`~dashboards.tiles.changed.CHANGED`) that was not added.
         """
         if source not in (PLANNED, SIMULATED) and not source.startswith(CHANGED):
             return self.measured if source == MEASURED else None
