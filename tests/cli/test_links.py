@@ -19,11 +19,14 @@ def test_a_run_with_messages_of_several_sizes_tells_latencies_for_another(tmp_pa
     page = (ROOT / "docs" / "whatif.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^  ```python\n(.*?)^  ```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "links.py").write_text(dedent(block))
-    run = tmp_path / "run"
-    ended = pptrace("run", "-n", "2", "--no-analyze", "-o", run, tmp_path / "links.py", forked=True)
-    assert ended.code == 0, ended.err
-    fitted = [link for link in load([run]).report.links if link.latency_ns is not None]
-    assert fitted  # a busy machine may bend one of the two lines
+    for attempt in range(3):  # a busy machine may bend one of the two lines, and now and then both
+        run = tmp_path / f"run{attempt}"
+        ended = pptrace("run", "-n", "2", "--no-analyze", "-o", run, tmp_path / "links.py", forked=True)
+        assert ended.code == 0, ended.err
+        fitted = [link for link in load([run]).report.links if link.latency_ns is not None]
+        if fitted:
+            break
+    assert fitted
     for link in fitted:
         assert link.bandwidth_gbps is not None
         assert 0.01 < link.bandwidth_gbps < 1000
