@@ -10,6 +10,7 @@ from flask import Flask, Response, abort, jsonify, request
 
 from dashboards.answers import Answers
 from dashboards.store import Store
+from dashboards.tiles.bars import Place, aligned_at, bar_at
 from dashboards.tiles.changed import CHANGED
 from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import details
@@ -69,6 +70,12 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     def bar(token: str, source: str, step: int, table: str, row: int) -> Any:
         return jsonify(details(timeline_of(token), source, step, table, row))
 
+    def at(token: str, **place: Any) -> Any:
+        return jsonify(bar_at(timeline_of(token), Place(**place)))
+
+    def align(token: str, **place: Any) -> Any:
+        return jsonify(aligned_at(timeline_of(token), Place(**place)))
+
     def find(token: str) -> Any:
         return jsonify(search(timeline_of(token), request.args.get("q", "")))
 
@@ -81,6 +88,9 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     add("critical/<token>/<int(signed=True):step>", critical)
     add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
     add(f"bar/{where}/<table>/<int:row>", bar)
+    place = "<table>/<int(signed=True):rank>/<int:lane>/<int(signed=True):start_ns>"
+    add(f"at/{where}/{place}", at)
+    add(f"align/{where}/{place}", align)
     add("find/<token>", find)
 
 

@@ -82,8 +82,10 @@ class Store:
                 self._timeline = None
                 loaded = replace(_load(self._paths), token=_token_of(fingerprint))
                 if loaded.analysis is not None and len(loaded.analysis.data.ops) > MOST_KEPT_OPS:
-                    self._timeline = loaded.token, Timeline(loaded.analysis)
-                    loaded = replace(loaded, analysis=without_tables(loaded.analysis))
+                    timeline = Timeline(loaded.analysis)
+                    self._timeline = loaded.token, timeline
+                    alone = replace(without_tables(loaded.analysis), report=timeline.report)
+                    loaded = replace(loaded, analysis=alone)
                     give_back_freed_memory()
                 self._loaded, self._fingerprint = loaded, fingerprint
             return self._loaded

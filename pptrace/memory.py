@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from ctypes import CDLL
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Parameters of glibc's mallopt (``malloc.h``)."""
 _MOST_KEPT_BYTES = 2**31 - 1
+_LARGE_BYTES = 2**20
 
 
 def keep_freed_memory() -> None:
@@ -19,6 +20,17 @@ def keep_freed_memory() -> None:
     if library is not None and hasattr(library, "mallopt"):
         library.mallopt(_MMAP_MAX, 0)
         library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT_BYTES)
+
+
+def return_large_memory() -> None:
+    """Let the system have each large table of this process again as soon as it is freed, for programs that go on for long.
+
+    The C library would else, once such a table was freed, put the next ones of up to 32 MB between small objects, where what is
+    freed cannot be returned.
+    """
+    library = _c_library()
+    if library is not None and hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def give_back_freed_memory() -> None:
