@@ -18,11 +18,17 @@ from pptrace.memory import give_back_freed_memory, keep_freed_memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-if sys.argv[1] == "keep":
+if sys.argv[1] != "default":
     keep_freed_memory()
+if sys.argv[1] == "polars":
+    import polars
+    polars.Series([1.5]) + 1  # starts what it needs for any sum
 before = resident()
-table = bytearray(200 << 20)
-table[::4096] = b"1" * len(table[::4096])
+if sys.argv[1] == "polars":
+    table = polars.zeros(25 << 20, polars.Float64, eager=True) + 1
+else:
+    table = bytearray(200 << 20)
+    table[::4096] = b"1" * len(table[::4096])
 del table
 freed = resident() - before
 give_back_freed_memory()
@@ -71,6 +77,11 @@ def test_a_freed_table_stays_until_it_is_given_back() -> None:
 def test_freed_tables_between_small_objects_are_returned() -> None:
     assert resident_mib("default", _BETWEEN_SMALL_ONES)[0] > 50, "else the C library does it by itself"
     assert resident_mib("return", _BETWEEN_SMALL_ONES)[0] < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere polars has another allocator")
+def test_what_polars_frees_is_given_back_at_once() -> None:
+    assert resident_mib("polars")[0] < 20
 
 
 def test_other_systems_have_nothing_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
