@@ -65,7 +65,7 @@
         this.about = null;
         return;
       }
-      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."));
+      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."), (isThere) => this.say(isThere ? "" : "The server does not answer. What is missing is asked for again until it does."));
       this.blockOf = {};
       for (const [order, groups] of Object.entries(this.about.orders)) {
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
@@ -876,8 +876,9 @@
     }
 
     fillChanges() {
-      const { schedules } = this.about;
-      this.changeBox.hidden = !schedules.length;
+      const { schedules, noWhatif } = this.about;
+      this.changeBox.disabled = !schedules.length;
+      if (noWhatif) this.changeBox.title = noWhatif;
       const fields = this.change ? this.change.fields : "";
       const plain = new URLSearchParams(fields);
       const schedule = [...plain.keys()].join() === "schedule" ? plain.get("schedule") : "";

@@ -81,6 +81,11 @@ class Timeline:
         with self._lock:
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
 
+    def has_change(self, source: str) -> bool:
+        """Return whether a change is kept."""
+        with self._lock:
+            return source in self._changes
+
     def add_change(self, source: str, simulation: Simulation) -> None:
         """Keep the replay of a step after a change, as the source of this name."""
         with self._lock:
