@@ -13,7 +13,7 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
-from pptrace.analysis.experts.exchanges import exchanges_of_ranks
+from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import with_routing
 from pptrace.analysis.findings import find
@@ -143,7 +143,8 @@ def analyse_ranks(
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs)
     steps = reported.steps or report_marked_steps(marked, data)
     comparable = comparable_steps(windows or marked, data)
-    experts = ExpertsOfRun.of(exchanges_of_ranks(comparable, data), run.facts, comparable)
+    exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable)
     costs = with_routing(reported.costs, experts.exchanges)
     study = study_steps(costs, experts.hot_spot)
     missing = missing_evidence(steps, costs)

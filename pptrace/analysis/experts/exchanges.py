@@ -22,6 +22,7 @@ from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice
+from pptrace.timeline.windows import StepWindow
 
 Bool = npt.NDArray[np.bool_]
 
@@ -57,6 +58,18 @@ def exchanges_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> 
         if not data.work[rank].missing_device_events
     }
     return {rank: rows for rank, rows in found.items() if len(rows)}
+
+
+def steps_of_exchanges(comparable: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, list[int]]:
+    """The steps of each rank whose exchanges are looked at: those ``comparable`` across ranks, and of traces without any steps
+    (no pipeline, no ranges of steps) all calls together.
+    """
+    if comparable or not len(data.comms) or (data.comms["step"] != UNKNOWN).any():
+        return {rank: list(steps) for rank, steps in comparable.items()}
+    ranks = tuple(sorted(data.comms["rank"].unique().tolist()))
+    begin, end = int(data.comms["start_ns"].min()), int(data.comms["end_ns"].max())
+    is_comparable = data.is_comparable(StepWindow(UNKNOWN, ranks, begin, end))
+    return {rank: [UNKNOWN] for rank in ranks} if is_comparable else {}
 
 
 def join_exchanges(ranks: Iterable[Slice]) -> Slice:
