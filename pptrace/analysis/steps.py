@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explanation_tasks
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
@@ -168,11 +169,16 @@ class ReportedSteps:
     costs: tuple[MeasuredCosts, ...] = ()
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1) -> ReportedSteps:
-    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes."""
+def report_steps(
+    steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1, routing: Routing | None = None
+) -> ReportedSteps:
+    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes.
+
+    ``routing`` is what equal rows of experts would change of ops.
+    """
     parts = StepParts.of(steps, data, mesh)
     jobs = jobs if parts.num_ops >= _LEAST_SHARED else 1
-    tasks = [explanation_tasks(part.plan.table, part.steps, data) for part in parts.of_plan]
+    tasks = [explanation_tasks(part.plan.table, part.steps, data, routing) for part in parts.of_plan]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
         ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
         results = iter(explained.results())

@@ -24,7 +24,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
-from pptrace.analysis.experts.routing import with_routing
+from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
@@ -115,10 +115,11 @@ def analyse_on_workers(
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
-    costs = with_routing(reported.costs, experts.exchanges)
+    routing = Routing.of(experts.exchanges)
+    reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts, routing), run.mesh)
+    costs = with_routing(reported.costs, routing)
     steps, study = reported.steps, study_steps(costs, experts.hot_spot)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
@@ -163,14 +164,17 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
     return steps
 
 
-def _explanations(reports: Mapping[int, RankReport], parts: StepParts) -> list[list[Explanation]]:
+def _explanations(
+    reports: Mapping[int, RankReport], parts: StepParts, routing: Routing | None
+) -> list[list[Explanation]]:
     axes: Counter[str] = Counter()
     for report in reports.values():
         axes.update(report.axes_inside_ops)
     explanations = []
     for index, part in enumerate(parts.of_plan):
         ranks = [_of_plan(reports[rank], index) for rank in IndexedWindows.of(part.windows).of_rank]
-        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items()))))
+        of_axes = dict(sorted(axes.items()))
+        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, of_axes, routing))
     return explanations
 
 

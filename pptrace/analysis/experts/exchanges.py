@@ -42,6 +42,8 @@ begin: after the last call before that which takes rows back.
 """
 _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
+_LEAST_PADDED = 1 / 16
+"""The same of the sizes of all-to-alls of equal parts, which are padded to what the routes of each need."""
 _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
@@ -122,7 +124,8 @@ def _carry_tokens(calls: Slice, sent: Int64, received: Int64) -> Bool:
     sizes = np.maximum(calls["bytes"], 0)
     has_splits = sent >= 0
     if not has_splits.any():
-        largest: Bool = sizes >= _LEAST_PART * sizes.max(initial=0)
+        least = np.where(calls.among("kind", (Collective.ALL_TO_ALL,)), _LEAST_PADDED, _LEAST_PART)
+        largest: Bool = sizes >= least * sizes.max(initial=0)
         return largest
     wide = np.where(sent > 0, sizes // np.maximum(sent, 1), 0)
     wide = np.maximum(wide, np.where(received > 0, calls["received_bytes"] // np.maximum(received, 1), 0))

@@ -290,20 +290,21 @@ def _assign_pipelines(
 def _assign_whole_world(
     assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
 ) -> None:
-    """Assign an axis by usage to the groups of all ranks: ep to those of experts, and another where no other groups split the
-    ranks.
+    """Assign an axis by usage to the groups of all ranks: what their calls are made for, and another where no other groups split
+    the ranks.
     """
     used = [
         group
         for group, use in uses.items()
         if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
+    is_split = assignments.assigned & {*MESH_ORDER, Axis.DP_CP}
     for group in set(used) & {group for group in world_groups if _is_named(group)}:
         axis_and_reason = axis_of_use(uses[group], set(), group)
-        if uses[group].is_of_experts and axis_and_reason is not None and axis_and_reason[0] == "ep":
+        if uses[group].is_of_one_purpose and axis_and_reason is not None and axis_and_reason[0] in (Axis.EP, Axis.CP):
             assignments.assign([group], *axis_and_reason)
             used.remove(group)
-    if not used or not set(used) <= set(world_groups) or assignments.assigned & {*MESH_ORDER, Axis.DP_CP}:
+    if not used or not set(used) <= set(world_groups) or is_split:
         return
     axis_and_reason = axis_of_use(merge_usage(uses[group] for group in used), set(), used[0])
     if axis_and_reason is not None and axis_and_reason[0] != "pp":

@@ -38,6 +38,11 @@ class Use:
         """Return whether something but the kind of its calls says that they carry tokens to experts."""
         return self.is_uneven or "ep" in self.hints
 
+    @property
+    def is_of_one_purpose(self) -> bool:
+        """Return whether something but the kind of its calls says what they are for."""
+        return self.is_uneven or bool(self.hints)
+
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
         self.kinds.update(calls["kind"].tolist())

@@ -26,7 +26,7 @@ DEEP_EP = "void deep_ep::internode::{}<8>(x)"
 
 @dataclass(frozen=True)
 class Style:
-    """What a framework writes: the description of the experts' group, and the range around a call, which says ``{}`` with
+    """Names that a framework writes: the description of the experts' group, and the range around a call, which says ``{}`` with
     dispatch or combine.
 
     ``is_even``: buffers are padded to equal parts, which no splits tell. ``heads``: the range around the all-to-alls of
