@@ -26,8 +26,10 @@ from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
+from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.probes.study import ProbedSteps
@@ -118,7 +120,8 @@ def analyse_on_workers(
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
     routing = Routing.of(experts.exchanges)
-    reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts, routing), run.mesh)
+    explanations, graphs = _explanations(reports, parts, routing)
+    reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = with_routing(reported.costs, routing)
     steps, study = reported.steps, study_steps(costs, experts.hot_spot)
     counted = ranks_with_bubble(steps)
@@ -166,16 +169,20 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
 
 def _explanations(
     reports: Mapping[int, RankReport], parts: StepParts, routing: Routing | None
-) -> list[list[Explanation]]:
+) -> tuple[list[list[Explanation]], list[Graph | None]]:
+    """The explanations of each plan's steps, and the graph of its messages."""
     axes: Counter[str] = Counter()
     for report in reports.values():
         axes.update(report.axes_inside_ops)
-    explanations = []
+    explanations: list[list[Explanation]] = []
+    graphs: list[Graph | None] = []
     for index, part in enumerate(parts.of_plan):
         ranks = [_of_plan(reports[rank], index) for rank in IndexedWindows.of(part.windows).of_rank]
+        graph = graph_of_ranks(part.plan, part.steps, ranks)
         of_axes = dict(sorted(axes.items()))
-        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, of_axes, routing))
-    return explanations
+        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, of_axes, graph, routing))
+        graphs.append(graph)
+    return explanations, graphs
 
 
 def _of_plan(report: RankReport, index: int) -> RankTimes:
