@@ -99,7 +99,7 @@ class Answers:
         return self._keep(("study", wishes), lambda: study_of(run.analysis, wishes))
 
     def why_no_prediction(self) -> str:
-        """Why no change of this run can be predicted, as a sentence; "" where changes can."""
+        """The reason for which no change of this run can be predicted, as a sentence; "" where changes can."""
         try:
             run = self.whole_run()
             _require_small(run, Wishes())

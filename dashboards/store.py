@@ -64,7 +64,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How far a run has been opened: the part of its files that was read, of ``num_files``; all of them while it is analysed."""
+    """Progress of opening a run: the part of its files that was read, of ``num_files``; all of them while it is analysed."""
 
     is_open: bool
     read: float = 0.0
@@ -81,7 +81,7 @@ class Store:
         self._fingerprint: Fingerprint = ()
         self._timeline: tuple[str, Timeline] | None = None
         self.opening = Opening(is_open=False)
-        """What a page can show while it waits."""
+        """Shown by pages that wait."""
         self.live = LiveSteps(self._paths)
         """The steps of a run that goes on."""
 

@@ -12,13 +12,16 @@ import gzip
 import json
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -28,28 +31,73 @@ from tests.support.oracle import partition  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault of ``tests/support/faulty_train.py``, and the finding that has to name it."""
+
+    fault: Mapping[str, Any]
+    finding: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     name: str
     about: str
     ranks: int
     arguments: tuple[str, ...]
     steps: str = "3:5"
+    faults: tuple[Injected, ...] = ()
 
     @property
     def command(self) -> list[str]:
         return [
             *("pptrace", "run", "-n", str(self.ranks), "--steps", self.steps, "-o", f"sample_traces/{self.name}"),
-            "instrument/examples/train_gpt.py",
+            *self._script,
             *self.arguments,
         ]
+
+    @property
+    def _script(self) -> tuple[str, ...]:
+        if not self.faults:
+            return ("instrument/examples/train_gpt.py",)
+        return ("tests/support/faulty_train.py", json.dumps([injected.fault for injected in self.faults]))
 
 
 _SMALL = ("--layers", "4", "--steps", "5", "--seq", "64")
 _TINY = ("--hidden", "8", "--heads", "2", "--seq", "4")
 _SLEEPING = ("--sleep-forward", "10", "--sleep-backward", "20")
+_SLEEPING_LONG = ("--sleep-forward", "100", "--sleep-backward", "200")
+_OPS_SLEEP = "ops sleep, so that 2 cores keep time for"
 SAMPLES = (
     Sample("1f1b_p2", "1F1B on two ranks, 4 microbatches", 2, (*_SMALL, "--microbatches", "4")),
     Sample("1f1b_p4", "1F1B on four ranks, 8 microbatches", 4, (*_SMALL, "--microbatches", "8")),
+    Sample(
+        "mesh_pp2_tp2_cp2_dp2",
+        f"1F1B on 16 ranks, pp 2 × tp 2 × cp 2 × dp 2, 4 microbatches; {_OPS_SLEEP} 16 ranks",
+        16,
+        (
+            *("--hidden", "8", "--heads", "2", "--seq", "8", "--layers", "2", "--microbatches", "4", "--steps", "4"),
+            *_SLEEPING_LONG,
+            *("--pp", "2", "--tp", "2", "--cp", "2", "--dp", "2"),
+        ),
+        steps="2:4",
+    ),
+    Sample(
+        "faults_pp2_dp2",
+        f"1F1B on two ranks in two replicas, 4 microbatches, with two faults; {_OPS_SLEEP} 4 ranks",
+        4,
+        (
+            *(*_TINY, "--layers", "2", "--microbatches", "4", "--steps", "7", "--dp", "2"),
+            *_SLEEPING_LONG,
+        ),
+        steps="2:7",
+        faults=(
+            Injected({"kind": "slow", "ranks": [1], "amount": 1.5}, {"cause": "straggler", "where": {"rank": 1}}),
+            Injected(
+                {"kind": "late", "ranks": [3], "amount": 0.8},
+                {"cause": "host", "where": {"rank": 3}, "reason": "late start"},
+            ),
+        ),
+    ),
     Sample(
         "uneven_p4",
         "1F1B on four ranks, 4 microbatches, 8 layers divided unevenly; each sleeps, so that 2 cores keep time for 4 ranks",
@@ -101,7 +149,9 @@ def make(sample: Sample) -> None:
     program = Path(sys.executable).parent / "pptrace"
     subprocess.run([str(program), *sample.command[1:]], cwd=ROOT, check=True, timeout=300)
     forget_host(directory)
-    expected = partition(directory)
+    expected: dict[str, Any] = partition(directory)
+    if sample.faults:
+        expected["findings"] = [injected.finding for injected in sample.faults]
     (directory / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
     (directory / "README.md").write_text(_readme(sample, expected), encoding="utf-8")
 
@@ -128,10 +178,11 @@ def _readme(sample: Sample, expected: dict[str, object]) -> str:
         (
             f"# {sample.about}",
             "",
-            f"Command: `{' '.join(sample.command)}`",
+            f"Command: `{shlex.join(sample.command)}`",
             "",
             f"Machine: {os.cpu_count()} {platform.machine()} CPU cores, no GPU, gloo on loopback. "
             f"Python {platform.python_version()}, torch {metadata.version('torch')}, nvtx {metadata.version('nvtx')}.",
+            f"The ranks' threads waited for a core for {_core_wait(HERE / sample.name):.0%} of the time, all together.",
             "",
             "Expected (`expected.json`, by an independent reading of the marks, `tests/support/oracle.py`), sums over the ranks:",
             "",
@@ -139,8 +190,31 @@ def _readme(sample: Sample, expected: dict[str, object]) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
+            *_of_faults(sample),
         )
     )
+
+
+def _core_wait(directory: Path) -> float:
+    """For which part of the recorded time the threads of a rank waited for a core, mean over the ranks."""
+    shares = []
+    for file in directory.glob("rank*.json.gz"):
+        waited = json.loads(gzip.decompress(file.read_bytes()))["pptrace"]["core_wait"]
+        shares.append(waited["wait_ns"] / waited["elapsed_ns"])
+    return sum(shares) / len(shares)
+
+
+def _of_faults(sample: Sample) -> list[str]:
+    if not sample.faults:
+        return []
+    return [
+        "The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s), and what findings say:",
+        "",
+        "| fault | finding |",
+        "|---|---|",
+        *(f"| `{json.dumps(injected.fault)}` | `{json.dumps(injected.finding)}` |" for injected in sample.faults),
+        "",
+    ]
 
 
 def _total(step: dict[str, list[dict[str, int]]], name: str) -> int:

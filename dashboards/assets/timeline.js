@@ -8,6 +8,8 @@
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
   const MOST_PINNED = 0.6; // of the height
+  const LANES_PART = 0.5; // of the height, at most, as long as lanes of communication stay half as high as they would be
+  const LEAST_LANE = 0.5;
   const STAND_IN_LEVELS = 12;
   const NO_STEPS = "No pipeline steps in these traces.";
   const KEYS = [
@@ -46,6 +48,7 @@
       this.rows = [];
       this.pinned = new Set(); // indices of ranks whose rows stay at the top
       this.pinHeight = 0;
+      this.laneScale = 1;
       this.pinnedPass = null; // whether pinned rows or the others are drawn
       this.alignment = null; // ns by which each rank is shifted, and why
       this.chosen = null; // the bar that was clicked
@@ -59,8 +62,8 @@
       this.about = await T.json("about").catch(() => null);
       if (!this.about || !this.about.ranks.length) {
         this.root.dataset.complete = true;
-        const tools = this.root.querySelectorAll("button, input, canvas");
-        tools.forEach((tool) => (tool.tagName === "CANVAS" ? tool.remove() : (tool.disabled = true)));
+        this.root.querySelectorAll("canvas").forEach((canvas) => canvas.remove());
+        this.root.querySelector(".timeline-tools").hidden = true;
         this.say(this.about ? `${NO_STEPS} Nor do they have any other op.` : "Nothing to draw: reload the page when there are traces.");
         this.about = null;
         return;
@@ -225,7 +228,7 @@
       const { ops, comms } = this.about.tables;
       lanes[0].depths = ops.depths.compute || 1;
       if (source !== "measured" || !this.showLanes) return lanes;
-      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2);
+      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
       comms.lanes.forEach((name, lane) => {
         const depths = comms.depths[name];
         if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
@@ -248,9 +251,12 @@
       this.isOpen = (group) => !isGrouped || open.has(group);
       const shown = groups.reduce((sum, [, ranks], index) => sum + ranks.filter((at) => this.isOpen(index) || this.pinned.has(at)).length, 0);
       const sources = this.sources;
-      const extra = this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      const heightOfLanes = () => this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      this.laneScale = 1;
+      if (sources.includes("measured")) this.laneScale = Math.min(Math.max((room * LANES_PART) / (heightOfLanes() * Math.max(shown, 1)), LEAST_LANE), 1);
+      const extra = heightOfLanes();
       const perRank = room / Math.max(shown, 1) - (sources.includes("measured") ? extra : 0) - 8;
-      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, numRanks > 16 ? 12 : 14), 56) * this.rowScale;
+      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, (numRanks > 16 ? 12 : 14) * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 56) * this.rowScale;
       const closed = Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
       this.rows = [];
       const atTop = this.layPinned(compute, room * MOST_PINNED);

@@ -53,7 +53,7 @@ def layout(loaded: Loaded, answers: Answers) -> Node:
 
 
 def _whatif(loaded: Loaded, answers: Answers) -> list[Node]:
-    """What changes would gain, and the controls to try one; why there are none, where nothing can be predicted."""
+    """The gains of changes, and the controls to try one; the reason in their place where nothing can be predicted."""
     if reason := answers.why_no_prediction():
         return [empty("What another schedule would gain cannot be predicted", reason, "no-prediction")]
     return [

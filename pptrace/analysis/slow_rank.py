@@ -1,13 +1,16 @@
 """Search for ranks that compute slower than they used to, or than their replicas do, step by step while a run goes on.
 
-For each step and rank the *pace* is how long its ops take, over what the same ops of that rank (kind and stage) took in the steps
-before: medians on both sides, so that one long op, a garbage collection say, does not count. What it takes longer because it
-waited longer for a core is taken away: other work on its machine makes no slow rank. What all ranks have in common, such as a
-slower machine, is divided out: the *excess* of a rank is its pace over the median pace of the other ranks, minus 1.
+For each step and rank the *pace* is how long its ops take, over what the same ops of that rank (kind and stage) took in the
+steps before: medians on both sides, so that one long op, a garbage collection say, does not count, and of the kinds the lower
+median, so that forwards alone, or backwards, make no slow rank. What it takes longer because it waited longer for a core is taken
+away: other work on its machine makes no slow rank. What all ranks have in common, such as a slower machine, is divided out: the
+*excess* of a rank is its pace over the median pace of the other ranks, minus 1.
 
-A rank is named where its excess was above the threshold in two of the last three steps that were observed. The threshold is six
-standard deviations of the excesses before (1.4826 · median absolute deviation; Hampel's identifier), and at least 15 %. Steps of
-a rank that stand out do not become its past, so that a rank that stays slow stays named.
+A rank is named where its excess was above the threshold in two of the last three steps that were observed. The threshold is four
+standard deviations of the excesses before (1.4826 · median absolute deviation; Hampel's identifier), of all ranks and of its own,
+and twice what one in twenty of them exceeds, which is more where they have heavy tails; it is 15 % at least. What the rank takes
+longer has to be more than all its waiting for a core in that step. Steps of a rank that stand out do not become its past, so that
+a rank that stays slow stays named.
 
 A rank that was slow from the start has no other past. Where other ranks run the same stage, the medians of its ops are compared
 with theirs in the same way.
@@ -16,9 +19,9 @@ with theirs in the same way.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
 LEAST_EXCESS = 0.15
 PAST_STEPS = 32
@@ -26,10 +29,11 @@ LEAST_PAST = 4
 """Steps before which a rank is not compared with its own past."""
 _WARM_UP = 2
 """First steps, which pay for connections and allocators and are nobody's past."""
-_SIGMAS = 6.0
+_SIGMAS = 4.0
 _MAD_TO_SIGMA = 1.4826
 _RECENT, _ENOUGH = 3, 2
 _LEAST_EXCESSES = 8
+_SELDOM, _TIMES_SELDOM = 0.05, 2.0
 _NS_FLOOR = 1
 
 PAST, REPLICAS = "before", "those of its replicas"
@@ -70,17 +74,11 @@ class _Past:
 
     def pace(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> float | None:
         """Ratio of the time that these ops take to what they took; None where too little is known."""
-        now = before = 0.0
-        for kind, times in ops.items():
-            past = self.ops.get(kind)
-            if past is not None and len(past) >= LEAST_PAST:
-                now += times.count * times.median_ns
-                before += times.count * median(past)
+        before = {kind: median(past) for kind, past in self.ops.items() if len(past) >= LEAST_PAST}
         more_waiting = 0.0
         if core_wait_ns is not None and self.core_waits:
-            more_waiting = max(core_wait_ns - median(self.core_waits), 0)
-        own = max(now - more_waiting, min(now, before))  # waiting explains no more than what is longer
-        return own / before if own >= _NS_FLOOR and before >= _NS_FLOOR else None
+            more_waiting = core_wait_ns - median(self.core_waits)
+        return _pace(ops, before, more_waiting)
 
     def add(self, ops: Mapping[OpKind, OpTimes], core_wait_ns: int | None) -> None:
         if core_wait_ns is not None:
@@ -113,7 +111,7 @@ class SlowRanks:
     def __init__(self) -> None:
         self._num_steps = 0
         self._past: dict[int, _Past] = {}
-        self._excesses: dict[str, deque[float]] = {}
+        self._excesses: dict[str, dict[int, deque[float]]] = {}
         self._alarms: dict[tuple[int, str], _Alarm] = {}
 
     def add(
@@ -127,7 +125,9 @@ class SlowRanks:
         if self._num_steps <= _WARM_UP:
             return ()
         own = self._of_past(ranks, core_waits)
-        slow = [*self._judge(step, own, PAST), *self._judge(step, _of_replicas(ranks), REPLICAS)]
+        unsure = {rank: _share_of_waiting(ops, core_waits.get(rank, 0)) for rank, ops in ranks.items()}
+        of_replicas = _of_replicas(ranks, core_waits)
+        slow = [*self._judge(step, own, PAST, unsure), *self._judge(step, of_replicas, REPLICAS, unsure)]
         outstanding = {
             rank for rank, alarm in self._alarms.items() if alarm.recent and alarm.recent[-1] == (step, True)
         }
@@ -150,14 +150,22 @@ class SlowRanks:
             for rank, pace in paces.items()
         }
 
-    def _judge(self, step: int, excesses: Mapping[int, float], than: str) -> Iterator[SlowRank]:
-        known = self._excesses.get(than, deque())
-        if len(excesses) * PAST_STEPS > (known.maxlen or 0):  # the first step that is compared, or of more ranks
-            known = self._excesses[than] = deque(known, maxlen=len(excesses) * PAST_STEPS)
-        threshold = _threshold(known)
-        outstanding = {rank for rank, excess in excesses.items() if threshold is not None and excess > threshold}
+    def _judge(
+        self, step: int, excesses: Mapping[int, float], than: str, unsure: Mapping[int, float]
+    ) -> Iterator[SlowRank]:
+        """Name ranks; ``unsure`` is the part of the time of a rank's ops that its waiting for a core may have been."""
+        known = self._excesses.setdefault(than, {})
+        usual = _threshold(list(known.values()))
+        outstanding = {
+            rank
+            for rank, excess in excesses.items()
+            if usual is not None
+            and excess > max(usual, _threshold([known.get(rank, ())]) or 0)
+            and excess / (1 + excess) > unsure[rank]
+        }
         if not outstanding:  # a slow rank makes the others look fast
-            known.extend(excesses.values())
+            for rank, excess in excesses.items():
+                known.setdefault(rank, deque(maxlen=PAST_STEPS)).append(excess)
         for rank, excess in excesses.items():
             alarm = self._alarms.setdefault((rank, than), _Alarm())
             if alarm.note(step, rank in outstanding) and alarm.since is not None:
@@ -169,29 +177,51 @@ def _common(paces: list[float]) -> float:
     return median(paces) if paces else 1.0
 
 
-def _threshold(excesses: deque[float]) -> float | None:
-    """The excess above which a rank stands out; None before enough is known."""
-    if len(excesses) < _LEAST_EXCESSES:
+def _threshold(of_ranks: Sequence[Collection[float]]) -> float | None:
+    """The excess above which a rank stands out, from those of some ranks before; None before enough is known.
+
+    Each rank's excesses count from their own median: one that is always slower does not widen what is usual.
+    """
+    deviations = sorted(excess - middle for past in of_ranks if past for middle in (median(past),) for excess in past)
+    if len(deviations) < _LEAST_EXCESSES:
         return None
-    middle = median(excesses)
-    sigma = _MAD_TO_SIGMA * median(abs(excess - middle) for excess in excesses)
-    return max(LEAST_EXCESS, middle + _SIGMAS * sigma)
+    sigma = _MAD_TO_SIGMA * median(map(abs, deviations))
+    seldom = deviations[len(deviations) - 1 - int(_SELDOM * len(deviations))]
+    return max(LEAST_EXCESS, _SIGMAS * sigma, _TIMES_SELDOM * seldom)
 
 
-def _of_replicas(ranks: Mapping[int, Mapping[OpKind, OpTimes]]) -> dict[int, float]:
+def _of_replicas(ranks: Mapping[int, Mapping[OpKind, OpTimes]], core_waits: Mapping[int, int]) -> dict[int, float]:
     """Excess of each rank over the others that run the same stages."""
-    by_kind: dict[OpKind, dict[int, OpTimes]] = {}
+    by_kind: dict[OpKind, dict[int, float]] = {}
     for rank, ops in ranks.items():
         for kind, times in ops.items():
-            by_kind.setdefault(kind, {})[rank] = times
+            by_kind.setdefault(kind, {})[rank] = times.median_ns
     excesses = {}
     for rank, ops in ranks.items():
-        own = typical = 0.0
-        for kind, times in ops.items():
-            others = [other.median_ns for peer, other in by_kind[kind].items() if peer != rank]
-            if others:
-                own += times.count * times.median_ns
-                typical += times.count * median(others)
-        if typical >= _NS_FLOOR:
-            excesses[rank] = own / typical - 1
+        others = {kind: [ns for peer, ns in by_kind[kind].items() if peer != rank] for kind in ops}
+        peers = {peer for kind in ops for peer in by_kind[kind]} - {rank}
+        waits = [core_waits[peer] for peer in peers if peer in core_waits]
+        more_waiting = core_waits[rank] - median(waits) if waits and rank in core_waits else 0.0
+        pace = _pace(ops, {kind: median(times) for kind, times in others.items() if times}, more_waiting)
+        if pace is not None:
+            excesses[rank] = pace - 1
     return excesses
+
+
+def _share_of_waiting(ops: Mapping[OpKind, OpTimes], core_wait_ns: int) -> float:
+    """The time that a rank waited for a core, in parts of the time of its ops."""
+    return core_wait_ns / max(sum(times.count * times.median_ns for times in ops.values()), _NS_FLOOR)
+
+
+def _pace(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float], more_waiting_ns: float) -> float | None:
+    """Ratio of the time of ops to what is usual: the lower median over their kinds, less what waiting for a core explains.
+
+    None where nothing is known.
+    """
+    known = {kind: times for kind, times in ops.items() if usual.get(kind, 0) >= _NS_FLOOR}
+    now = sum(times.count * times.median_ns for times in known.values())
+    before = sum(times.count * usual[kind] for kind, times in known.items())
+    if before < _NS_FLOOR or now < _NS_FLOOR:
+        return None
+    own = max(now - max(more_waiting_ns, 0), min(now, before))  # waiting explains no more than what is longer
+    return median_low(times.median_ns / usual[kind] for kind, times in known.items()) * own / now

@@ -81,6 +81,42 @@ def test_single_slow_steps_of_a_rank_raise_no_alarm() -> None:
     assert not _named(_steps(60, lambda step, rank: 3.0 if rank == 1 and step in (20, 32, 43) else 1.0))
 
 
+def _with_long_ops(steps: list[tuple[int, Times]], seed: int) -> list[tuple[int, Times]]:
+    """Each kind of op takes far longer in one step of fifty, on any rank."""
+    generator = np.random.default_rng(seed)
+    return [
+        (
+            step,
+            {
+                rank: {
+                    kind: OpTimes(times.count, times.median_ns * (4 if generator.random() < 0.02 else 1))
+                    for kind, times in ops.items()
+                }
+                for rank, ops in ranks.items()
+            },
+        )
+        for step, ranks in steps
+    ]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_long_ops_of_one_kind_raise_no_alarm_and_hide_no_slow_rank(replicas: int) -> None:
+    for seed in range(5):
+        healthy = _steps(100, lambda *_: 1.0, 0.02, seed, replicas)
+        assert not _named(_with_long_ops(healthy, seed))
+        slow = _steps(60, lambda step, rank: 1.3 if rank == 1 and step >= 30 else 1.0, 0.02, seed, replicas)
+        named = _named(_with_long_ops(slow, seed))
+        assert {slow.rank for slow in named} == {1}
+        assert named[0].step <= 33
+
+
+def test_a_replica_that_waits_for_a_core_is_no_slow_rank() -> None:
+    steps = _steps(40, lambda _, rank: 1.6 if rank == 1 else 1.0, replicas=2)
+    search = SlowRanks()
+    waits = {rank: int((0.6 if rank == 1 else 0) * 8 * 3e6 * 3) for rank in range(8)}
+    assert not [slow for step, ranks in steps for slow in search.add(step, ranks, waits)]
+
+
 def test_warm_up_is_no_past_to_compare_with() -> None:
     assert not _named(_steps(40, lambda step, rank: 8.0 - 3 * step + rank if step < 2 else 1.0))
 

@@ -29,6 +29,10 @@ LINKS = (
 )
 AGAIN = """link => {
     const root = document.querySelector('#timeline');
+    const old = root.timeline;
+    clearTimeout(old.writing);
+    old.observer.disconnect();
+    old.redraw = old.draw = old.write = () => {};
     history.replaceState(null, '', '/timeline?' + link);
     root.dataset.complete = false;
     window.pptraceTimeline.current = new window.pptraceTimeline.Timeline(root);

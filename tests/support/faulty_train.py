@@ -1,4 +1,6 @@
-"""The GPT example with a fault on some of its ranks: ``faulty_train.py FAULT ARGUMENTS…``, ``FAULT`` as :class:`Fault` writes it.
+"""The GPT example with a fault on some of its ranks: ``faulty_train.py FAULT ARGUMENTS…``.
+
+``FAULT`` is as :class:`Fault` writes it, or a list of such in JSON.
 
 A fault is what happens on clusters, made of sleeps, so that it takes what is stated: in ops (``slow``), between ops
 (``python``, ``pauses``, ``late``), or on the way of a message (``link``).
@@ -51,9 +53,12 @@ class Fault:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Fault:
-        fields = json.loads(text)
-        return cls(**{**fields, "ranks": tuple(fields["ranks"])})
+    def read(cls, text: str) -> list[Fault]:
+        faults = json.loads(text)
+        return [
+            cls(**{**fields, "ranks": tuple(fields["ranks"])})
+            for fields in (faults if isinstance(faults, list) else [faults])
+        ]
 
 
 def install(fault: Fault, rank: int) -> None:
@@ -192,5 +197,6 @@ def install_sleeping_experts() -> None:
 
 if __name__ == "__main__":
     install_sleeping_experts()
-    install(Fault.read(sys.argv[1]), int(os.environ.get("RANK", "0")))
+    for each in Fault.read(sys.argv[1]):
+        install(each, int(os.environ.get("RANK", "0")))
     sys.exit(train_gpt.main(sys.argv[2:]))

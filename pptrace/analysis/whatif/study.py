@@ -23,7 +23,7 @@ from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.split import best_split, paste_lines
+from pptrace.analysis.whatif.split import best_split, goes_round, paste_lines
 from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
@@ -325,7 +325,7 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp)
+        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:

@@ -165,6 +165,16 @@ def test_there_are_no_more_stages_than_the_model_has_layers() -> None:
         plan_of(Change(schedule="interleaved-1f1b", chunks=4), "1f1b", costs)
 
 
+def test_a_split_over_a_v_has_no_layout_of_megatron() -> None:
+    study = study_of(costs_of(layers=LAYERS))
+    looped, on_v = (
+        study.scenario(Change(schedule=name, split=(1,) * 8), name).note for name in ("interleaved-1f1b", "zbv")
+    )
+    assert "Megatron-LM" in looped
+    assert "Megatron-LM" not in on_v
+    assert "torchtitan" in on_v
+
+
 @pytest.mark.parametrize(("sequences", "halved"), [(None, True), (1, False), (2, True), (3, False)])
 def test_microbatches_are_halved_where_that_leaves_whole_sequences(sequences: int | None, halved: bool) -> None:
     study = replace(study_of(costs_of()), sequences=sequences)
