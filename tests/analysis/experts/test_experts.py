@@ -13,6 +13,8 @@ from pptrace.analysis.result import Finding, Report
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven
 from pptrace.model.traces import Trace
+from pptrace.report.tables.table import Amount
+from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse
@@ -277,3 +279,9 @@ def test_a_slow_rank_with_equal_routes_is_no_cost_of_routes() -> None:
     report = analysed(Experts(slow=2.0)).report
     assert routing_of(report) == [0] * 3
     assert {cause.cause for step in report.steps for cause in step.causes or ()} & {"straggler", "jitter"}
+
+
+def test_the_table_of_causes_says_that_experts_have_more_rows() -> None:
+    hot, slow = (waterfall_table(analysed(run).report.steps[0], Amount.WHOLE) for run in (HOT, Experts(slow=2.0)))
+    meanings = [{str(row[0]): str(row[4]) for row in table.rows}["imbalance"] for table in (hot, slow)]
+    assert meanings == ["experts with more rows than others: axis ep 0.60", "stages that cost more than others"]
