@@ -98,6 +98,16 @@ class Answers:
         run = self.whole_run()
         return self._keep(("study", wishes), lambda: study_of(run.analysis, wishes))
 
+    def why_no_prediction(self) -> str:
+        """The reason for which no change of this run can be predicted, as a sentence; "" where changes can."""
+        try:
+            run = self.whole_run()
+            _require_small(run, Wishes())
+            self.study(Wishes())
+        except PptraceError as err:
+            return sentence_of(err)
+        return ""
+
     def stages(self) -> Sequence[OpCost]:
         """The costs of ops by stage and kind.
 
@@ -164,13 +174,24 @@ def _with_tables(run: Run) -> Run:
 
 
 def _predict(run: Run, wishes: Wishes) -> Predictions:
-    plan = run.analysis.schedule.plan
-    if plan is not None:
-        microbatches = wishes.microbatches or plan.num_microbatches
-        actions = 3 * plan.pp * microbatches * (wishes.chunks or plan.num_chunks)
-        if actions > _MOST_ACTIONS:
-            raise UsageError(
-                f"{actions:,} actions of a plan are more than a page predicts; expected at most {_MOST_ACTIONS:,}; "
-                "pptrace whatif has no limit"
-            )
+    _require_small(run, wishes)
     return predict_changes(run.analysis, wishes)
+
+
+def _require_small(run: Run, wishes: Wishes) -> None:
+    plan = run.analysis.schedule.plan
+    if plan is None:
+        return
+    microbatches = wishes.microbatches or plan.num_microbatches
+    actions = 3 * plan.pp * microbatches * (wishes.chunks or plan.num_chunks)
+    if actions > _MOST_ACTIONS:
+        raise UsageError(
+            f"{actions:,} actions of a plan are more than a page predicts; expected at most {_MOST_ACTIONS:,}; "
+            "pptrace whatif has no limit"
+        )
+
+
+def sentence_of(error: PptraceError) -> str:
+    """The line of an error that is about a run as a sentence, without the command that it names first."""
+    text = str(error).removeprefix("whatif: ")
+    return f"{text[:1].upper()}{text[1:]}."

@@ -104,8 +104,9 @@ def _shell() -> Node:
     )
     label: Any = {"aria-label": "Facts about the run"}
     facts = html.Section(id="facts", className="facts", **label)
+    opening = html.Div(id="opening", role="status")
     skip = html.A("Skip to the page", href="#page", className="skip")
-    return html.Div([dcc.Location(id="location"), skip, header, facts, page, more_pages.whole_run()], id="app")
+    return html.Div([dcc.Location(id="location"), skip, header, facts, opening, page, more_pages.whole_run()], id="app")
 
 
 def _register(app: Dash, store: Store, answers: Answers) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 from flask import Flask, Response, abort, jsonify, request
 
 from dashboards.answers import Answers
 from dashboards.store import Store
+from dashboards.tiles.bars import Place, aligned_at, bar_at
 from dashboards.tiles.changed import CHANGED
 from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import details
@@ -31,7 +34,7 @@ _BYTES = "application/octet-stream"
 
 
 def add_routes(server: Flask, store: Store, answers: Answers) -> None:
-    """Add the routes below ``/timeline-data/``; each but the first has the token of the data that the page shows."""
+    """Add the routes below ``/timeline-data/``; each but the first two has the token of the data that the page shows."""
 
     def timeline_of(token: str) -> Timeline:
         timeline = store.timeline(token)
@@ -39,20 +42,30 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
             abort(409, "the files have changed; reload the page")
         return timeline
 
+    def with_change(token: str, source: str) -> Timeline:
+        """The timeline, with a change that it has let go of, or that a server was asked for which has ended since."""
+        timeline = timeline_of(token)
+        if source.startswith(CHANGED) and not timeline.has_change(source):
+            _change(timeline, answers, dict(parse_qsl(source.removeprefix(CHANGED))))
+        return timeline
+
     def add(rule: str, answer: Callable[..., Any]) -> None:
         server.add_url_rule(f"/timeline-data/{rule}", f"timeline {rule}", _or_not_found(answer), methods=["GET"])
+
+    def opening() -> Any:
+        return jsonify(asdict(store.opening))
 
     def about() -> Any:
         loaded = store.get()
         timeline = store.timeline(loaded.token)
-        return jsonify(None if timeline is None else {"token": loaded.token, **_about(timeline)})
+        return jsonify(None if timeline is None else {"token": loaded.token, **_about(timeline, answers)})
 
     def tile(token: str, source: str, step: int, order: str, block: int, shift: int, index: int) -> Response:
-        answer = timeline_of(token).tile(source, step, order, block, _range(shift, index))
+        answer = with_change(token, source).tile(source, step, order, block, _range(shift, index))
         return _cached(answer)
 
     def groups(token: str, source: str, step: int, order: str, shift: int, index: int) -> Response:
-        return _cached(timeline_of(token).group_tile(source, step, order, _range(shift, index)))
+        return _cached(with_change(token, source).group_tile(source, step, order, _range(shift, index)))
 
     def memory(token: str, order: str, block: int, shift: int, index: int) -> Response:
         return _cached(timeline_of(token).memory_tile(order, block, _range(shift, index)))
@@ -64,15 +77,22 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
         return jsonify(_critical(timeline_of(token), step))
 
     def hops(token: str, source: str, step: int, rank: int, microbatch: int) -> Any:
-        return jsonify(journey(timeline_of(token), source, step, rank, microbatch))
+        return jsonify(journey(with_change(token, source), source, step, rank, microbatch))
 
     def bar(token: str, source: str, step: int, table: str, row: int) -> Any:
-        return jsonify(details(timeline_of(token), source, step, table, row))
+        return jsonify(details(with_change(token, source), source, step, table, row))
+
+    def at(token: str, **place: Any) -> Any:
+        return jsonify(bar_at(with_change(token, place["source"]), Place(**place)))
+
+    def align(token: str, **place: Any) -> Any:
+        return jsonify(aligned_at(with_change(token, place["source"]), Place(**place)))
 
     def find(token: str) -> Any:
         return jsonify(search(timeline_of(token), request.args.get("q", "")))
 
     where = "<token>/<source>/<int(signed=True):step>"
+    add("opening", opening)
     add("about", about)
     add(f"tile/{where}/<order>/<int:block>/<int:shift>/<int:index>", tile)
     add(f"groups/{where}/<order>/<int:shift>/<int:index>", groups)
@@ -81,6 +101,9 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     add("critical/<token>/<int(signed=True):step>", critical)
     add(f"journey/{where}/<int(signed=True):rank>/<int:microbatch>", hops)
     add(f"bar/{where}/<table>/<int:row>", bar)
+    place = "<table>/<int(signed=True):rank>/<int:lane>/<int(signed=True):start_ns>"
+    add(f"at/{where}/{place}", at)
+    add(f"align/{where}/{place}", align)
     add("find/<token>", find)
 
 
@@ -115,7 +138,8 @@ def _cached(content: bytes) -> Response:
     return Response(content, mimetype=_BYTES, headers={"Cache-Control": _CACHED})
 
 
-def _about(timeline: Timeline) -> dict[str, Any]:
+def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
+    why_not = answers.why_no_prediction()
     layout, tables = timeline.layout, timeline.measured.tables
     spans: dict[int, tuple[int, int]] = {}
     for window in timeline.windows:
@@ -157,7 +181,8 @@ def _about(timeline: Timeline) -> dict[str, Any]:
         "kindNames": KIND_NAMES,
         "hasCritical": not timeline.is_light,
         "mostBytes": timeline.most_bytes,
-        "schedules": list(SCHEDULES) if has_plan and not timeline.is_light else [],
+        "schedules": [] if why_not else list(SCHEDULES),
+        "noWhatif": why_not,
     }
 
 
@@ -165,8 +190,10 @@ def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> di
     """The name of the source that is a step after a change, with its length; or why it cannot be predicted."""
     try:
         wishes = wishes_of(form)
+        if not wishes:
+            raise PptraceError("no such change")
         predictions = answers.whatif(wishes)
-        if not wishes or not predictions.result.scenarios:
+        if not predictions.result.scenarios:
             raise PptraceError("; ".join(predictions.result.warnings[-1:]) or "no such change")
         change = predictions.study.picture(predictions.changes[0][1])
     except PptraceError as err:

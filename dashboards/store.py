@@ -15,7 +15,7 @@ from dashboards.live import LiveSteps
 from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
-from pptrace.ingest import open_inputs, read_trace
+from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
 from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
@@ -62,6 +62,15 @@ class Loaded:
         return next((step for step in self.steps if step.step == number), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Progress of opening a run: the part of its files that was read, of ``num_files``; all of them while it is analysed."""
+
+    is_open: bool
+    read: float = 0.0
+    num_files: int = 0
+
+
 class Store:
     """Loads once, and again when a file has changed. Usable from any thread."""
 
@@ -71,6 +80,8 @@ class Store:
         self._loaded: Loaded | None = None
         self._fingerprint: Fingerprint = ()
         self._timeline: tuple[str, Timeline] | None = None
+        self.opening = Opening(is_open=False)
+        """Shown by pages that wait."""
         self.live = LiveSteps(self._paths)
         """The steps of a run that goes on."""
 
@@ -80,16 +91,28 @@ class Store:
             fingerprint = _fingerprint(self._paths)
             if self._loaded is None or fingerprint != self._fingerprint:
                 self._timeline = None
-                loaded = replace(_load(self._paths), token=_token_of(fingerprint))
+                loaded = replace(_load(self._paths, self._note), token=_token_of(fingerprint))
                 if loaded.analysis is not None and len(loaded.analysis.data.ops) > MOST_KEPT_OPS:
-                    self._timeline = loaded.token, Timeline(loaded.analysis)
-                    loaded = replace(loaded, analysis=without_tables(loaded.analysis))
+                    timeline = Timeline(loaded.analysis)
+                    self._timeline = loaded.token, timeline
+                    alone = replace(without_tables(loaded.analysis), report=timeline.report)
+                    loaded = replace(loaded, analysis=alone)
                     give_back_freed_memory()
                 self._loaded, self._fingerprint = loaded, fingerprint
+                self.opening = Opening(is_open=True)
             return self._loaded
 
+    def _note(self, progress: JobProgress) -> None:
+        part = progress.bytes_read / progress.num_bytes if progress.num_bytes else 1.0
+        self.opening = Opening(is_open=False, read=part, num_files=progress.num_files)
+
     def timeline(self, token: str) -> Timeline | None:
-        """The timeline of what was loaded last, made when it is first asked for; None where its token is another one."""
+        """The timeline of what was loaded last, made when it is first asked for; None where its token is another one.
+
+        A server that was started again loads what a page asks for that was opened before.
+        """
+        if self._loaded is None:
+            self.get()
         with self._lock:
             loaded = self._loaded
             if loaded is None or loaded.analysis is None or loaded.token != token:
@@ -103,10 +126,10 @@ def _token_of(fingerprint: Fingerprint) -> str:
     return blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
 
 
-def _load(paths: tuple[Path, ...]) -> Loaded:
+def _load(paths: tuple[Path, ...], on_progress: OnProgress) -> Loaded:
     run = read_run(paths)
     try:
-        return Loaded(paths, analysis=load(paths), run=run)
+        return Loaded(paths, analysis=load(paths, on_progress=on_progress), run=run)
     except PptraceError as err:
         return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_describe_files(paths))
     except Exception as err:  # a page that says so serves its reader better than an empty one

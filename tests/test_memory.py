@@ -18,11 +18,17 @@ from pptrace.memory import give_back_freed_memory, keep_freed_memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-if sys.argv[1] == "keep":
+if sys.argv[1] != "default":
     keep_freed_memory()
+if sys.argv[1] == "polars":
+    import polars
+    polars.Series([1.5]) + 1  # starts what it needs for any sum
 before = resident()
-table = bytearray(200 << 20)
-table[::4096] = b"1" * len(table[::4096])
+if sys.argv[1] == "polars":
+    table = polars.zeros(25 << 20, polars.Float64, eager=True) + 1
+else:
+    table = bytearray(200 << 20)
+    table[::4096] = b"1" * len(table[::4096])
 del table
 freed = resident() - before
 give_back_freed_memory()
@@ -30,9 +36,30 @@ print(freed >> 20, (resident() - before) >> 20)
 """
 
 
-def resident_mib(option: str) -> list[int]:
-    """Lines of text: [MiB resident after a table of 200 MiB was freed, and after it was given back]."""
-    command = [sys.executable, "-c", _PROGRAM, option]
+_BETWEEN_SMALL_ONES = """
+import sys
+from pptrace.memory import return_large_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+if sys.argv[1] == "return":
+    return_large_memory()
+table = bytearray(20 << 20)
+del table
+before = resident()
+tables, small = [], []
+for _ in range(50):
+    tables.append(b"1" * (2 << 20))
+    small.append(b"1" * 100_000)
+del tables
+print(resident() - before >> 20)
+"""
+
+
+def resident_mib(option: str, program: str = _PROGRAM) -> list[int]:
+    """MiB resident after tables were freed, and with the first program after they were given back."""
+    command = [sys.executable, "-c", program, option]
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True)
     return [int(word) for word in done.stdout.split()]
@@ -44,6 +71,17 @@ def test_a_freed_table_stays_until_it_is_given_back() -> None:
     assert kept >= 190
     assert given_back < 20
     assert max(resident_mib("default")) < 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its own way")
+def test_freed_tables_between_small_objects_are_returned() -> None:
+    assert resident_mib("default", _BETWEEN_SMALL_ONES)[0] > 50, "else the C library does it by itself"
+    assert resident_mib("return", _BETWEEN_SMALL_ONES)[0] < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere polars has another allocator")
+def test_what_polars_frees_is_given_back_at_once() -> None:
+    assert resident_mib("polars")[0] < 20
 
 
 def test_other_systems_have_nothing_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,9 @@
   const LANE = 6;
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
+  const MOST_PINNED = 0.6; // of the height
+  const LANES_PART = 0.5; // of the height, at most, as long as lanes of communication stay half as high as they would be
+  const LEAST_LANE = 0.5;
   const STAND_IN_LEVELS = 12;
   const NO_STEPS = "No pipeline steps in these traces.";
   const KEYS = [
@@ -14,10 +17,12 @@
     ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
     ["G", "group by stage or by pipeline"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
-    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"], ["Esc", "undo selection"], ["?", "this list"],
+    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"],
+    ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that"],
+    ["Esc", "undo selection"], ["?", "this list"],
   ];
 
-  const make = (tag, options = {}, ...children) => {
+  const make = (T.make = (tag, options = {}, ...children) => {
     const { className, text, title, ...rest } = options;
     const element = document.createElement(tag);
     if (className) element.className = className;
@@ -26,7 +31,7 @@
     for (const [name, value] of Object.entries(rest)) element.setAttribute(name, value);
     element.append(...children);
     return element;
-  };
+  });
 
   class Timeline {
     constructor(root) {
@@ -41,6 +46,13 @@
       this.showLanes = true;
       this.frames = [];
       this.rows = [];
+      this.pinned = new Set(); // indices of ranks whose rows stay at the top
+      this.pinHeight = 0;
+      this.laneScale = 1;
+      this.pinnedPass = null; // whether pinned rows or the others are drawn
+      this.alignment = null; // ns by which each rank is shifted, and why
+      this.chosen = null; // the bar that was clicked
+      this.kept = []; // bars whose details stay
       this.left = LABELS;
       this.build();
       this.start();
@@ -50,13 +62,13 @@
       this.about = await T.json("about").catch(() => null);
       if (!this.about || !this.about.ranks.length) {
         this.root.dataset.complete = true;
-        const tools = this.root.querySelectorAll("button, input, canvas");
-        tools.forEach((tool) => (tool.tagName === "CANVAS" ? tool.remove() : (tool.disabled = true)));
+        this.root.querySelectorAll("canvas").forEach((canvas) => canvas.remove());
+        this.root.querySelector(".timeline-tools").hidden = true;
         this.say(this.about ? `${NO_STEPS} Nor do they have any other op.` : "Nothing to draw: reload the page when there are traces.");
         this.about = null;
         return;
       }
-      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."));
+      this.tiles = new T.Tiles(this.about.token, () => this.redraw(), () => this.say("The files have changed. Reload the page."), (isThere) => this.say(isThere ? "" : "The server does not answer. What is missing is asked for again until it does."));
       this.blockOf = {};
       for (const [order, groups] of Object.entries(this.about.orders)) {
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
@@ -73,11 +85,14 @@
       } else if (!this.t1) this.goToStep(this.step);
       else this.tellStep();
       this.isReady = true;
+      this.isRestoring = true;
       this.updateTools();
       if (asked.get("whatif")) await this.setChange(asked.get("whatif"), (asked.get("sources") || "whatif").split(",").includes("whatif"));
-      if (asked.get("select")) this.select(...asked.get("select").split(".").map(Number));
-      if (asked.get("critical") === "1") this.toggleCritical();
-      if (asked.get("find")) this.find(asked.get("find"));
+      await this.restoreBars(asked);
+      if (asked.get("select")) await this.select(...asked.get("select").split(".").map(Number));
+      if (asked.get("critical") === "1") await this.toggleCritical();
+      if (asked.get("find")) await this.find(asked.get("find"));
+      this.isRestoring = false;
       this.redraw();
     }
 
@@ -94,6 +109,8 @@
       if (asked.get("lanes") === "0") this.showLanes = false;
       this.rowScale = Math.min(Math.max(number("scale") || 1, 0.2), 6);
       this.marked = new Set((asked.get("rows") || "").split(".").filter(Boolean).map(Number));
+      const isKnown = (text) => /^\d+$/.test(text) && Number(text) < this.about.ranks.length;
+      this.pinned = new Set((asked.get("pinned") || "").split(".").filter(isKnown).map(Number));
       const [from, to] = [number("from"), number("to")];
       if (from !== undefined && to !== undefined && to - from >= LEAST_SPAN) [this.t0, this.t1] = [from, to];
       this.lay();
@@ -109,7 +126,7 @@
     write() {
       clearTimeout(this.writing);
       this.writing = setTimeout(() => {
-        if (!this.isReady || !this.root.isConnected) return;
+        if (!this.isReady || this.isRestoring || !this.root.isConnected) return;
         const query = new URLSearchParams();
         if (this.step !== undefined) query.set("step", this.step);
         query.set("from", Math.round(this.t0));
@@ -121,6 +138,10 @@
         if (this.rowScale !== 1) query.set("scale", this.rowScale.toFixed(3));
         if (this.scroll) query.set("top", Math.round(this.scroll));
         if (this.marked.size) query.set("rows", [...this.marked].join("."));
+        if (this.pinned.size) query.set("pinned", [...this.pinned].join("."));
+        if (this.chosen) query.set("bar", this.textOf(this.chosen));
+        if (this.kept.length) query.set("kept", this.kept.map((bar) => this.textOf(bar)).join());
+        if (this.alignment) query.set("align", this.textOf(this.alignment));
         if (this.journey) query.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
         if (this.isCritical) query.set("critical", 1);
         if (this.found) query.set("find", this.found.text);
@@ -132,6 +153,15 @@
     get zero() {
       const step = this.about.steps.find(([number]) => number === this.step);
       return step ? step[1] : 0;
+    }
+
+    /* Times count from here: the start of the step, or what the ranks are aligned by. */
+    get axisZero() {
+      return this.alignment ? this.alignment.start : this.zero;
+    }
+
+    shiftOf(at) {
+      return this.alignment ? (this.alignment.shifts.get(at) ?? 0) : 0;
     }
 
     x(time) {
@@ -198,7 +228,7 @@
       const { ops, comms } = this.about.tables;
       lanes[0].depths = ops.depths.compute || 1;
       if (source !== "measured" || !this.showLanes) return lanes;
-      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2);
+      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
       comms.lanes.forEach((name, lane) => {
         const depths = comms.depths[name];
         if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
@@ -219,41 +249,74 @@
       const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
       const room = Math.max(window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
-      const shown = groups.reduce((sum, [, ranks], index) => sum + (this.isOpen(index) ? ranks.length : 0), 0);
+      const shown = groups.reduce((sum, [, ranks], index) => sum + ranks.filter((at) => this.isOpen(index) || this.pinned.has(at)).length, 0);
       const sources = this.sources;
-      const extra = this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      const heightOfLanes = () => this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      this.laneScale = 1;
+      if (sources.includes("measured")) this.laneScale = Math.min(Math.max((room * LANES_PART) / (heightOfLanes() * Math.max(shown, 1)), LEAST_LANE), 1);
+      const extra = heightOfLanes();
       const perRank = room / Math.max(shown, 1) - (sources.includes("measured") ? extra : 0) - 8;
-      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, numRanks > 16 ? 12 : 14), 56) * this.rowScale;
+      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, (numRanks > 16 ? 12 : 14) * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 56) * this.rowScale;
+      const closed = Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
       this.rows = [];
+      const atTop = this.layPinned(compute, room * MOST_PINNED);
       let y = 0;
       groups.forEach(([label, ranks], index) => {
         if (isGrouped) {
-          const height = this.isOpen(index) ? 22 : Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
-          this.rows.push({ type: "group", index, label, ranks, y, height, isOpen: this.isOpen(index) });
+          const height = this.isOpen(index) ? 22 : closed;
+          this.rows.push({ type: "group", index, label, ranks, y, height, isOpen: this.isOpen(index), isPinned: false });
           y += height;
         }
         if (!this.isOpen(index)) return;
-        for (const at of ranks) {
-          let top = 3;
-          const parts = [];
-          for (const source of sources) {
-            const lanes = this.lanesOf(source, compute).map((lane) => {
-              const laid = { ...lane, top };
-              top += lane.height + 1;
-              return laid;
-            });
-            parts.push({ source, top: lanes[0].top, compute, lanes, bottom: top });
-            top += 2;
-          }
-          this.rows.push({ type: "rank", at, y, height: top + 2, sources: parts });
-          y += top + 2;
-        }
+        for (const at of ranks) if (!atTop.has(at)) y += this.addRank(at, y, compute, false).height;
       });
       this.content = y;
-      this.height = Math.round(Math.min(Math.max(y + T.AXIS + 2, 200), room + T.AXIS));
+      this.height = Math.round(Math.min(Math.max(y + this.pinHeight + T.AXIS + 2, 200), room + T.AXIS));
       this.rowOfRank = new Map(this.rows.filter((row) => row.type === "rank").map((row) => [row.at, row]));
       this.rowOfGroup = new Map(this.rows.filter((row) => row.type === "group").map((row) => [row.index, row]));
-      this.scroll = Math.min(this.scroll, Math.max(this.content - this.height + T.AXIS, 0));
+      this.scroll = Math.min(this.scroll, this.mostScroll);
+    }
+
+    addRank(at, y, compute, isPinned) {
+      let top = 3;
+      const parts = [];
+      for (const source of this.sources) {
+        const lanes = this.lanesOf(source, compute).map((lane) => {
+          const laid = { ...lane, top };
+          top += lane.height + 1;
+          return laid;
+        });
+        parts.push({ source, top: lanes[0].top, compute, lanes, bottom: top });
+        top += 2;
+      }
+      const row = { type: "rank", at, y, height: top + 2, sources: parts, isPinned };
+      this.rows.push(row);
+      return row;
+    }
+
+    /* The pinned rows that there is room for; the others stay where they are. */
+    layPinned(compute, most) {
+      const atTop = new Set();
+      let y = 0;
+      for (const at of this.pinned) {
+        const row = this.addRank(at, y, compute, true);
+        if (y + row.height > most && atTop.size) {
+          this.rows.pop();
+          break;
+        }
+        y += row.height;
+        atTop.add(at);
+      }
+      this.pinHeight = y ? y + 4 : 0;
+      return atTop;
+    }
+
+    get mostScroll() {
+      return Math.max(this.content - (this.height - T.AXIS - this.pinHeight), 0);
+    }
+
+    topOf(row) {
+      return T.AXIS + row.y + (row.isPinned ? 0 : this.pinHeight - this.scroll);
     }
 
     placeOf(source, table, at, laneCode, depth) {
@@ -263,29 +326,34 @@
       const isBack = table === "back";
       const lane = isBack ? part.lanes[0] : part.lanes.find((each) => each.table === table && each.lane === laneCode);
       if (!lane || (isBack && laneCode === 0)) return null;
-      const y = row.y - this.scroll + T.AXIS + lane.top;
-      if (y > this.height || y + lane.height < T.AXIS) return null;
+      const y = this.topOf(row) + lane.top;
+      if (y > this.height || y + lane.height < T.AXIS || !this.isSeen(row, y)) return null;
       const each = lane.height / lane.depths;
       return isBack || lane.depths === 1 ? [y, lane.height] : [y + depth * each, Math.max(each - (each > 3 ? 1 : 0), 0.7)];
+    }
+
+    /* Whether a row belongs to what is being drawn; outside a pass, whether the pinned rows leave this height of it free. */
+    isSeen(row, y) {
+      return this.pinnedPass === null ? row.isPinned || !this.pinHeight || y >= T.AXIS + this.pinHeight : row.isPinned === this.pinnedPass;
     }
 
     rowSpot(at) {
       const row = this.rowOfRank.get(at);
       const part = row && row.sources.find((each) => each.source === "measured");
-      return part ? [row.y - this.scroll + T.AXIS + part.top - 2, part.bottom - part.top + 3] : null;
+      return part && this.isSeen(row, this.topOf(row)) ? [this.topOf(row) + part.top - 2, part.bottom - part.top + 3] : null;
     }
 
     groupSpot(index, source) {
       const row = this.rowOfGroup.get(index);
-      if (!row || row.isOpen) return null;
-      const y = row.y - this.scroll + T.AXIS;
+      if (!row || row.isOpen || !this.isSeen(row, this.topOf(row))) return null;
+      const y = this.topOf(row);
       if (y > this.height || y + row.height < T.AXIS) return null;
       const each = (row.height - 5) / this.sources.length;
       return [y + 2 + this.sources.indexOf(source) * each, each - 1];
     }
 
     visibleRows() {
-      return this.rows.filter((row) => row.y - this.scroll + row.height > 0 && row.y - this.scroll < this.height - T.AXIS);
+      return this.rows.filter((row) => this.topOf(row) + row.height > T.AXIS + (row.isPinned ? 0 : this.pinHeight) && this.topOf(row) < this.height);
     }
 
     /* Tiles */
@@ -324,50 +392,69 @@
       const width = this.about.buckets * 2 ** shift;
       const first = Math.max(Math.floor(this.t0 / width), 0);
       const last = Math.floor(Math.min(this.t1, this.about.span) / width);
-      const wanted = [];
+      const wanted = new Set();
       this.drawn = [];
       this.numMissing = 0;
       for (const source of this.sources) {
+        const hasMemory = source === "measured" && this.about.mostBytes && this.showLanes;
+        if (this.alignment) this.gatherAligned(rows, source, shift, hasMemory, wanted);
         for (let index = first; index <= last; index += 1) {
-          for (const block of blocks) this.take("tile", source, block, shift, index, wanted);
-          if (source === "measured" && this.about.mostBytes && this.showLanes) for (const block of blocks) this.take("memory", source, block, shift, index, wanted);
+          if (!this.alignment) {
+            for (const block of blocks) this.take("tile", source, block, shift, index, wanted);
+            if (hasMemory) for (const block of blocks) this.take("memory", source, block, shift, index, wanted);
+          }
           if (hasGroups) this.take("groups", source, 0, shift, index, wanted);
         }
       }
       const mini = this.miniPath();
-      if (!this.tiles.get(mini)) wanted.push(mini);
-      this.tiles.want(wanted);
+      if (!this.tiles.get(mini)) wanted.add(mini);
+      this.tiles.want([...wanted]);
     }
 
-    take(kind, source, block, shift, index, wanted) {
+    /* Each rank has a range of time of its own. */
+    gatherAligned(rows, source, shift, hasMemory, wanted) {
+      const width = this.about.buckets * 2 ** shift;
+      for (const { type, at } of rows) {
+        if (type !== "rank") continue;
+        const block = this.blockOf[this.order].get(at);
+        const [t0, t1] = [this.t0 - this.shiftOf(at), this.t1 - this.shiftOf(at)];
+        for (let index = Math.max(Math.floor(t0 / width), 0); index <= Math.floor(Math.min(t1, this.about.span) / width); index += 1) {
+          this.take("tile", source, block, shift, index, wanted, at);
+          if (hasMemory) this.take("memory", source, block, shift, index, wanted, at);
+        }
+      }
+    }
+
+    take(kind, source, block, shift, index, wanted, only) {
       const path = this.path(kind, source, block, shift, index);
       const clip = Object.values(this.time(shift, index));
       const tile = this.tiles.get(path);
       if (tile) {
-        if (!tile.missing) this.addPart(kind, source, tile, this.time(shift, index), clip, false);
+        if (!tile.missing) this.addPart(kind, source, tile, this.time(shift, index), clip, false, only);
         return;
       }
-      wanted.push(path);
+      wanted.add(path);
       this.numMissing += 1;
       for (let up = 1; up <= STAND_IN_LEVELS; up += 1) {
         const parent = this.tiles.get(this.path(kind, source, block, shift + up, Math.floor(index / 2 ** up)));
-        if (parent && !parent.missing) return this.addPart(kind, source, parent, this.time(shift + up, Math.floor(index / 2 ** up)), clip, true);
+        if (parent && !parent.missing) return this.addPart(kind, source, parent, this.time(shift + up, Math.floor(index / 2 ** up)), clip, true, only);
       }
       for (let child = 0; child < 2 && shift > 0; child += 1) {
         const finer = this.tiles.get(this.path(kind, source, block, shift - 1, index * 2 + child));
         const time = this.time(shift - 1, index * 2 + child);
-        if (finer && !finer.missing) this.addPart(kind, source, finer, time, Object.values(time), true);
+        if (finer && !finer.missing) this.addPart(kind, source, finer, time, Object.values(time), true, only);
       }
     }
 
-    addPart(kind, source, tile, time, clip, isStandIn) {
+    addPart(kind, source, tile, time, clip, isStandIn, only) {
       const { sections } = tile;
+      const isMeant = (at) => only === undefined || at === only;
       this.drawn.push({
-        type: kind, source, tile, sections, time, clip, isStandIn,
+        type: kind, source, tile, sections, time, clip, isStandIn, only, shift: only === undefined ? 0 : this.shiftOf(only),
         texts: sections.ops ? { kind: sections.ops.kinds } : null,
-        placeOf: (table, at, lane, depth) => this.placeOf(source, table, at, lane, depth),
-        memorySpot: (at) => this.placeOf("measured", "memory", at, 0, 0),
-        rowOf: (at) => (source === "measured" ? this.rowSpot(at) : null),
+        placeOf: (table, at, lane, depth) => (isMeant(at) ? this.placeOf(source, table, at, lane, depth) : null),
+        memorySpot: (at) => (isMeant(at) ? this.placeOf("measured", "memory", at, 0, 0) : null),
+        rowOf: (at) => (source === "measured" && isMeant(at) ? this.rowSpot(at) : null),
         groupSpot: (index) => this.groupSpot(index, source),
       });
     }
@@ -410,7 +497,7 @@
       T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
       this.frames.push(performance.now() - began);
       if (this.frames.length > 400) this.frames.shift();
-      const isComplete = this.isReady && !this.tiles.isWaiting && this.numMissing === 0;
+      const isComplete = this.isReady && !this.isRestoring && !this.tiles.isWaiting && this.numMissing === 0;
       this.root.dataset.complete = isComplete;
       this.status.textContent = isComplete || !this.tiles.isWaiting ? "" : "loading …";
     }
@@ -419,7 +506,7 @@
       const found = this.found && this.found.bars.map((bar, index) => [...bar, index === this.found.index]);
       return {
         colours: this.palette, critical: this.isCritical ? this.critical : null, journey: this.journey, found,
-        measure: this.measured, rows: this.marked,
+        measure: this.measured, rows: this.marked, chosen: this.chosen, kept: this.kept, alignment: this.alignment,
       };
     }
 
@@ -427,11 +514,12 @@
 
     barAt(x, y) {
       if (x < this.left || y < T.AXIS) return null;
-      const time = this.timeAt(x);
+      const pointed = this.timeAt(x);
       const slack = ((this.t1 - this.t0) / (this.right - this.left)) * 2;
       for (const table of ["ops", "comms", "back"]) {
         let best = null;
         for (const part of this.drawn || []) {
+          const time = pointed - part.shift;
           if (part.type !== "tile" || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
           const section = part.sections[table];
           const spots = section.rank.map((at, index) => {
@@ -463,8 +551,8 @@
 
     memoryAt(x, y) {
       if (x < this.left || y < T.AXIS || !this.about.mostBytes) return null;
-      const time = this.timeAt(x);
       for (const part of this.drawn || []) {
+        const time = this.timeAt(x) - part.shift;
         if (part.type !== "memory" || part.isStandIn || time < part.clip[0] || time >= part.clip[1]) continue;
         const { rank, bytes } = part.sections.memory;
         for (let row = 0; row < rank.length; row += 1) {
@@ -479,8 +567,13 @@
     }
 
     groupAt(x, y) {
-      const row = this.rows.find((each) => each.type === "group" && y - T.AXIS + this.scroll >= each.y && y - T.AXIS + this.scroll < each.y + each.height);
-      return row && x >= 0 ? row : null;
+      const row = this.rowAt(y);
+      return row && row.type === "group" && x >= 0 ? row : null;
+    }
+
+    rowAt(y) {
+      const isOver = (row) => y >= this.topOf(row) && y < this.topOf(row) + row.height && this.isSeen(row, y);
+      return y < T.AXIS ? undefined : this.rows.find(isOver);
     }
 
     localLines(hit) {
@@ -496,18 +589,22 @@
         lines.push(["", `${this.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`]);
       } else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
       lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
+      if (this.alignment) lines.splice(2, 0, ["drawn", part.shift ? `${T.duration(Math.abs(part.shift))} ${part.shift < 0 ? "earlier" : "later"} than it was` : "when it was"]);
       return lines;
     }
 
     hover(event) {
       const [x, y] = this.pointer(event);
       const hit = this.barAt(x, y);
+      this.pointed = hit;
       clearTimeout(this.asking);
       if (!hit) {
         this.tip.hidden = true;
         const held = this.memoryAt(x, y);
         if (held) this.showTip(event, held);
         const group = x > this.left && this.groupAt(x, y);
+        const row = x < this.left && this.rowAt(y);
+        if (row && row.type === "rank") this.showTip(event, [["", `rank ${this.about.ranks[row.at].rank}`], ["", row.isPinned ? "click to unpin" : "click to pin to the top"]]);
         if (group && !group.isOpen) this.showTip(event, [["", group.label], ["ranks", String(group.ranks.length)], ["", "click to open"]]);
         this.lastHit = "";
         return;
@@ -532,8 +629,9 @@
       if (hit.cell !== undefined) return [...local, ...more.map(([name, value]) => [name, value])];
       const [title, ...rest] = more;
       const from = local.find(([name]) => name === "from");
+      const moved = local.find(([name]) => name === "drawn");
       const note = hit.part.source === "measured" ? [] : [["source", T.sourceName(hit.part.source)], ...(hit.part.source === "whatif" ? [["change", this.change.name]] : [])];
-      return [title, ...note, from, ...rest].filter(Boolean);
+      return [title, ...note, from, moved, ...rest].filter(Boolean);
     }
 
     showTip(event, lines) {
@@ -556,42 +654,9 @@
       const hops = await T.json(`journey/${this.about.token}/${this.nameOf(source)}/${step}/${rank}/${microbatch}`).catch(() => []);
       if (!hops.length) return;
       this.journey = { rank, microbatch, step, source, hops, focus: null };
-      this.listJourney();
+      this.fillSide();
       this.redraw();
       this.write();
-    }
-
-    listJourney() {
-      const { microbatch, step, hops } = this.journey;
-      const items = hops.map((hop) => {
-        const isComm = hop.table === "comms";
-        const name = isComm ? `${hop.what === "send" ? "send to" : "receive from"} rank ${hop.peer}` : `${this.about.kindNames[hop.what] || hop.what}`;
-        const where = `rank ${hop.rank}${hop.stage >= 0 ? ` · stage ${hop.stage}` : ""}`;
-        const when = T.duration(hop.start_ns - this.zero);
-        const long = isComm ? `${T.duration(hop.transfer_ns)} transfer, ${T.duration(hop.wait_ns)} wait` : T.duration(hop.end_ns - hop.start_ns);
-        const late = hop.late_ns === null ? "" : `${hop.late_ns < 0 ? "−" : "+"}${T.duration(Math.abs(hop.late_ns))}`;
-        const chip = make("span", { className: "hop-chip" });
-        chip.style.background = isComm ? this.about.colours.transfer : T.kindColour(this.about, hop.what, 0)[0];
-        const button = make("button", { type: "button", className: "hop" },
-          chip, make("span", { className: "hop-name", text: name }), make("span", { className: `hop-late${hop.late_ns > 0 ? " bad" : ""}`, text: late, title: "later than in the plan at mean costs with free messages" }),
-          make("span", { className: "hop-where", text: `${where} · at ${when} · ${long}` }));
-        button.addEventListener("click", () => this.focusHop(hop));
-        return make("li", { "data-what": hop.what, "data-rank": hop.rank }, button);
-      });
-      this.side.replaceChildren(
-        make("div", { className: "side-head" }, make("h2", { text: `Microbatch ${microbatch}, step ${step}` }), this.button("×", "Close (Esc)", () => this.escape())),
-        make("p", { className: "note", text: `${hops.length} hops; the signed time is how much later than in the plan` }),
-        make("ol", { id: "timeline-journey" }, ...items),
-      );
-      this.side.hidden = false;
-    }
-
-    focusHop(hop) {
-      this.journey.focus = hop;
-      const middle = (hop.start_ns + hop.end_ns) / 2;
-      if (middle < this.t0 || middle > this.t1) this.show(middle - (this.t1 - this.t0) / 2, middle + (this.t1 - this.t0) / 2);
-      this.reveal(hop.at);
-      this.redraw();
     }
 
     reveal(at) {
@@ -601,9 +666,10 @@
         this.toggleGroup(index, true);
         row = this.rowOfRank.get(at);
       }
-      if (!row) return;
+      if (!row || row.isPinned) return;
       if (row.y < this.scroll) this.scroll = row.y;
-      if (row.y + row.height > this.scroll + this.height - T.AXIS) this.scroll = row.y + row.height - this.height + T.AXIS;
+      const height = this.height - T.AXIS - this.pinHeight;
+      if (row.y + row.height > this.scroll + height) this.scroll = row.y + row.height - height;
     }
 
     async loadCritical() {
@@ -615,11 +681,11 @@
 
     toggleCritical() {
       this.isCritical = !this.isCritical;
-      if (this.isCritical) this.loadCritical();
-      else this.say("");
+      if (!this.isCritical) this.say("");
       this.updateTools();
       this.redraw();
       this.write();
+      return this.isCritical ? this.loadCritical() : null;
     }
 
     async find(text) {
@@ -638,7 +704,8 @@
       const [at, start, length] = bars[this.found.index];
       this.foundNote.textContent = `${(this.found.index + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
       const width = Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000);
-      this.show(start + length / 2 - width / 2, start + length / 2 + width / 2);
+      const middle = start + length / 2 + this.shiftOf(at);
+      this.show(middle - width / 2, middle + width / 2);
       this.reveal(at);
       const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
       if (step && step[0] !== this.step) {
@@ -656,13 +723,14 @@
 
     escape() {
       this.journey = null;
+      this.chosen = null;
       this.measured = null;
       this.isMeasuring = false;
       this.found = null;
       this.foundNote.textContent = "";
       this.searchBox.value = "";
       this.marked.clear();
-      this.side.hidden = true;
+      this.fillSide();
       this.help.hidden = true;
       this.updateTools();
       this.redraw();
@@ -739,15 +807,17 @@
       this.mini = make("canvas", { className: "timeline-mini", height: 34, "aria-hidden": "true" });
       this.tip = make("div", { className: "timeline-tip", role: "tooltip" });
       this.tip.hidden = true;
-      this.side = make("div", { className: "timeline-side", role: "group", "aria-label": "Journey of a microbatch" });
+      this.side = make("div", { className: "timeline-side", role: "group", "aria-label": "Details and the journey of a microbatch" });
       this.side.hidden = true;
       this.help = make("dl", { className: "timeline-help" }, ...KEYS.flatMap(([key, text]) => [make("dt", { text: key }), make("dd", { text })]));
       this.help.hidden = true;
       this.status = make("span", { className: "note timeline-status" });
       this.message = make("p", { className: "note timeline-message", id: "timeline-message", role: "status" });
       this.message.hidden = true;
+      this.alignNote = make("p", { className: "note timeline-message timeline-aligned", id: "timeline-aligned", role: "status" });
+      this.alignNote.hidden = true;
       this.box = make("div", { className: "timeline-box" }, this.canvas, this.status, this.tip, this.help);
-      this.root.replaceChildren(this.tools(), this.message, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
+      this.root.replaceChildren(this.tools(), this.message, this.alignNote, make("div", { className: "timeline-columns" }, make("div", { className: "timeline-left" }, this.mini, this.box), this.side), this.legend());
       this.listen();
     }
 
@@ -812,8 +882,9 @@
     }
 
     fillChanges() {
-      const { schedules } = this.about;
-      this.changeBox.hidden = !schedules.length;
+      const { schedules, noWhatif } = this.about;
+      this.changeBox.disabled = !schedules.length;
+      if (noWhatif) this.changeBox.title = noWhatif;
       const fields = this.change ? this.change.fields : "";
       const plain = new URLSearchParams(fields);
       const schedule = [...plain.keys()].join() === "schedule" ? plain.get("schedule") : "";
@@ -909,6 +980,7 @@
       canvas.addEventListener("pointerleave", () => {
         clearTimeout(this.asking);
         this.lastHit = "";
+        this.pointed = null;
         this.tip.hidden = true;
       });
       canvas.addEventListener("dblclick", (event) => this.onDouble(event));
@@ -940,7 +1012,7 @@
     }
 
     scrollBy(by) {
-      this.scroll = Math.min(Math.max(this.scroll + by, 0), Math.max(this.content - this.height + T.AXIS, 0));
+      this.scroll = Math.min(Math.max(this.scroll + by, 0), this.mostScroll);
       this.redraw();
       this.write();
     }
@@ -967,7 +1039,7 @@
         return;
       }
       const by = ((grip.x - x) / (this.right - this.left)) * (grip.t1 - grip.t0);
-      this.scroll = Math.min(Math.max(grip.scroll + grip.y - y, 0), Math.max(this.content - this.height + T.AXIS, 0));
+      this.scroll = Math.min(Math.max(grip.scroll + grip.y - y, 0), this.mostScroll);
       this.show(grip.t0 + by, grip.t1 + by);
     }
 
@@ -984,18 +1056,16 @@
       }
       const group = this.groupAt(x, y);
       if (group) return this.toggleGroup(group.index);
-      const hit = this.barAt(x, y);
-      if (hit && hit.cell === undefined && hit.table !== "back" && hit.section.microbatch[hit.bar] >= 0) {
-        const time = hit.start;
-        const step = hit.table === "ops" ? hit.section.step[hit.bar] : (this.about.steps.find(([, begin, end]) => time >= begin && time <= end) || [this.step])[0];
-        this.select(this.about.ranks[hit.at].rank, hit.section.microbatch[hit.bar], step);
-      } else if (this.journey) this.escape();
+      const row = x < this.left && this.rowAt(y);
+      if (row && row.type === "rank") return this.pinRow(row.at);
+      this.choose(this.barAt(x, y));
       this.canvas.focus({ preventScroll: true });
     }
 
     onDouble(event) {
       const hit = this.barAt(...this.pointer(event));
-      if (hit && hit.cell === undefined) this.show(hit.start - hit.length, hit.start + 2 * hit.length);
+      const middle = hit && hit.start + hit.part.shift;
+      if (hit && hit.cell === undefined) this.show(middle - hit.length, middle + 2 * hit.length);
       else this.zoom(0.2, this.pointer(event)[0]);
     }
 
@@ -1006,7 +1076,7 @@
         ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2), ArrowUp: () => this.scrollBy(-60), ArrowDown: () => this.scrollBy(60),
         f: () => this.goToStep(this.step), 0: () => this.show(0, this.about.span), n: () => this.neighbourStep(1), p: () => this.neighbourStep(-1),
         c: () => this.toggleCritical(), l: () => this.toggleLanes(), g: () => this.regroup(), m: () => this.toggleMeasure(),
-        j: () => this.selectFound(), o: () => this.toggleGroups(),
+        j: () => this.selectFound(), o: () => this.toggleGroups(), k: () => this.keep(this.target()), r: () => this.pinTarget(), x: () => this.toggleAlignment(this.target()),
         1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"), 4: () => this.toggleSource("whatif"),
         "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),
       };
@@ -1016,6 +1086,7 @@
     }
   }
 
+  T.Timeline = Timeline;
   const fill = Timeline.prototype.updateTools;
   Timeline.prototype.updateTools = function update() {
     fill.call(this);

@@ -4,6 +4,7 @@
   const BASE = "/timeline-data/";
   const MOST_TILES = 500;
   const MOST_AT_ONCE = 5;
+  const TRY_AGAIN_MS = 1500;
   const ARRAYS = { Int8: Int8Array, Uint8: Uint8Array, Int16: Int16Array, Uint16: Uint16Array, Int32: Int32Array, Uint32: Uint32Array, Float64: Float64Array };
 
   const decode = (buffer) => {
@@ -25,10 +26,13 @@
 
   /* Tiles by their path. What is wanted no more before its turn comes is never asked for. */
   T.Tiles = class {
-    constructor(token, onArrival, onStale) {
+    constructor(token, onArrival, onStale, onAnswer) {
       this.token = token;
       this.onArrival = onArrival;
       this.onStale = onStale;
+      this.onAnswer = onAnswer; // whether the server answers, when that changes
+      this.isGone = false;
+      this.waitsUntil = 0;
       this.kept = new Map();
       this.asked = new Set();
       this.queue = [];
@@ -45,7 +49,18 @@
 
     want(paths) {
       this.queue = paths.filter((path) => !this.kept.has(path) && !this.asked.has(path));
-      this.next();
+      if (performance.now() >= this.waitsUntil) this.next();
+    }
+
+    /* A server that is gone may come again, with the same files: what is missing is asked for anew after a while. */
+    tell(isGone) {
+      if (isGone) {
+        this.waitsUntil = performance.now() + TRY_AGAIN_MS;
+        clearTimeout(this.trying);
+        this.trying = setTimeout(this.onArrival, TRY_AGAIN_MS + 1);
+      }
+      if (isGone !== this.isGone) this.onAnswer(!isGone);
+      this.isGone = isGone;
     }
 
     get isWaiting() {
@@ -64,10 +79,13 @@
         const answer = await fetch(`${BASE}${kind}/${this.token}/${rest.join("/")}`);
         if (answer.status === 409) this.onStale();
         if (answer.ok) tile = { sections: decode(await answer.arrayBuffer()) };
+        this.tell(false);
       } catch (error) {
-        if (!(error instanceof TypeError)) throw error; // the server is gone
+        if (!(error instanceof TypeError)) throw error;
+        tile = null;
       }
       this.asked.delete(path);
+      if (tile === null) return this.tell(true);
       this.kept.set(path, tile);
       while (this.kept.size > MOST_TILES) this.kept.delete(this.kept.keys().next().value);
       this.next();

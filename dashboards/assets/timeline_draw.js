@@ -14,7 +14,7 @@
   T.colours = (root) => {
     const style = getComputedStyle(root);
     const of = (name) => style.getPropertyValue(name).trim();
-    return { panel: of("--panel"), line: of("--line"), text: of("--text"), soft: of("--soft"), accent: of("--accent"), bad: of("--bad"), ground: of("--ground") };
+    return { panel: of("--panel"), line: of("--line"), text: of("--text"), soft: of("--soft"), accent: of("--accent"), accentFill: of("--accent-fill"), bad: of("--bad"), ground: of("--ground") };
   };
 
   /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
@@ -106,17 +106,21 @@
     ctx.save();
     ctx.fillStyle = c.panel;
     ctx.fillRect(0, 0, size.width, size.height);
+    const shown = { comms: [], texts: 0 };
+    inRowsOf(ctx, view, size, view.left, () => {
+      drawStepEdges(ctx, view, size, c);
+      for (const part of view.parts()) drawPart(ctx, shifted(view, part.shift), part, c, shown);
+    });
     ctx.save();
     ctx.beginPath();
     ctx.rect(view.left, T.AXIS, size.width - view.left, size.height - T.AXIS);
     ctx.clip();
-    drawStepEdges(ctx, view, size, c);
-    const shown = { comms: [], texts: 0 };
-    for (const part of view.parts()) drawPart(ctx, view, part, c, shown);
     drawArrows(ctx, view, shown.comms, c);
     if (marks.critical) drawCritical(ctx, view, marks.critical, c);
     if (marks.journey) drawJourney(ctx, view, size, marks.journey, c);
     if (marks.found) drawFound(ctx, view, marks.found, c);
+    drawKept(ctx, view, marks, c);
+    if (marks.alignment) drawAlignment(ctx, view, size, marks.alignment, c);
     if (marks.measure) drawMeasure(ctx, view, size, marks.measure, c);
     ctx.restore();
     drawLabels(ctx, view, size, c, marks);
@@ -124,7 +128,27 @@
     ctx.restore();
   };
 
+  /* Draws rows twice: those that scroll, below the pinned ones, then these. */
+  const inRowsOf = (ctx, view, size, left, paint) => {
+    for (const isPinned of view.pinHeight ? [false, true] : [false]) {
+      const top = T.AXIS + (isPinned ? 0 : view.pinHeight);
+      const bottom = isPinned ? T.AXIS + view.pinHeight : size.height;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(left, top, size.width - left, bottom - top);
+      ctx.clip();
+      view.pinnedPass = isPinned;
+      paint();
+      view.pinnedPass = null;
+      ctx.restore();
+    }
+  };
+
+  /* The view as a rank sees it that is drawn this much later. */
+  const shifted = (view, shift) => (shift ? Object.create(view, { t0: { value: view.t0 - shift }, t1: { value: view.t1 - shift } }) : view);
+
   const drawStepEdges = (ctx, view, size, c) => {
+    if (view.alignment) return; // each rank has them elsewhere
     ctx.fillStyle = c.line;
     for (const [, begin, end] of view.about.steps) {
       for (const time of [begin, end]) {
@@ -139,7 +163,7 @@
     const from = Math.max(view.x(clip[0]), view.left);
     const to = view.x(clip[1]);
     if (to <= from) return;
-    if (type === "groups") return drawGroups(ctx, view, part);
+    if (type === "groups") return drawGroups(ctx, view, part, c);
     if (type === "memory") return drawMemory(ctx, view, part, c);
     if (part.isStandIn) {
       ctx.save();
@@ -174,10 +198,26 @@
     });
   };
 
-  const eachBar = (view, section, spots, visit) => {
+  /* The bars of each rank of a section, found once. */
+  const barsOf = (section, only) => {
+    if (!section.byRank) {
+      section.byRank = new Map();
+      section.track.forEach((track, bar) => {
+        const at = section.rank[track];
+        if (!section.byRank.has(at)) section.byRank.set(at, []);
+        section.byRank.get(at).push(bar);
+      });
+    }
+    return section.byRank.get(only) || [];
+  };
+
+  const eachBar = (view, section, spots, visit, only) => {
     const { start, length, track } = section;
     const [t0, t1] = [view.t0, view.t1];
-    for (let bar = 0; bar < start.length; bar += 1) {
+    const bars = only === undefined ? null : barsOf(section, only);
+    const count = bars ? bars.length : start.length;
+    for (let index = 0; index < count; index += 1) {
+      const bar = bars ? bars[index] : index;
       const spot = spots[track[bar]];
       if (!spot || start[bar] > t1 || start[bar] + length[bar] < t0) continue;
       const x = Math.max(view.x(start[bar]), view.left - 4);
@@ -193,7 +233,7 @@
     eachBar(view, section, rowSpots, (bar, x, width, spot) => {
       ctx.fillStyle = PHASES[texts.phases[section.group[bar]]];
       ctx.fillRect(x, spot[0], width, spot[1]);
-    });
+    }, part.only);
     const bubbles = spots.map((spot, index) => (section.lane[index] === 1 ? spot : null));
     const colours = texts.bubbles.map((cause) => pack(CAUSES[cause]));
     ctx.globalAlpha = 0.35;
@@ -209,7 +249,7 @@
       }
       ctx.fillRect(x, spot[0], width, spot[1]);
       ctx.globalAlpha = 1;
-    });
+    }, part.only);
   };
 
   const drawGaps = (ctx, view, section, part, c) => {
@@ -222,7 +262,7 @@
       ctx.globalAlpha = 0.8;
       ctx.fillRect(x, spot[0] + 1, width, spot[1] - 2);
       ctx.globalAlpha = 1;
-    });
+    }, part.only);
   };
 
   const drawOps = (ctx, view, section, part, c, shown) => {
@@ -239,7 +279,7 @@
       const drawn = width > 4 ? width - 1 : Math.max(width, 0.7);
       ctx.fillRect(x, spot[0], drawn, spot[1]);
       if (width > 14 && spot[1] > 10) labelled.push([bar, x, width, spot, ink]);
-    });
+    }, part.only);
     ctx.textAlign = "center";
     ctx.textBaseline = "middle";
     for (const [bar, x, width, spot, ink] of labelled) {
@@ -265,25 +305,23 @@
       ctx.fillStyle = view.about.colours.transfer;
       ctx.fillRect(from, spot[0], Math.max(to - from, 0.7), spot[1]);
       const lane = section.lane[section.track[bar]];
-      if (lane <= 1 && section.match[bar] >= 0) shown.comms.push([section.match[bar], lane, section, bar, part, spot]);
-    });
+      const moves = [view.x(section.start[bar] + section.before[bar]), view.x(section.start[bar] + section.length[bar] - section.after[bar])];
+      if (lane <= 1 && section.match[bar] >= 0) shown.comms.push([section.match[bar], lane, moves, spot]);
+    }, part.only);
   };
 
   /* A line from each send to its receive, when they are few enough to be followed. */
   const drawArrows = (ctx, view, comms, c) => {
-    if (!view.showLanes || comms.length > MOST_ARROWS) return;
+    if (!view.showLanes || comms.length > MOST_ARROWS || view.alignment) return;
     const sends = new Map();
-    for (const [match, lane, section, bar, part, spot] of comms) {
-      if (lane === 1) sends.set(match, [view.x(section.start[bar] + section.before[bar]), spot[0] + spot[1]]);
-    }
+    for (const [match, lane, [begins], spot] of comms) if (lane === 1) sends.set(match, [begins, spot[0] + spot[1]]);
     ctx.strokeStyle = view.about.colours.transfer;
     ctx.fillStyle = view.about.colours.transfer;
     ctx.globalAlpha = 0.75;
     ctx.lineWidth = 1;
-    for (const [match, lane, section, bar, part, spot] of comms) {
+    for (const [match, lane, [, x], spot] of comms) {
       const from = sends.get(match);
       if (lane !== 0 || !from) continue;
-      const x = view.x(section.start[bar] + section.length[bar] - section.after[bar]);
       const y = spot[0] + (from[1] < spot[0] ? 0 : spot[1]);
       if (x - from[0] > 4 * (view.right - view.left)) continue;
       const bend = Math.max((x - from[0]) / 2, 6);
@@ -307,7 +345,8 @@
     let before = null;
     for (const [at, start, length] of ops) {
       const spot = view.placeOf("measured", "ops", at, COMPUTE, 0);
-      const here = spot && [view.x(start), view.x(start + length), spot[0] + spot[1] / 2];
+      const begin = start + view.shiftOf(at);
+      const here = spot && [view.x(begin), view.x(begin + length), spot[0] + spot[1] / 2];
       if (here && here[1] >= view.left && here[0] <= view.right) {
         ctx.strokeRect(here[0] + 0.5, spot[0] + 0.5, Math.max(here[1] - here[0] - 2, 1), spot[1] - 1);
       }
@@ -334,15 +373,16 @@
       const lane = isComm ? (hop.what === "send" ? 1 : 0) : COMPUTE;
       const spot = view.placeOf(journey.source, hop.table, hop.at, lane, hop.depth);
       if (!spot) continue;
-      const x = view.x(hop.start_ns);
-      const width = Math.max(view.x(hop.end_ns) - x, 1.5);
+      const shift = view.shiftOf(hop.at);
+      const x = view.x(hop.start_ns + shift);
+      const width = Math.max(view.x(hop.end_ns + shift) - x, 1.5);
       ctx.fillStyle = isComm ? WAIT : T.kindColour(view.about, hop.what, 0)[0];
       if (x + width >= view.left && x <= view.right) {
         ctx.fillRect(x, spot[0], width, spot[1]);
         if (isComm) {
           ctx.fillStyle = view.about.colours.transfer;
-          const from = view.x(hop.start_ns + hop.before_ns);
-          ctx.fillRect(from, spot[0], Math.max(view.x(hop.start_ns + hop.before_ns + hop.transfer_ns) - from, 1.5), spot[1]);
+          const from = view.x(hop.start_ns + hop.before_ns + shift);
+          ctx.fillRect(from, spot[0], Math.max(view.x(hop.start_ns + hop.before_ns + hop.transfer_ns + shift) - from, 1.5), spot[1]);
         }
         if (!isComm && width > 16) {
           ctx.textAlign = "center";
@@ -380,12 +420,57 @@
     ctx.lineWidth = 2;
     for (const [at, start, length, table, lane, depth, , isCurrent] of found) {
       const spot = view.placeOf("measured", table, at, lane, depth);
-      if (!spot || start > view.t1 || start + length < view.t0) continue;
+      const begin = start + view.shiftOf(at);
+      if (!spot || begin > view.t1 || begin + length < view.t0) continue;
       ctx.globalAlpha = isCurrent ? 1 : 0.45;
-      const x = view.x(start);
-      ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(start + length) - x, 2) + 2, spot[1] + 2);
+      const x = view.x(begin);
+      ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(begin + length) - x, 2) + 2, spot[1] + 2);
     }
     ctx.globalAlpha = 1;
+  };
+
+  /* A frame around the bar that was clicked and around those whose details are kept, with the numbers of their cards. */
+  const drawKept = (ctx, view, { chosen, kept }, c) => {
+    [...kept.map((bar, index) => [bar, String(index + 1)]), ...(chosen ? [[chosen, ""]] : [])].forEach(([bar, number]) => {
+      const spot = view.placeOf(bar.source, bar.table, bar.at, bar.lane, bar.depth);
+      const begin = bar.start + view.shiftOf(bar.at);
+      if (!spot || begin > view.t1 || begin + bar.length < view.t0) return;
+      const x = Math.max(view.x(begin), view.left - 4);
+      const width = Math.max(Math.min(view.x(begin + bar.length), view.right + 4) - x, 2);
+      ctx.strokeStyle = number ? c.accent : c.text;
+      ctx.lineWidth = 2;
+      ctx.strokeRect(x - 1, spot[0] - 1, width + 1, spot[1] + 2);
+      if (!number) return;
+      ctx.fillStyle = c.accentFill;
+      const y = Math.max(spot[0] - 10, T.AXIS + 1);
+      ctx.fillRect(x - 2, y, 14, 12);
+      ctx.fillStyle = "#ffffff";
+      ctx.font = `600 10px ${FONT}`;
+      ctx.textAlign = "center";
+      ctx.textBaseline = "middle";
+      ctx.fillText(number, x + 5, y + 6.5);
+    });
+  };
+
+  /* The line at which all ranks begin, and what; ranks without it are pale. */
+  const drawAlignment = (ctx, view, size, alignment, c) => {
+    ctx.fillStyle = c.panel;
+    ctx.globalAlpha = 0.65;
+    for (const at of alignment.missing) {
+      const row = view.rowOfRank.get(at);
+      if (row) ctx.fillRect(view.left, view.topOf(row), size.width, row.height - 1);
+    }
+    ctx.globalAlpha = 1;
+    const x = view.x(alignment.start);
+    if (x < view.left || x > view.right) return;
+    ctx.strokeStyle = c.accent;
+    ctx.lineWidth = 1.5;
+    ctx.setLineDash([6, 3]);
+    ctx.beginPath();
+    ctx.moveTo(x, T.AXIS);
+    ctx.lineTo(x, size.height);
+    ctx.stroke();
+    ctx.setLineDash([]);
   };
 
   const drawMeasure = (ctx, view, size, [a, b], c) => {
@@ -435,7 +520,7 @@
     });
   };
 
-  const drawGroups = (ctx, view, part) => {
+  const drawGroups = (ctx, view, part, c) => {
     const { counts, shares } = part.sections.groups;
     const numGroups = part.sections.groups.num;
     const levels = numGroups > 32 ? 12 : 32;
@@ -470,77 +555,104 @@
     ctx.imageSmoothingEnabled = false;
     for (let group = 0; group < numGroups; group += 1) {
       const spot = part.groupSpot(group);
-      if (spot) ctx.drawImage(part.tile.strips, sx, group * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+      if (!spot) continue;
+      ctx.globalAlpha = view.alignment ? 0.2 : 1; // a sum of ranks that are shifted apart
+      ctx.drawImage(part.tile.strips, sx, group * levels, sw, levels, x0 + (sx / 1024) * width, spot[0], (sw / 1024) * width, spot[1]);
+      ctx.globalAlpha = 1;
     }
   };
 
   const drawLabels = (ctx, view, size, c, marks) => {
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(0, T.AXIS, size.width, size.height - T.AXIS);
-    ctx.clip();
-    ctx.fillStyle = c.panel;
-    ctx.fillRect(0, T.AXIS, view.left - 1, size.height);
-    ctx.textBaseline = "middle";
-    for (const row of view.rows) {
-      const y = row.y - view.scroll + T.AXIS;
-      if (y + row.height < T.AXIS || y > size.height) continue;
+    inRowsOf(ctx, view, size, 0, () => {
+      ctx.fillStyle = c.panel;
+      ctx.fillRect(0, T.AXIS, view.left - 1, size.height);
+      ctx.textBaseline = "middle";
+      for (const row of view.rows) if (row.isPinned === view.pinnedPass) drawLabel(ctx, view, row, size, c, marks);
       ctx.fillStyle = c.line;
-      ctx.fillRect(0, Math.round(y + row.height - 1), size.width, 1);
-      ctx.textAlign = "left";
-      ctx.fillStyle = c.text;
-      if (row.type === "group") {
-        ctx.font = `600 12px ${FONT}`;
-        const middle = y + (row.isOpen ? row.height : Math.min(row.height, 36)) / 2;
-        ctx.fillText(`${row.isOpen ? "▾" : "▸"} ${row.label}`, 6, middle - (row.isOpen ? 0 : 7));
-        ctx.font = `11px ${FONT}`;
-        ctx.fillStyle = c.soft;
-        const words = `${row.ranks.length} rank${row.ranks.length > 1 ? "s" : ""}`;
-        if (row.isOpen) {
-          ctx.textAlign = "right";
-          ctx.fillText(words, view.left - 8, middle);
-        } else ctx.fillText(words, 20, middle + 8);
-        continue;
-      }
-      const { rank, stages } = view.about.ranks[row.at];
-      const isMarked = marks.rows && marks.rows.has(row.at);
-      if (isMarked) {
-        ctx.fillStyle = c.accent;
-        ctx.fillRect(0, y, 4, row.height - 1);
-      }
-      const first = row.sources[0];
-      const middle = y + first.top + first.compute / 2;
-      const fit = Math.min(12, Math.max(first.compute + 2, 7));
-      ctx.font = `600 ${fit}px ${FONT}`;
-      ctx.fillStyle = c.text;
-      const name = `rank ${rank}`;
-      ctx.fillText(name, 10, middle);
-      const taken = ctx.measureText(name).width;
-      ctx.font = `${fit}px ${FONT}`;
-      ctx.fillStyle = c.soft;
-      const isSaid = view.isGrouped && view.order === "stage"; // by the group above
-      const source = row.sources.length > 1 && first.compute >= 8 ? T.sourceName(first.source).toLowerCase() : "";
-      const room = view.left - 18 - taken - (source ? ctx.measureText(source).width + 16 : 8);
-      if (stages.length && !isSaid && ctx.measureText(stageText(stages)).width <= room) ctx.fillText(stageText(stages), 10 + taken + 8, middle);
-      for (const part of row.sources) {
-        const at = y + part.top + part.compute / 2;
-        if (row.sources.length > 1 && part.compute >= 8) {
-          ctx.textAlign = "right";
-          ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
-          ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
-        }
-        for (const lane of part.lanes) {
-          if (lane.height < 8 || lane.isCompute) continue;
-          ctx.textAlign = "right";
-          ctx.font = `${Math.min(10, lane.height + 1)}px ${FONT}`;
-          ctx.fillText(lane.name, view.left - 8, y + lane.top + lane.height / 2);
-        }
-        ctx.textAlign = "left";
-      }
-    }
+      ctx.fillRect(view.left - 1, T.AXIS, 1, size.height);
+    });
+    if (!view.pinHeight) return;
+    ctx.fillStyle = c.accent;
+    ctx.fillRect(0, T.AXIS + view.pinHeight - 3, size.width, 2);
+  };
+
+  const drawLabel = (ctx, view, row, size, c, marks) => {
+    const y = view.topOf(row);
+    if (y + row.height < T.AXIS || y > size.height) return;
     ctx.fillStyle = c.line;
-    ctx.fillRect(view.left - 1, T.AXIS, 1, size.height);
-    ctx.restore();
+    ctx.fillRect(0, Math.round(y + row.height - 1), size.width, 1);
+    ctx.textAlign = "left";
+    ctx.fillStyle = c.text;
+    if (row.type === "group") {
+      ctx.font = `600 12px ${FONT}`;
+      const middle = y + (row.isOpen ? row.height : Math.min(row.height, 36)) / 2;
+      ctx.fillText(`${row.isOpen ? "▾" : "▸"} ${row.label}`, 6, middle - (row.isOpen ? 0 : 7));
+      ctx.font = `11px ${FONT}`;
+      ctx.fillStyle = c.soft;
+      const words = `${row.ranks.length} rank${row.ranks.length > 1 ? "s" : ""}`;
+      if (row.isOpen) {
+        ctx.textAlign = "right";
+        ctx.fillText(words, view.left - 8, middle);
+      } else ctx.fillText(words, 20, middle + 8);
+      return;
+    }
+    const { rank, stages } = view.about.ranks[row.at];
+    const isMarked = marks.rows && marks.rows.has(row.at);
+    if (isMarked) {
+      ctx.fillStyle = c.accent;
+      ctx.fillRect(0, y, 4, row.height - 1);
+    }
+    const first = row.sources[0];
+    const middle = y + first.top + first.compute / 2;
+    const fit = Math.min(12, Math.max(first.compute + 2, 7));
+    ctx.font = `600 ${fit}px ${FONT}`;
+    ctx.fillStyle = c.text;
+    const name = `rank ${rank}`;
+    const left = row.isPinned ? 22 : 10;
+    if (row.isPinned) drawPin(ctx, 12, middle, c);
+    ctx.fillText(name, left, middle);
+    const taken = left - 10 + ctx.measureText(name).width;
+    ctx.font = `${fit}px ${FONT}`;
+    ctx.fillStyle = c.soft;
+    const isSaid = view.isGrouped && view.order === "stage" && !row.isPinned; // by the group above
+    const late = view.alignment && lateText(view.alignment, row.at);
+    const note = late || (stages.length && !isSaid ? stageText(stages) : "");
+    const source = row.sources.length > 1 && first.compute >= 8 ? T.sourceName(first.source).toLowerCase() : "";
+    const room = view.left - 18 - taken - (source ? ctx.measureText(source).width + 16 : 8);
+    if (late) ctx.fillStyle = c.accent;
+    if (note && ctx.measureText(note).width <= room) ctx.fillText(note, 10 + taken + 8, middle);
+    ctx.fillStyle = c.soft;
+    for (const part of row.sources) {
+      const at = y + part.top + part.compute / 2;
+      if (row.sources.length > 1 && part.compute >= 8) {
+        ctx.textAlign = "right";
+        ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
+        ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
+      }
+      for (const lane of part.lanes) {
+        if (lane.height < 8 || lane.isCompute) continue;
+        ctx.textAlign = "right";
+        ctx.font = `${Math.min(10, lane.height + 1)}px ${FONT}`;
+        ctx.fillText(lane.name, view.left - 8, y + lane.top + lane.height / 2);
+      }
+      ctx.textAlign = "left";
+    }
+  };
+
+  /* How much later a rank began with what the ranks are aligned by, than the chosen one. */
+  const lateText = ({ shifts, missing }, own) => {
+    if (missing.has(own)) return "not aligned";
+    const late = -shifts.get(own);
+    return late ? `${late < 0 ? "−" : "+"}${T.duration(Math.abs(late))}` : "chosen";
+  };
+
+  const drawPin = (ctx, x, y, c) => {
+    ctx.fillStyle = c.accent;
+    ctx.fillRect(x - 3.5, y - 6, 7, 2);
+    ctx.fillRect(x - 2, y - 4, 4, 4);
+    ctx.fillRect(x - 3.5, y, 7, 1.5);
+    ctx.fillRect(x - 0.5, y + 1.5, 1, 5);
+    ctx.fillStyle = c.text;
   };
 
   const stageText = (stages) => {
@@ -578,8 +690,9 @@
     ctx.font = `11px ${FONT}`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "center";
-    for (let time = Math.ceil((view.t0 - view.zero) / tick) * tick; time <= view.t1 - view.zero; time += tick) {
-      const x = view.x(time + view.zero);
+    const zero = view.axisZero;
+    for (let time = Math.ceil((view.t0 - zero) / tick) * tick; time <= view.t1 - zero; time += tick) {
+      const x = view.x(time + zero);
       ctx.fillStyle = c.soft;
       ctx.fillRect(Math.round(x), T.AXIS - 6, 1, 5);
       const text = (Math.abs(time) < tick / 2 ? 0 : time / scale).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -587,7 +700,11 @@
     }
     ctx.textAlign = "right";
     ctx.fillStyle = c.soft;
-    ctx.fillText(`${unit} from step ${view.step ?? "–"}`, view.left - 8, T.AXIS - 14);
+    ctx.fillText(view.alignment ? `${unit}, ranks aligned` : `${unit} from step ${view.step ?? "–"}`, view.left - 8, T.AXIS - 14);
+    if (view.alignment) {
+      drawAlignedName(ctx, view, size, c);
+      return;
+    }
     let last = -1e9;
     for (const [step, begin, end] of view.about.steps) {
       const x0 = Math.max(view.x(begin), view.left);
@@ -603,6 +720,18 @@
         last = middle;
       }
     }
+    ctx.fillStyle = c.line;
+    ctx.fillRect(0, T.AXIS - 1, size.width, 1);
+  };
+
+  /* In place of the steps, which begin elsewhere on each rank: what all ranks begin with at the line. */
+  const drawAlignedName = (ctx, view, size, c) => {
+    ctx.font = `600 12px ${FONT}`;
+    ctx.fillStyle = c.accent;
+    const width = ctx.measureText(view.alignment.name).width / 2;
+    const x = Math.min(Math.max(view.x(view.alignment.start), view.left + width + 4), size.width - width - 4);
+    ctx.textAlign = "center";
+    ctx.fillText(view.alignment.name, x, 12);
     ctx.fillStyle = c.line;
     ctx.fillRect(0, T.AXIS - 1, size.width, 1);
   };

@@ -48,17 +48,19 @@ _NUMBERS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
-    whatif = (
-        [
-            panel("Try a change", _controls(loaded), html.P(_HELP, className="help"), note=_BASIS, id="try"),
-            waiting(id="try-body"),
-            waiting(id="whatif-body"),
-        ]
-        if loaded.steps
-        else []
-    )
-    return html.Div([html.Div(id="bubbles-body"), *whatif])
+def layout(loaded: Loaded, answers: Answers) -> Node:
+    return html.Div([html.Div(id="bubbles-body"), *(_whatif(loaded, answers) if loaded.steps else [])])
+
+
+def _whatif(loaded: Loaded, answers: Answers) -> list[Node]:
+    """The gains of changes, and the controls to try one; the reason in their place where nothing can be predicted."""
+    if reason := answers.why_no_prediction():
+        return [empty("What another schedule would gain cannot be predicted", reason, "no-prediction")]
+    return [
+        panel("Try a change", _controls(loaded), html.P(_HELP, className="help"), note=_BASIS, id="try"),
+        waiting(id="try-body"),
+        waiting(id="whatif-body"),
+    ]
 
 
 def _field(name: str) -> str:

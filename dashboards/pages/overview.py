@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
 from dashboards.evidence import evidence_of
+from dashboards.exports import picture_files, table_files
+from dashboards.parts import with_files
 from dashboards.store import Loaded, Store
+from dashboards.tables import TABLES
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
+from pptrace.report.tables.steps import steps_table
 from pptrace.report.units import milliseconds
 
 
@@ -29,6 +34,14 @@ def register(app: Dash, store: Store) -> None:
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
         return body(loaded, step)
+
+    choose: Any = app.clientside_callback
+    choose(
+        ClientsideFunction("pptrace", "clickedStep"),
+        Output("step", "value", allow_duplicate=True),
+        Input("overview-steps", "clickData"),
+        prevent_initial_call=True,
+    )
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
@@ -55,9 +68,20 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         _tiles(step, report),
         _messages(report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
+        *_steps(report, step),
         *_tables(step),
-        *_of_whole_traces(report),
+        *_of_whole_traces(report, step),
     ]
+
+
+def _steps(report: Report, step: StepReport) -> list[Node]:
+    """All steps as a line to choose from."""
+    figure = steps_line(report, step.step)
+    if figure is None:
+        return []
+    number = f"{len(report.steps):,} steps, {milliseconds(step.span_ns)} ms the chosen one; click another one"
+    names: Any = {"aria-label": "Length of every step"}
+    return [panel("Steps", html.Div(still_picture(figure, "overview-steps"), role="figure", **names), note=number)]
 
 
 def _hang(report: Report) -> list[Node]:
@@ -88,7 +112,7 @@ def _tiles(step: StepReport, report: Report) -> Node:
 
 def _bars(step: StepReport) -> Node:
     picture = html.Div(still_picture(overview(step), "rank-bars"), className="picture-box")
-    return panel("What each rank did", picture, note="share of the step")
+    return with_files(panel("What each rank did", picture, note="share of the step"), picture_files("rank-bars"))
 
 
 def _waterfall(step: StepReport) -> Node:
@@ -96,7 +120,8 @@ def _waterfall(step: StepReport) -> Node:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
     note = "the plan replayed with every combination of the measured causes"
-    return panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
+    picture = panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
+    return with_files(picture, picture_files("waterfall"))
 
 
 def _findings(report: Report) -> Node:
@@ -151,17 +176,26 @@ _NOTES = {
 def _tables(step: StepReport) -> list[Node]:
     """The tables of a step without those that figures show."""
     wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in ("ranks", "waterfall")]
-    return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
+    return [_with_files(report_table(table, _NOTES.get(table.key, "")), table.key, step.step) for table in wanted]
+
+
+def _with_files(box: Node, key: str, step: int | None = None) -> Node:
+    """A table with its files, if it has any."""
+    options = {} if step is None else {"step": step}
+    return with_files(box, table_files(key, options)) if key in TABLES else box
 
 
 _OF_WHOLE_TRACES = OF_WHOLE_RUN | {"steps"}
 
 
-def _of_whole_traces(report: Report) -> list[Node]:
+def _of_whole_traces(report: Report, step: StepReport | None = None) -> list[Node]:
     """Tables that are not of one step: all steps, stragglers, links, devices, and where there are no steps communication."""
-    tables = tables_of(report, report.typical_step, Amount.WHOLE)
+    tables = [
+        table if step is None or table.key != "steps" else steps_table(report, step, Amount.WHOLE, "chosen")
+        for table in tables_of(report, report.typical_step, Amount.WHOLE)
+    ]
     return [
-        report_table(table)
+        _with_files(report_table(table), table.key)
         for table in tables
         if table.key in _OF_WHOLE_TRACES and (table.key != "steps" or len(report.steps) > 1)
     ]

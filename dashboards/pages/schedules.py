@@ -8,6 +8,8 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, panel, report_table, still_picture
+from dashboards.exports import picture_files
+from dashboards.parts import with_files
 from dashboards.store import Loaded, Store
 from pptrace.api.simulate import MillisecondCosts, Sizes, simulate_as
 from pptrace.api.sweep import SweepArguments, sweep_as
@@ -108,7 +110,8 @@ def _plan(
     )
     config: Any = dict(CONFIG)
     graph = dcc.Graph(id="plan-timeline", figure=figure, config=config, style={"height": f"{figure.layout.height}px"})
-    return [panel(name, graph, note=note, id="plan-drawn"), *_idle(step.simulation)]
+    drawn = with_files(panel(name, graph, note=note, id="plan-drawn"), picture_files("plan-timeline"))
+    return [drawn, *_idle(step.simulation)]
 
 
 def _idle(simulation: Simulation) -> list[Node]:
@@ -121,6 +124,11 @@ def _bubbles(pp: Any, forward: float, backward: float, p2p: float) -> list[Node]
     names = [name for name, entry in SCHEDULES.items() if not entry.searches]
     asked = SweepArguments(pp, "p,2p,3p,4p,6p,8p", "1,2,4", forward=forward, backward=backward, p2p=p2p)
     return [
-        panel("Bubble ratio of all schedules", still_picture(figure, "plan-bubbles"), note=f"{title}, the same costs")
+        with_files(
+            panel(
+                "Bubble ratio of all schedules", still_picture(figure, "plan-bubbles"), note=f"{title}, the same costs"
+            ),
+            picture_files("plan-bubbles"),
+        )
         for title, figure in heat_maps(sweep_as(names, asked))
     ]

@@ -12,7 +12,7 @@ from dashboards.parts import chart, data_table, empty, guarded, no_steps, waitin
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.result import Report
-from pptrace.analysis.whatif.split import paste_options
+from pptrace.analysis.whatif.split import goes_round, paste_options
 from pptrace.api.whatif import Wishes
 from pptrace.report.charts.stages import stages_chart
 from pptrace.report.tables.stages import stages_table
@@ -82,7 +82,7 @@ def _gain(answers: Answers, today: tuple[int, ...], wishes: Wishes) -> Node:
 
 
 def _to_paste(split: tuple[int, ...], plan: Plan) -> Node:
-    options = paste_options(split, has_chunks=plan.num_stages > plan.pp)
+    options = paste_options(split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
     return html.Table(html.Tbody([_row(*entry) for entry in options]), id="split-paste")
 
 

@@ -30,7 +30,7 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
     tracks = of_table.tracks
     track = tracks.track_of(row)
     at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
-    title = _TITLES[table](of_table, row)
+    title = title_of(table, of_table, row)
     lines: Lines = [("", title), ("rank", str(timeline.layout.rows[at].rank)), ("length", f"{milliseconds(length)} ms")]
     if table == OPS:
         lines += _of_op(timeline, source, of_table, row, at, start)
@@ -39,6 +39,11 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
     else:
         lines += _of_back(of_table, row, int(tracks.lane[track]))
     return lines
+
+
+def title_of(name: str, table: Table, row: int) -> str:
+    """The title of a bar of the table of this name."""
+    return _TITLES[name](table, row)
 
 
 def _op_title(table: Table, row: int) -> str:

@@ -18,6 +18,7 @@ from dashboards.tiles.layout import Layout, layout_of
 from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
+from dashboards.tiles.report_ops import with_ops_of_tracks
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.model.tables import COMPUTE_KINDS
@@ -50,6 +51,9 @@ class Timeline:
         self.most_bytes = most_bytes(self.memory)
         self.is_light = len(data.ops) > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
+        if self.is_light:
+            ops = self.measured.tables[OPS]
+            self.report = with_ops_of_tracks(analysis.report, ops, self.layout.position, self.origin_ns)
         self._lock = threading.Lock()
         self._replayed: OrderedDict[tuple[str, int], Picture | None] = OrderedDict()
         self._changes: OrderedDict[str, Simulation] = OrderedDict()
@@ -76,6 +80,11 @@ class Timeline:
             return self.measured if source == MEASURED else None
         with self._lock:
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
+
+    def has_change(self, source: str) -> bool:
+        """Return whether a change is kept."""
+        with self._lock:
+            return source in self._changes
 
     def add_change(self, source: str, simulation: Simulation) -> None:
         """Keep the replay of a step after a change, as the source of this name."""

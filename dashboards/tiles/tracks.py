@@ -98,11 +98,19 @@ def make_tracks(
         lane=of_track % num_lanes,
         depth=key[first] % (MOST_DEPTH + 1),
         start=start[order],
-        length=compact(length)[order],
-        group=compact(group)[order],
-        second=None if second is None else compact(second)[order],
-        columns={name: compact(values)[order] for name, values in (columns or {}).items()},
+        length=_ordered(length, order),
+        group=_ordered(group, order),
+        second=None if second is None else _ordered(second, order),
+        columns={name: _ordered(values, order) for name, values in (columns or {}).items()},
     )
+
+
+def _ordered(values: Array, order: Int64) -> Array:
+    """A compact column in another order; one of a single value takes no memory."""
+    values = compact(values)
+    if len(values) and bool((values == values[0]).all()):
+        return np.broadcast_to(values[:1].copy(), len(values))
+    return values[order]
 
 
 def compact(values: Array) -> Array:

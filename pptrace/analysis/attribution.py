@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import Graph, spans_of
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import Times
-from pptrace.simulator import makespans
 
 
 def waterfalls(
@@ -33,6 +33,7 @@ def waterfalls(
     spans_ns: Sequence[int],
     host_ns: Times | None = None,
     knows_host: Sequence[bool] | None = None,
+    graph: Graph | None = None,
 ) -> tuple[Waterfall, ...]:
     """Attribute steps of one plan, each with a row of the matrices, ns.
 
@@ -43,15 +44,16 @@ def waterfalls(
         spans_ns: of the steps.
         host_ns: how long each op was kept from its device by the host, before it and in it; None where no device was recorded.
         knows_host: of which steps that is known.
+        graph: of the way in which messages hold up ranks, where that is known to matter.
     """
     even = computing[:, _first_of_each_key(table)].sum(axis=1) // table.pp
     by_kind = _means(table, computing, table.kind)
     by_stage = _means(table, computing, table.kind * np.int64(table.num_stages) + table.stage)
-    uniform, of_stages, of_ops = makespans(table, np.stack((by_kind, by_stage, computing)))
-    with_transfers = makespans(table, computing + communication_ns, transfers_ns)
+    uniform, of_stages, of_ops = (spans_of(table, graph, costs) for costs in (by_kind, by_stage, computing))
+    with_transfers = spans_of(table, graph, computing + communication_ns, transfers_ns)
     with_host = with_transfers
     if host_ns is not None and host_ns.any():
-        with_host = makespans(table, computing + communication_ns + host_ns, transfers_ns)
+        with_host = spans_of(table, graph, computing + communication_ns + host_ns, transfers_ns)
     knows = [host_ns is not None] * len(computing) if knows_host is None else knows_host
     return tuple(
         Waterfall(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,11 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.simulator import makespans
 
-Floats = npt.NDArray[np.float64]
+Times = npt.NDArray[Any]
+"""Times of one unit: integers, or of predictions floats."""
 Index = npt.NDArray[np.intp]
 
 
@@ -30,6 +34,7 @@ class Messaging(StrEnum):
     AHEAD = "receives are posted ahead"
     BLOCKING_RECEIVES = "a receive is posted when its rank needs it"
     RENDEZVOUS = "sends and receives wait for each other"
+    ONE_CALL_AT_A_TIME = "sends and receives wait for each other, and each for the call before it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,13 +45,30 @@ class Graph:
     num_nodes: int
     levels: tuple[tuple[Index, Index], ...]
 
-    def ends(self, durations: Floats, transfers: Floats) -> Floats:
+    def ends(self, durations: Times, transfers: Times) -> Times:
         """End of each row, shape (rows, replays), with durations (replays, rows) and transfers (replays, messages)."""
         taken = np.concatenate((durations, transfers), axis=1).T
-        ends = np.zeros((self.num_nodes + 1, len(durations)))
+        ends = np.zeros((self.num_nodes + 1, len(durations)), taken.dtype)
         for nodes, needs in self.levels:
             ends[nodes] = ends[needs].max(axis=1) + taken[nodes] if needs.shape[1] else taken[nodes]
         return ends[: self.num_rows]
+
+
+def spans_of(table: PlanTable, graph: Graph | None, durations: Times, transfers: Times | None = None) -> Times:
+    """Makespans of replays along a graph or, without one, with messages that cost their readers time alone.
+
+    Args:
+        table: of the plan.
+        graph: of the same plan.
+        durations: shape (replays, rows).
+        transfers: shape (replays, messages); None for messages that take no time.
+    """
+    if graph is None:
+        return makespans(table, durations, 0 if transfers is None else transfers)
+    if transfers is None:
+        transfers = np.zeros((len(durations), table.num_messages), durations.dtype)
+    lengths: Times = graph.ends(durations, transfers).max(axis=0)
+    return lengths
 
 
 def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
@@ -83,26 +105,32 @@ def _edges_of_messages(plan: Plan, messaging: Messaging, prefetch: int) -> Itera
         readers = table.dep_reader[remote].astype(np.intp)
         held = table.position[readers] > prefetch
         yield np.stack((readers[held] - 1 - prefetch, len(table) + table.dep_message[remote[held]])).astype(np.intp)
-    elif messaging is Messaging.RENDEZVOUS:
-        yield np.array(list(_meetings(plan)), dtype=np.intp).reshape(-1, 2).T
+    elif messaging is not Messaging.AHEAD:
+        meetings = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
+        yield np.array(list(meetings), dtype=np.intp).reshape(-1, 2).T
 
 
-def _meetings(plan: Plan) -> Iterator[tuple[int, int]]:
-    """(needed node, node) at both ends of every message: the op before its group of transfers, and the op behind it."""
+def _meetings(plan: Plan, *, one_by_one: bool) -> Iterator[tuple[int, int]]:
+    """(needed node, node) at both ends of every message: the op before its group of transfers, and the op behind it.
+
+    ``one_by_one``: a group's transfers follow each other.
+    """
     table = plan.table
     for rank, actions in enumerate(lower(plan).ranks):
         row = int(table.rank_ptr[rank]) - 1
-        open_messages: list[int] = []
+        begun: list[int] = []
+        ended: list[int] = []
         for action in actions:
             if action.kind.is_p2p:
                 message = len(table) + _message_of(plan, action)
-                open_messages.append(message)
-                if row >= table.rank_ptr[rank]:
-                    yield row, message
+                yield from ((node, message) for node in begun)
+                ended.append(message)
+                if one_by_one:
+                    begun = ended = [message]
                 continue
             row += 1
-            yield from ((message, row) for message in open_messages)
-            open_messages = []
+            yield from ((node, row) for node in ended)
+            begun, ended = [row], []
 
 
 def _message_of(plan: Plan, action: Action) -> int:

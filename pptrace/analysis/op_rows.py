@@ -20,6 +20,15 @@ class OpRows(Sequence[OpSummary]):
         """The rows from ``first`` to before ``last``."""
         self._rows, self._first, self._last = rows, first, last
 
+    @property
+    def rows(self) -> Slice:
+        """The table that these rows are part of."""
+        return self._rows
+
+    def within(self, rows: Slice) -> OpRows:
+        """The rows in the same places of a table that has the same in them."""
+        return OpRows(rows, self._first, self._last)
+
     def __len__(self) -> int:
         return self._last - self._first
 

@@ -11,6 +11,8 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import Explanation, explanation_tasks
+from pptrace.analysis.explain.messaging import graph_of_run
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble
@@ -134,9 +136,10 @@ class StepParts:
         self,
         ranks: Mapping[int, Sequence[RankStep]],
         explanations: Sequence[Sequence[Explanation]],
+        graphs: Sequence[Graph | None],
         mesh: MeshInfo,
     ) -> ReportedSteps:
-        """The steps, from the reports of each rank and the explanations of each plan's steps.
+        """The steps, from the reports of each rank, and the explanations of each plan's steps with the graph of its messages.
 
         Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
         """
@@ -155,8 +158,10 @@ class StepParts:
             _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
-        plans = {id(part.plan.table): part.plan for part in self.of_plan}
-        every = tuple(replace(same, plan=plans[id(same.table)]) for same in joined(costs))
+        plans = {id(part.plan.table): (part.plan, graph) for part, graph in zip(self.of_plan, graphs, strict=True)}
+        every = tuple(
+            replace(same, plan=plan, graph=graph) for same in joined(costs) for plan, graph in (plans[id(same.table)],)
+        )
         return ReportedSteps(reported, every)
 
 
@@ -172,12 +177,16 @@ def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo,
     """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes."""
     parts = StepParts.of(steps, data, mesh)
     jobs = jobs if parts.num_ops >= _LEAST_SHARED else 1
-    tasks = [explanation_tasks(part.plan.table, part.steps, data) for part in parts.of_plan]
+    graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
+    tasks = [
+        explanation_tasks(part.plan.table, part.steps, data, graph)
+        for part, graph in zip(parts.of_plan, graphs, strict=True)
+    ]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
         ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
         results = iter(explained.results())
     explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
-    return parts.joined(ranks, explanations, mesh)
+    return parts.joined(ranks, explanations, graphs, mesh)
 
 
 def _longest(step: PlannedStep) -> StepWindow:

@@ -52,9 +52,8 @@ def _sentence(report: Report) -> str:
     length = _length(report, step.span_ns)
     if parts := _with_routes(step.span_parts, report.findings):
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
-        return (
-            f"{_ruling_part(step, parts)}{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
-        )
+        rules, largest = _ruling_part(step, parts, report.findings), _largest(report.findings, step, len(steps))
+        return f"{rules}{length}: {_shares_text(shares)}{largest}."
     return _without_causes(step, length, _largest(report.findings, step, len(steps)))
 
 
@@ -103,9 +102,9 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 
-def _ruling_part(step: StepReport, parts: Mapping[str, int]) -> str:
+def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:
     """A sentence before all others where the schedule is not what costs: a better one, or more microbatches, would win less than
-    a host that launches earlier or a stage that computes less.
+    a host that launches earlier or a stage that computes less; not where others are about as slow, so that little is won with it.
     """
     name, ns = max(
         ((name, ns) for name, ns in parts.items() if name != "compute"), key=lambda part: part[1], default=("", 0)
@@ -120,6 +119,9 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int]) -> str:
     }
     stage = max(stages, key=stages.__getitem__, default=None)
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
+        return ""
+    of_stage = [found for found in findings if found.evidence.get("where") == {"stage": stage} and _is_replayed(found)]
+    if any((found.gain_ns or 0) < _RULES * step.span_ns for found in of_stage):
         return ""
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 
@@ -177,7 +179,8 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
     """Name the largest finding to act on, and what it would give back: not the schedule itself, nor the unexplained.
 
-    A cause is that of this step, as the shares before it are; anything else a mean over the steps.
+    A cause is that of this step, as the shares before it are; what a replay says that a place gives back, and anything else, is a
+    mean over the steps.
     """
     parts = step.span_parts or {}
     gains: list[tuple[int, str]] = []
@@ -187,6 +190,8 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
             continue
         if of_some := _of_some_steps(finding):
             gains.append((finding.gain_ns or 0, f"on average of {of_some}"))
+        elif _is_replayed(finding):
+            gains.append((finding.gain_ns or 0, f"of {_NAMES[cause]}{_place(finding)}"))
         elif reason := finding.evidence.get("reason"):
             gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
         elif cause in parts:
@@ -196,6 +201,11 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
             gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
+
+
+def _is_replayed(finding: Finding) -> bool:
+    """Return whether the gain is that of a replay in which the finding's place costs what its like costs."""
+    return "gain_if_spread_ns" in finding.evidence
 
 
 def _of_some_steps(finding: Finding) -> str:

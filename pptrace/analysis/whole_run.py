@@ -105,7 +105,11 @@ class DevicePeak:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRate:
-    """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps, GB/s."""
+    """Bus bandwidth of all collectives of one kind on an axis, timed on devices, over all ranks and steps, GB/s.
+
+    ``ports`` is how many times the rate of a port of the network it can reach where its groups are on several hosts
+    (:func:`pptrace.analysis.links.network.ports_reached`), None where they are not.
+    """
 
     axis: str
     kind: str
@@ -113,6 +117,7 @@ class CollectiveRate:
     busbw_gbps: float
     peak_gbps: float | None
     share_of_peak: float | None
+    ports: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

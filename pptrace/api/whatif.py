@@ -15,6 +15,7 @@ from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.errors import PptraceError, UsageError
+from pptrace.model.wording import counted
 from pptrace.schedule import registry
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
@@ -111,7 +112,9 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
         reasons = sorted({link.fit_reason or "" for link in wishes.links})
         raise PptraceError(f"--links: no latency could be fitted to a link of that run: {'; '.join(reasons)}")
     layers = _layers(analysis, wishes)
-    return study_run(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies)
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies)
+    volume = analysis.data.volume
+    return study if volume is None else replace(study, sequences=volume.facts.microbatch_size)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
@@ -191,6 +194,12 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
             require_number(option, value, "times today's", _MOST_TIMES)
             if value <= 0:
                 raise UsageError(f"{option} is {value:g}; expected more than 0")
+    size = wishes.microbatch_size
+    if size is not None and study.sequences is not None and not (study.sequences * size).is_integer():
+        raise UsageError(
+            f"--microbatch-size {size:g}: microbatches of this run have {counted(study.sequences, 'sequence')}; expected whole "
+            "ones"
+        )
     if wishes.split is not None and min(wishes.split, default=0) < 1:
         raise UsageError(
             f"--split {_commas(wishes.split)}: every stage has at least one layer; expected such as 5,5,5,3"

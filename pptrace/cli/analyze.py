@@ -39,7 +39,7 @@ from pptrace.workflow.load import load
 @click.option(
     "--network",
     metavar="RATE",
-    help="Rate of a port of the network between hosts, for links[].peak_gbps: Gb/s, or EDR, HDR, NDR, … of InfiniBand "
+    help="Rate of a port of the network between hosts, for peak_gbps of links and collectives: Gb/s, or EDR, HDR, NDR, … "
     "[default: as `pptrace run` recorded it].",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read and explain with [default: one per core].")

@@ -51,7 +51,9 @@ def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None
     from dashboards.app import create_app
     from dashboards.serve import bind, open_browser, reach_of, serve, url_of
     from pptrace.ingest import require_path
+    from pptrace.memory import return_large_memory
 
+    return_large_memory()
     secret = secret_of(options.token)
     for path in (*paths, *([] if other is None else [other])):
         require_path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -213,6 +214,23 @@ def _parts_of_list(head: str, members: Iterable[Any]) -> Iterator[str]:
 def _indented(value: Any, depth: int) -> str:
     """Strict JSON of a value that stands at some depth of an object."""
     # With an indent it would be written in Python.
-    compact = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members)
-    indented: bytes = msgspec.json.format(compact.encode("utf-8", "surrogatepass"), indent=1)
+    indented: bytes = msgspec.json.format(_compact(value), indent=1)
     return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)
+
+
+def _compact(value: Any) -> bytes:
+    """The JSON that Python's ``json`` writes, and its errors: written by msgspec where the two write the same."""
+    try:
+        text: bytes = msgspec.json.encode(value, enc_hook=_members)
+        packed = msgspec.msgpack.encode(value, enc_hook=_members)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    else:
+        if not (b"0.0000" in text or _EXPONENT.search(text) or _NOT_FINITE.search(packed)):
+            return text
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members).encode("utf-8", "surrogatepass")
+
+
+_EXPONENT = re.compile(rb"e(?=[-0-9])(?<=[0-9]e)")  # begins with its rarest byte, so that the search is fast
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""A float64 of MessagePack that is NaN or infinite, which msgspec's JSON has as null."""

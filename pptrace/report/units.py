@@ -32,4 +32,9 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
     """Bytes per second, without "per second", which is in the column's head."""
     if gigabytes_per_second is None:
         return "–"
-    return f"{gigabytes_per_second:.1f} GB" if gigabytes_per_second >= 1 else f"{gigabytes_per_second * 1e3:.1f} MB"
+    value = gigabytes_per_second
+    for unit in ("GB", "MB"):
+        if value >= 1:
+            return f"{value:.1f} {unit}"
+        value *= 1e3
+    return f"{value:.1f} KB"

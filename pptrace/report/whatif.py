@@ -21,8 +21,8 @@ def whatif_text(result: WhatIf, width: int) -> RenderableType:
 
 
 def headline(result: WhatIf) -> str:
-    """One sentence: the change that gains most, of those that gain for sure if there are any."""
-    choices = [one for one in result.scenarios if one.is_choice]
+    """One sentence: the change that gains most, of those that gain for sure if there are any; else the best ideal."""
+    choices = [one for one in result.scenarios if one.is_choice] or list(result.scenarios)
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
     sure = next((one for one in choices if _is_sure(one, result)), None)

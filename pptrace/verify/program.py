@@ -11,15 +11,16 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 
-RENDEZVOUS = "rendezvous"
+RENDEZVOUS, ONE_BY_ONE = "rendezvous", "one_call_at_a_time"
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
-    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives`` or ``rendezvous``
-    (:class:`pptrace.analysis.message_graph.Messaging`); receives that block are posted ``prefetch`` ops before they are needed.
+    ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous`` or
+    ``one_call_at_a_time`` (:class:`pptrace.analysis.message_graph.Messaging`); receives that block are posted ``prefetch``
+    ops before they are needed.
     """
 
     plan: Plan
@@ -36,7 +37,7 @@ def programs(work: Workload) -> list[list[list[Any]]]:
     ``["op", ns]`` sleeps. ``["transfers", [[message, peer, is_send, ns], …]]`` are sends and receives that are posted together;
     the rank goes on when all of them are through, but for sends that nobody waits for.
     """
-    groups = _in_order if work.messaging == RENDEZVOUS else _when_needed
+    groups = _in_order if work.messaging in (RENDEZVOUS, ONE_BY_ONE) else _when_needed
     return [list(groups(work, rank)) for rank in range(work.plan.pp)]
 
 
@@ -47,6 +48,9 @@ def _in_order(work: Workload, rank: int) -> Iterator[list[Any]]:
     for action in lower(work.plan).ranks[rank]:
         if action.kind.is_p2p:
             group.append(_transfer(work, action))
+            if work.messaging == ONE_BY_ONE:
+                yield ["transfers", group]
+                group = []
             continue
         if group:
             yield ["transfers", group]

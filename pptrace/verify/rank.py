@@ -87,7 +87,7 @@ class Rank:
     def _transfer(self, step: int, group: list[list[Any]], ready: int) -> None:
         """Exchange a group of messages; the receives of a rank that prefetches have been posted at ``ready``."""
         posted = time.monotonic_ns()
-        meets = self._messaging == "rendezvous"
+        meets = self._messaging in ("rendezvous", "one_call_at_a_time")
         for message, peer, is_send, _ in group:
             if is_send:
                 self._send(peer, step, message, posted, self._payload)

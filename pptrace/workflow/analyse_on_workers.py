@@ -26,8 +26,10 @@ from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
+from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.probes.study import ProbedSteps
@@ -115,7 +117,8 @@ def analyse_on_workers(
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
+    explanations, graphs = _explanations(reports, parts)
+    reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
     costs = with_routing(reported.costs, experts.exchanges)
@@ -163,15 +166,21 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
     return steps
 
 
-def _explanations(reports: Mapping[int, RankReport], parts: StepParts) -> list[list[Explanation]]:
+def _explanations(
+    reports: Mapping[int, RankReport], parts: StepParts
+) -> tuple[list[list[Explanation]], list[Graph | None]]:
+    """The explanations of each plan's steps, and the graph of its messages."""
     axes: Counter[str] = Counter()
     for report in reports.values():
         axes.update(report.axes_inside_ops)
-    explanations = []
+    explanations: list[list[Explanation]] = []
+    graphs: list[Graph | None] = []
     for index, part in enumerate(parts.of_plan):
         ranks = [_of_plan(reports[rank], index) for rank in IndexedWindows.of(part.windows).of_rank]
-        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items()))))
-    return explanations
+        graph = graph_of_ranks(part.plan, part.steps, ranks)
+        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items())), graph))
+        graphs.append(graph)
+    return explanations, graphs
 
 
 def _of_plan(report: RankReport, index: int) -> RankTimes:

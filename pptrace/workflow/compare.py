@@ -7,6 +7,7 @@ from pathlib import Path
 from pptrace.analysis.compare.compare import ComparedRun
 from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
+from pptrace.analysis.compare.undisturbed import op_times
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
 from pptrace.model.wording import counted
@@ -34,7 +35,15 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         )
     facts = facts_of(report, analysis.facts, analysis.run)
     core_wait = core_wait_of(analysis.facts)
-    return ComparedRun(figures, report.schedule.name, report.mesh.num_ranks, facts, report.warnings, core_wait)
+    return ComparedRun(
+        figures,
+        report.schedule.name,
+        report.mesh.num_ranks,
+        facts,
+        report.warnings,
+        core_wait,
+        op_times(analysis.costs),
+    )
 
 
 def read_compared(

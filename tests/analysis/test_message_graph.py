@@ -27,8 +27,9 @@ def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, mic
     assert replayed.max(axis=0).tolist() == makespans(plan.table, durations, transfers).tolist()
 
 
+@pytest.mark.parametrize("messaging", [Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME])
 @pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
-def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches: int) -> None:
+def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches: int, messaging: Messaging) -> None:
     plan = build(name, pp, microbatches)
     table, rng = plan.table, np.random.default_rng(4)
     durations = rng.integers(1, 100, len(table))
@@ -45,9 +46,9 @@ def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches
         slot = (stage * plan.num_microbatches + (microbatch or 0)) * len(Output) + output
         return int(transfers[table.slot_to_message[slot]])
 
-    run = run_on_paper(plan, lambda action: cost[str(action)], latency)
-    graph = make_graph(plan, Messaging.RENDEZVOUS)
-    ends = graph.ends(durations[np.newaxis].astype(float), transfers[np.newaxis].astype(float))[:, 0]
+    one_by_one = messaging is Messaging.ONE_CALL_AT_A_TIME
+    run = run_on_paper(plan, lambda action: cost[str(action)], latency, one_by_one=one_by_one)
+    ends = make_graph(plan, messaging).ends(durations[np.newaxis], transfers[np.newaxis])[:, 0]
     expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
     assert ends.tolist() == expected
 

@@ -152,6 +152,26 @@ def test_the_gain_is_that_of_the_step_whose_shares_stand_before_it() -> None:
     )
 
 
+def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_whether_it_rules() -> None:
+    """Of 0.3 ms of unequal stages, stage 1 at the cost of its like gives back 0.5 ms, or 0.1 where another is about as slow."""
+    step = replace(step_of(2_000_000, FALL), causes=(Cause("imbalance", {"stage": 1}, 300_000),))
+    step = replace(step, bubble=replace(step.bubble, waterfall_ns=replace(FALL, structural=200_000)))
+
+    def verdict_with(gain_ns: int) -> str:
+        evidence = {"cause": "imbalance", "where": {"stage": 1}, "gain_if_spread_ns": 300_000}
+        found = Finding(Severity.WARNING, "Imbalance", "", gain_ns, evidence)
+        return verdict_of(step, findings=(found, finding("jitter", 90_000)))
+
+    assert verdict_with(500_000).endswith(
+        "; the most to win back is 0.5 ms a step of stages of unequal cost (stage 1)."
+    )
+    assert verdict_with(500_000).startswith("The bubble is not your problem: stage 1 computes longer")
+    assert verdict_with(100_000).endswith(
+        "; the most to win back is 0.1 ms a step of stages of unequal cost (stage 1)."
+    )
+    assert verdict_with(100_000).startswith("The step takes 2.0 ms")
+
+
 def test_an_unexplained_part_does_not_silence_a_smaller_one_that_can_be_acted_on() -> None:
     findings = (finding("unexplained", 900_000), finding("communication", 40_000))
     verdict = verdict_of(step_of(2_000_000, FALL), findings=findings)

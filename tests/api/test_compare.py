@@ -40,7 +40,7 @@ def test_the_json_has_the_fields_of_the_contract(pair: tuple[Path, Path], both: 
     written: dict[str, Any] = json.loads(both.to_json())
     assert written["schema"] == "pptrace.compare/1"
     assert written["verdict"] == "slower"
-    assert set(written["span"]) == {"a_ns", "b_ns", "change", "low", "high"}
+    assert set(written["span"]) == {"a_ns", "b_ns", "change", "low", "high", "is_undisturbed"}
     assert written["span"]["change"] == written["span"]["b_ns"] / written["span"]["a_ns"] - 1
     assert written["span"]["low"] < written["span"]["change"] < written["span"]["high"]
     for part in written["parts"]:

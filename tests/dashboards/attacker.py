@@ -63,9 +63,9 @@ class Target:
 
 
 @contextmanager
-def attacked(app: Any) -> Iterator[Target]:
-    """Serve an app on a port of its own."""
-    with bind("127.0.0.1", 0) as listener:
+def attacked(app: Any, port: int = 0) -> Iterator[Target]:
+    """Serve an app on a port, or on one of its own."""
+    with bind("127.0.0.1", port) as listener:
         port = listener.getsockname()[1]
         server = Server(app.server, listener)
         thread = threading.Thread(target=server.run, daemon=True)

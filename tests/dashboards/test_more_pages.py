@@ -189,7 +189,12 @@ EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
 def test_a_page_that_lacks_what_it_needs_says_why(
     make_run: Callable[[Path, ModuleType], Path], tmp_path: Path, synthetic: ModuleType
 ) -> None:
-    shown = pages_of(make_run(tmp_path, synthetic))
+    run = make_run(tmp_path, synthetic)
+    shown = pages_of(run)
+    store = Store([run])
+    page = bubbles.layout(store.get(), Answers(store))
+    assert "try" not in ids([page]), "no fields for what cannot be predicted"
+    assert ("no-prediction" in ids([page])) == bool(store.get().steps)
     for name, page in shown.items():
         assert page, name
         assert "a mistake in pptrace" not in text(page), name

@@ -6,13 +6,23 @@ from types import ModuleType
 import pytest
 
 import dashboards.store
-from dashboards.store import Loaded, Store
+from dashboards.store import Loaded, Opening, Store
 
 
-def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_an_analysis_is_made_once_until_a_file_changes(
+    tmp_path: Path, synthetic: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2)
     store = Store([tmp_path])
+    seen: list[Opening] = []
+    note = store._note
+    monkeypatch.setattr(store, "_note", lambda progress: (note(progress), seen.append(store.opening)))
+    assert not store.opening.is_open
     first = store.get()
+    assert store.opening.is_open
+    assert [part.is_open for part in seen] == [False] * len(seen)
+    assert [part.read for part in seen] == sorted(part.read for part in seen), "it only grows"
+    assert (seen[0].num_files, seen[0].read, seen[-1].read) == (2, 0, 1)
     assert store.get() is first
     assert [step.step for step in first.steps] == [2]
     synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
@@ -36,7 +46,7 @@ def test_a_damaged_run_json_is_no_obstacle(content: bytes, tmp_path: Path) -> No
 
 
 def test_a_mistake_of_our_own_is_a_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_paths: object) -> None:
+    def fail(*_args: object, **_options: object) -> None:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(dashboards.store, "load", fail)

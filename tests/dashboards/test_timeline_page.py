@@ -47,7 +47,8 @@ def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, f
                     const isIt = part.texts.kind[ops.kind[bar]] === kind && ops.microbatch[bar] === microbatch;
                     if (!isIt || timeline.about.ranks[at].rank !== rank || ops.start[bar] > timeline.t1) continue;
                     const spot = part.placeOf('ops', at, 0, 0);
-                    const x = timeline.x(ops.start[bar] + ops.length[bar] / 2);
+                    if (!spot) continue;
+                    const x = timeline.x(ops.start[bar] + ops.length[bar] / 2 + part.shift);
                     return [frame.left + x, frame.top + spot[0] + spot[1] / 2];
                 }
             }
@@ -230,3 +231,43 @@ def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, ru
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert page.locator("#timeline img").count() == 0
     assert page.title() == "pptrace"
+
+
+def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_it(timeline: Any) -> None:
+    """A pinned row is drawn at the top, kept details stay after Esc, and each rank is drawn where the chosen op begins."""
+    timeline.mouse.move(*place_of(timeline, "F", 2, 3))
+    timeline.wait_for_selector(".timeline-tip:visible")
+    timeline.keyboard.press("r")
+    assert timeline.evaluate(f"{STATE}.rows.map(row => [row.at, row.isPinned])") == [
+        [3, True],
+        [0, False],
+        [1, False],
+        [2, False],
+    ]
+    timeline.mouse.click(*place_of(timeline, "B", 4, 2))
+    card = timeline.locator(".bar-card", has_text="Backward of microbatch 4")
+    card.get_by_role("button", name="Keep").click()
+    timeline.wait_for_selector(".card-number")
+    timeline.keyboard.press("Escape")
+    assert timeline.locator("#timeline-journey").count() == 0
+    assert "8.00 ms" in card.inner_text()
+    card.get_by_role("button", name="Align").click()
+    timeline.wait_for_selector("#timeline-aligned:visible")
+    drawn(timeline)
+    pixels_per_ms = timeline.evaluate(f"({STATE}.right - {STATE}.left) / ({STATE}.t1 - {STATE}.t0) * 1e6")
+    middles = [place_of(timeline, "B", 4, rank)[0] for rank in range(4)]
+    longer = [middle - middles[0] for middle in middles]
+    expected = [0, 0.3 * 8 / 2 * pixels_per_ms, 0, 0]  # stage 1 is 1.3 times as slow, and all begin together
+    assert longer == pytest.approx(expected, abs=0.01)
+    before, link = picture(timeline), address(timeline)
+    timeline.goto("about:blank")
+    timeline.goto(link)
+    assert picture(drawn(timeline)) == before
+    assert "times of different ranks do not compare" in timeline.inner_text("#timeline-aligned")
+    timeline.click("#timeline-unalign")
+    assert timeline.locator("#timeline-aligned").is_hidden()
+    assert "align=" not in address(timeline)
+    timeline.mouse.click(
+        timeline.locator(".timeline-canvas").bounding_box()["x"] + 40, place_of(timeline, "F", 2, 3)[1]
+    )
+    assert timeline.evaluate(f"{STATE}.pinHeight") == 0

@@ -87,16 +87,21 @@ class PaperRun:
         return max(done.end for rank in self.ranks for done in rank)
 
 
-def run_on_paper(plan: Plan, cost: Cost, latency: int | Callable[[Message], int] = 0) -> PaperRun:
+def run_on_paper(
+    plan: Plan, cost: Cost, latency: int | Callable[[Message], int] = 0, *, one_by_one: bool = False
+) -> PaperRun:
     """Run a plan; neighbouring transfers are posted together and their rank goes on when it has seen all complete.
 
     Args:
         plan: with or without sends and receives.
         cost: of a compute action.
         latency: of a message, once both sides are there; or a function of the message.
+        one_by_one: each transfer is posted when the one before it is complete.
     """
     lowered = lower(plan)
     queues = [list(lowered.instructions(rank)) for rank in range(plan.pp)]
+    if one_by_one:
+        queues = [[(action,) for group in queue for action in group] for queue in queues]
     free = [0] * plan.pp
     posts: dict[Message, dict[bool, int]] = {}
     ranks: list[list[Done]] = [[] for _ in queues]

@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +123,28 @@ def record(path: Path, checkout: Path, tests: list[str]) -> int:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print what differs; 1 where anything does, or where the two have no report in common."""
+    """Print what differs, each place once; 1 where anything does, or where the two have no report in common.
+
+    Members that are new are no difference.
+    """
     first, second = _read(before), _read(after)
     common = first.keys() & second.keys()
     differing = sorted(key for key in common if first[key] != second[key])
-    for key in differing[:20]:
-        test, number = key
-        print(f"differs: {test} #{number}: {first_difference(json.loads(first[key]), json.loads(second[key]))}")
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for test, number in differing:
+        difference = first_difference(json.loads(first[test, number]), json.loads(second[test, number]))
+        kinds[re.sub(r"\[\d+\]", "[]", difference.split(": ")[0])].append(f"{test} #{number}: {difference}")
+    longer = len(kinds.pop("", ()))
+    for of_kind in sorted(kinds.values(), key=len, reverse=True):
+        print(f"{len(of_kind)} × {of_kind[0]}")
+    if longer:
+        print(f"{longer} have members that only the newer version has, and are the same otherwise")
     only = Counter({"before": len(first.keys() - common), "after": len(second.keys() - common)})
     print(
-        f"{len(common)} reports in both, {len(differing)} differ; {only['before']} only before, {only['after']} only after"
+        f"{len(common)} reports in both, {len(differing) - longer} differ; {only['before']} only before, "
+        f"{only['after']} only after"
     )
-    return int(bool(differing) or not common)
+    return int(bool(kinds) or not common)
 
 
 def _read(path: Path) -> dict[tuple[str, int], str]:
@@ -143,14 +153,16 @@ def _read(path: Path) -> dict[tuple[str, int], str]:
 
 
 def first_difference(before: Any, after: Any, where: str = "$") -> str:
-    """Describe where two JSON values differ first, and how."""
-    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+    """Describe where two JSON values differ first, and how; "" where the later one has more members, and no other."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        if before.keys() - after.keys():
+            return f"{where}: {sorted(before.keys() - after.keys())} → left out"
         pairs = [(f"{where}.{key}", before[key], after[key]) for key in before]
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = [(f"{where}[{index}]", *pair) for index, pair in enumerate(zip(before, after, strict=True))]
     else:
         return f"{where}: {str(before)[:80]} → {str(after)[:80]}"
-    return next((first_difference(*pair[1:], pair[0]) for pair in pairs if pair[1] != pair[2]), "")
+    return next(filter(None, (first_difference(*pair[1:], pair[0]) for pair in pairs if pair[1] != pair[2])), "")
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.compare import student
+from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 
 FEWEST_STEPS = 8
@@ -26,12 +27,6 @@ CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
 memory differently, which no step of either run shows."""
-USUAL_CORE_WAIT = 0.03
-"""Share of the time up to which ranks that wait for a core deviate by no more from run to run."""
-CORE_WAIT = 0.2
-"""The same deviation as a share of the time beyond that for which ranks waited for a core: what else a machine does differs from
-run to run. Runs of one program deviated by 0.2 % where they waited for up to 8 %, by 3 to 5 % where they waited for 20 to 50 %.
-"""
 _NUM_SAMPLES = 500
 _MOST_CELLS = 5_000_000
 """Samples × steps that are drawn; long series, whose medians vary little, get fewer samples."""
@@ -82,9 +77,9 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
     if num_steps < FEWEST_STEPS:
         return Typical(middle)
     run_to_run = hypot(RUN_TO_RUN * middle, CORE_WAIT * core_wait_ns)
-    length = ceil(num_steps ** (1 / 3) - 1e-9)
+    length = block_length(num_steps)
     correlation = _correlation(series)
-    samples = _lower_median(series[_drawn_steps(num_steps, length)])
+    samples = _lower_median(series[drawn_steps(num_steps, length)])
     deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
     freedom = max(min(num_steps / length, independent) - 1, 1.0)
@@ -143,8 +138,14 @@ def _lower_median(values: Int64) -> npt.NDArray[np.int64]:
     return medians
 
 
+def block_length(num_steps: int) -> int:
+    """The number of neighbouring steps that are drawn together."""
+    length: int = ceil(num_steps ** (1 / 3) - 1e-9)
+    return length
+
+
 @lru_cache(maxsize=4)
-def _drawn_steps(num_steps: int, length: int) -> Int64:
+def drawn_steps(num_steps: int, length: int) -> Int64:
     """Indices of the steps of every sample, shape (samples, steps): blocks of ``length`` neighbours one after the other."""
     num_samples = min(_NUM_SAMPLES, max(_MOST_CELLS // num_steps, _FEWEST_SAMPLES))
     shape = (num_samples, ceil(num_steps / length))

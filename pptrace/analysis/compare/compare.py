@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import exp
 
 import numpy as np
 
 from pptrace.analysis.compare.bootstrap import (
-    CORE_WAIT,
     FEWEST_STEPS,
-    USUAL_CORE_WAIT,
     Typical,
     difference,
     holm,
@@ -19,7 +18,7 @@ from pptrace.analysis.compare.bootstrap import (
     typical_of,
 )
 from pptrace.analysis.compare.facts import Facts, differing
-from pptrace.analysis.compare.figures import CAUSE, EXPOSED, Series, StepFigures
+from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, Series, StepFigures
 from pptrace.analysis.compare.matching import match_figures, unmatched_names
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
@@ -28,6 +27,8 @@ from pptrace.analysis.compare.result import (
     SpanChange,
     StepCounts,
 )
+from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed
 
@@ -37,6 +38,7 @@ class ComparedRun:
     """One run as far as it is compared; ``warnings`` are lines about it.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
+    ``op_times`` are those of the ops of its plan, None where it has none.
     """
 
     figures: StepFigures
@@ -45,6 +47,17 @@ class ComparedRun:
     facts: Facts = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     core_wait: float | None = None
+    op_times: OpTimes | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether its ranks waited for a core for longer than is usual."""
+        return (self.core_wait or 0.0) > USUAL_CORE_WAIT
+
+    @cached_property
+    def undisturbed(self) -> Typical | None:
+        """The step without what disturbed it; None where too few steps or no plan tell."""
+        return None if self.op_times is None else self.op_times.undisturbed()
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
@@ -54,14 +67,16 @@ class ComparedRun:
 
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
     """The change from A to B; both have a whole step."""
+    undisturbed = _undisturbed(a, b)
     span_a, span_b, note = _lengths(a.figures, b.figures)
-    span = _span_change(a.typical(span_a), b.typical(span_b))
-    parts = _part_changes(a, b)
+    lengths = undisturbed or (a.typical(span_a), b.typical(span_b))
+    span = _span_change(*lengths, is_undisturbed=undisturbed is not None)
+    parts = _part_changes(a, b, is_undisturbed=undisturbed is not None)
     verdict = _verdict(span)
     warnings = (
         *_too_few(a, b),
-        *_busy_machines(a, b),
-        *note,
+        *_busy_machines(a, b, None if undisturbed is None else (_middle(span_a), _middle(span_b))),
+        *(() if undisturbed is not None else note),
         *_other_ranks(a, b),
         *_not_compared(a, b),
         *_of_runs(a, b),
@@ -70,6 +85,17 @@ def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
     return Comparison(
         verdict, _detail(verdict, span, parts), span, counts, parts, differing(a.facts, b.facts), warnings
     )
+
+
+def _undisturbed(a: ComparedRun, b: ComparedRun) -> tuple[Typical, Typical] | None:
+    """The steps of both without what disturbed them, where ranks of either waited for cores and both tell."""
+    if not (a.is_disturbed or b.is_disturbed) or a.undisturbed is None or b.undisturbed is None:
+        return None
+    return a.undisturbed, b.undisturbed
+
+
+def _middle(span: Int64) -> float:
+    return typical_of(span).ns / 1e6
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
@@ -84,11 +110,11 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
     return a.window, b.window, (line,)
 
 
-def _span_change(a: Typical, b: Typical) -> SpanChange:
+def _span_change(a: Typical, b: Typical, is_undisturbed: bool) -> SpanChange:
     change = b.ns / a.ns - 1 if a.ns else None
     found = relative_difference(a, b)
     low, high = (None, None) if found is None else (exp(end) - 1 for end in found.interval())
-    return SpanChange(a.ns, b.ns, change, low, high)
+    return SpanChange(a.ns, b.ns, change, low, high, is_undisturbed)
 
 
 def _verdict(span: SpanChange) -> ChangeVerdict:
@@ -97,11 +123,18 @@ def _verdict(span: SpanChange) -> ChangeVerdict:
     return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
 
 
-def _part_changes(a: ComparedRun, b: ComparedRun) -> tuple[PartChange, ...]:
-    """The parts that are known in whole steps of both runs and not 0 in both, largest change first."""
+def _part_changes(a: ComparedRun, b: ComparedRun, is_undisturbed: bool) -> tuple[PartChange, ...]:
+    """The parts that are known in whole steps of both runs and not 0 in both, largest change first.
+
+    With ``is_undisturbed`` what ops compute is that of the least disturbed steps.
+    """
     matched = match_figures(a.figures, b.figures, a.schedule == b.schedule)
     known = [(part, _known(part.a), _known(part.b)) for part in matched]
-    typical = [(part, a.typical(of_a), b.typical(of_b)) for part, of_a, of_b in known if _shows(of_a, of_b)]
+    typical = [
+        (part, *_typical_of_part(part.name, (a, of_a), (b, of_b), is_undisturbed))
+        for part, of_a, of_b in known
+        if _shows(of_a, of_b)
+    ]
     found = [difference(of_a, of_b) for _, of_a, of_b in typical]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
     changes = [
@@ -111,6 +144,17 @@ def _part_changes(a: ComparedRun, b: ComparedRun) -> tuple[PartChange, ...]:
         for (part, of_a, of_b), tests in zip(typical, found, strict=True)
     ]
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
+
+
+def _typical_of_part(
+    name: str, a: tuple[ComparedRun, Int64], b: tuple[ComparedRun, Int64], is_undisturbed: bool
+) -> tuple[Typical, Typical]:
+    (run_a, of_a), (run_b, of_b) = a, b
+    if is_undisturbed and name == COMPUTE:
+        least_a, least_b = least_disturbed(of_a), least_disturbed(of_b)
+        if least_a is not None and least_b is not None:
+            return least_a, least_b
+    return run_a.typical(of_a), run_b.typical(of_b)
 
 
 def _shows(a: Int64, b: Int64) -> bool:
@@ -137,15 +181,22 @@ def _too_few(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
         )
 
 
-def _busy_machines(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
-    waits = {name: run.core_wait for name, run in (("A", a), ("B", b)) if (run.core_wait or 0) > USUAL_CORE_WAIT}
-    if waits:
-        listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits.items())
-        yield (
-            f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
-            f"cores: that differs from run to run, so {CORE_WAIT:.0%} of what is beyond {USUAL_CORE_WAIT:.0%} is allowed for; "
-            "use a quiet machine"
+def _busy_machines(a: ComparedRun, b: ComparedRun, measured: tuple[float, float] | None) -> Iterator[str]:
+    """A line about waits for cores; ``measured`` are the typical steps, ms, where undisturbed ones are compared."""
+    waits = [(name, run.core_wait) for name, run in (("A", a), ("B", b)) if run.is_disturbed]
+    if not waits:
+        return
+    listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits)
+    allowed = f"so {CORE_WAIT:.0%} of what is beyond {USUAL_CORE_WAIT:.0%} is allowed for"
+    if measured is not None:
+        allowed = (
+            "so the step and what it computes are compared as they were where nothing disturbed them, each op and message as in "
+            f"the least disturbed steps; typical ones took {measured[0]:,.2f} ms in A and {measured[1]:,.2f} ms in B"
         )
+    yield (
+        f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
+        f"cores: that differs from run to run, {allowed}; use a quiet machine"
+    )
 
 
 def _other_ranks(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
@@ -174,7 +225,8 @@ def _of_runs(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
 
 def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange]) -> str:
     """The verdict in a sentence."""
-    lengths = f"a typical step takes {span.a_ns / 1e6:,.2f} ms in A and {span.b_ns / 1e6:,.2f} ms in B"
+    step = "an undisturbed step" if span.is_undisturbed else "a typical step"
+    lengths = f"{step} takes {span.a_ns / 1e6:,.2f} ms in A and {span.b_ns / 1e6:,.2f} ms in B"
     if span.change is not None:
         interval = (
             "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"

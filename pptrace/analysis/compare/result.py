@@ -17,7 +17,8 @@ class ChangeVerdict(StrEnum):
 class SpanChange:
     """The typical (median) step of both runs, ns. ``change`` is b / a − 1, ``low`` to ``high`` its 95 % interval.
 
-    The interval is None with too few steps, ``change`` too where a step of A takes no time.
+    The interval is None with too few steps, ``change`` too where a step of A takes no time. ``is_undisturbed``: the steps are not
+    the typical ones, but those without what disturbed them, because ranks waited for cores.
     """
 
     a_ns: int
@@ -25,6 +26,7 @@ class SpanChange:
     change: float | None
     low: float | None
     high: float | None
+    is_undisturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
 from pptrace.analysis.volume.gpt_facts import ITEM_BYTES
@@ -86,7 +85,7 @@ def report_experts(
 
 def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:
     """The gain of whole steps with equal rows; None without whole steps."""
-    whole = [with_messaging(costs) for costs in plans if len(costs.step)]
+    whole = [costs for costs in plans if len(costs.step)]
     if not whole:
         return None
     equal = [costs.with_equal_routes() for costs in whole]

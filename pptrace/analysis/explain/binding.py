@@ -1,4 +1,7 @@
-"""Reasons for which each op started no earlier: the op before it on its rank, a message, or a peer that its rank waited for."""
+"""Reasons for which each op started no earlier: the op before it on its rank, a message, or a peer that its rank waited for.
+
+A peer that was late because it waited in a message of its own passes the reason on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Bindings:
     """Last event that let each op (steps, rows) start.
 
     ``row`` is the op whose end it was: the one before it on its rank or, where ``is_message``, one of another rank: the
-    sender of the message that came last, or what a peer was busy with for whom the rank waited. −1 where it is
+    sender of the message that came last, or what made a peer late for whom the rank waited. −1 where it is
     the first of its rank and needs nothing. ``ready`` is when that was over and, of a message, had arrived, never after the
     op's own start; ``moving`` how long, from then on, exposed transfers kept its rank from it: a receive that its rank was the
     last to post, or a send that blocked it; ns.
@@ -90,7 +93,22 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
 
 
 def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: Bool) -> None:
-    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that the peer ended before."""
+    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that made the peer late."""
+    waits = times.waits
+    op, busy_with = _ops_at_waits(times)
+    late_for = _roots(times, busy_with)
+    step, freed = waits.step, waits.freed
+    later = (op != NONE) & (late_for != NONE)
+    order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
+    # As late as the message that an op reads is that message: its sender may have posted it long after having made it.
+    since = ready[step[order], op[order]]
+    order = order[(freed[order] > since) | ((freed[order] == since) & is_message[step[order], op[order]])]
+    at = step[order], op[order]  # of several, the last one stands
+    row[at], ready[at], is_message[at] = late_for[order], freed[order], True
+
+
+def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
+    """(the op that the waiting rank ran after each wait, the one that its peer had ended last when it was ready); −1 for none."""
     waits, table = times.waits, times.table
     op = np.full(len(waits.step), NONE, dtype=np.int64)
     busy_with = op.copy()
@@ -103,12 +121,26 @@ def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: 
         op[of_rank] = np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NONE)
         until = _count(times.end[:, rows], waits.step[of_peer], waits.ready[of_peer] + 1)
         busy_with[of_peer] = np.where(until > 0, rows[np.maximum(until - 1, 0)], NONE)
-    step, freed = waits.step, waits.freed
-    later = (op != NONE) & (busy_with != NONE)
-    order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
-    order = order[freed[order] > ready[step[order], op[order]]]
-    at = step[order], op[order]  # of several, the last one stands
-    row[at], ready[at], is_message[at] = busy_with[order], freed[order], True
+    return op, busy_with
+
+
+def _roots(times: StepTimes, busy_with: Int64) -> Int64:
+    """The op behind each wait: what its peer was busy with or, where the peer had itself waited since, what that wait was for."""
+    waits, table = times.waits, times.table
+    place = waits.step * np.int64(table.pp)
+    freed, until = times_by_group((place + waits.rank, waits.freed), (place + waits.peer, waits.ready))
+    order = np.argsort(freed, kind="stable")
+    index = np.searchsorted(freed[order], until, side="right") - 1
+    before = order[np.maximum(index, 0)]
+    ended = np.where(busy_with != NONE, times.end[waits.step, np.maximum(busy_with, 0)], UNKNOWN)
+    is_of_peer = (index >= 0) & (waits.step[before] == waits.step) & (waits.rank[before] == waits.peer)
+    own = np.arange(len(before))
+    next_wait = np.where(is_of_peer & (waits.freed[before] > ended), before, own)
+    first = next_wait
+    for _ in range(len(first).bit_length()):
+        first = first[first]
+    is_root = next_wait[first] == first  # else clocks contradict each other, and waits seem to wait for themselves
+    return busy_with[np.where(is_root, first, own)]
 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:

@@ -19,6 +19,7 @@ from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
 from pptrace.analysis.explain.walk import Hop, Walks
+from pptrace.analysis.message_graph import Graph
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
@@ -57,8 +58,13 @@ class Typical:
     tail: Int64
 
 
-def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits | None = None) -> Typical:
-    """Find the usual durations of ops, messages and pauses of a kind and stage in each step."""
+def typical_of(
+    times: StepTimes, bindings: Bindings, waits: InnerWaits | None = None, graph: Graph | None = None
+) -> Typical:
+    """Find the usual durations of ops, messages and pauses of a kind and stage in each step.
+
+    ``graph`` is that of the way in which messages hold up ranks, None where they cost their readers time alone.
+    """
     table = times.table
     keys, group = np.unique(table.stage.astype(np.int64) * 256 + table.kind, return_inverse=True)
     sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
@@ -66,16 +72,17 @@ def typical_of(times: StepTimes, bindings: Bindings, waits: InnerWaits | None = 
     held = (waits or no_inner_waits()).sums(times.start.shape)
     parts = (times.durations - held, held, transfer, times.start - bindings.ready)
     work, waiting, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
-    return Typical(work, waiting, reading, idle, *_bubbles_of_plan(table, work + waiting, reading))
+    return Typical(work, waiting, reading, idle, *_bubbles_of_plan(table, work + waiting, reading, graph))
 
 
-def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64) -> tuple[Int64, Int64]:
+def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64, graph: Graph | None) -> tuple[Int64, Int64]:
     """(the gap before each row, the tail of each rank): ops take ``work``, messages that a row reads ``reading``."""
     entries = np.flatnonzero(table.dep_is_message)
-    replay = replay_table(table, work, reading[:, table.dep_reader[entries]])
-    before = np.where(table.position > 0, np.roll(replay.end, 1, axis=1), 0)
+    messages = reading[:, table.dep_reader[entries]]
+    end: Int64 = replay_table(table, work, messages).end if graph is None else graph.ends(work, messages).T
+    before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
-    return replay.start - before, replay.end.max(axis=1, keepdims=True) - replay.end[:, last]
+    return end - work - before, end.max(axis=1, keepdims=True) - end[:, last]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

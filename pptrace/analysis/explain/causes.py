@@ -18,9 +18,9 @@ from math import factorial
 
 import numpy as np
 
+from pptrace.analysis.message_graph import Graph, spans_of
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.simulator import makespans
 
 _LEVELS = {"imbalance": ("of_stage", "of_kind"), "straggler": ("of_rank", "of_stage"), "jitter": ("own", "of_rank")}
 """Causes in what ops compute: the cost with the cause, and the one without."""
@@ -36,7 +36,8 @@ class Costs:
 
     ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages take from their senders'
     ends, ``moving`` how long ops waited for transfers that began when their own rank was ready, ``host`` how long ops were kept
-    from their devices by the host.
+    from their devices by the host. ``graph`` is that of the way in which messages hold up ranks, None where they cost their
+    readers time alone: transfers are then those from when both sides are ready, and none is ``moving``.
     """
 
     own: Int64
@@ -47,6 +48,7 @@ class Costs:
     transfers: Int64
     moving: Int64
     host: Int64
+    graph: Graph | None = None
 
     @cached_property
     def players(self) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ class Costs:
         for name, added in ((INNER, self.inner), (HOST, self.host), (MESSAGES, self.moving)):
             if name in present:
                 ops = ops + added
-        spans: Int64 = makespans(table, ops, self.transfers if MESSAGES in present else 0)
+        spans: Int64 = spans_of(table, self.graph, ops, self.transfers if MESSAGES in present else None)
         return spans
 
     def _computing(self, present: frozenset[str]) -> Int64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,8 @@ from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shaple
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps
-from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, step_times
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
@@ -59,34 +60,42 @@ Steps = Sequence[Sequence[StepWindow]]
 """Windows of every pipeline, for each step."""
 
 
-def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
-    """Explain steps of one plan."""
-    return [explanation for task in explanation_tasks(table, steps, data) for explanation in task()]
+def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None) -> list[Explanation]:
+    """Explain steps of one plan; ``graph`` is that of the way in which the run's messages hold up ranks."""
+    return [explanation for task in explanation_tasks(table, steps, data, graph) for explanation in task()]
 
 
-def explanation_tasks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Callable[[], list[Explanation]]]:
+def explanation_tasks(
+    table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None
+) -> list[Callable[[], list[Explanation]]]:
     """The same in parts, one behind the other, each with some of the steps."""
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     parts = _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS))
-    return [partial(_explain_together, table, steps[first:last], data, axes) for first, last in parts]
+    return [partial(_explain_together, table, steps[first:last], data, axes, graph) for first, last in parts]
 
 
-def _explain_together(table: PlanTable, steps: Steps, data: AlignedRun, axes: Mapping[str, int]) -> list[Explanation]:
+def _explain_together(
+    table: PlanTable, steps: Steps, data: AlignedRun, axes: Mapping[str, int], graph: Graph | None
+) -> list[Explanation]:
+    return explain_ranks(table, steps, times_of_ranks(table, steps, data), axes, graph)
+
+
+def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[RankTimes]:
+    """The measurements of every rank in the windows of some steps."""
     windows = IndexedWindows.of([window for of_step in steps for window in of_step])
-    ranks = [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
-    return explain_ranks(table, steps, ranks, axes)
+    return [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
 
 
 def explain_ranks(
-    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int], graph: Graph | None = None
 ) -> list[Explanation]:
     """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
     before = np.cumsum([0, *map(len, steps)]).tolist()
     explanations = []
     for first, last in _parts(table, steps, _CELLS):
         of_part = [rank.of_windows(before[first], before[last]) for rank in ranks]
-        explanations += _explain_part(table, steps[first:last], of_part, axes)
+        explanations += _explain_part(table, steps[first:last], of_part, axes, graph)
     return explanations
 
 
@@ -114,7 +123,7 @@ def _parts(table: PlanTable, steps: Steps, cells: int) -> Iterator[tuple[int, in
 
 
 def _explain_part(
-    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int], graph: Graph | None
 ) -> list[Explanation]:
     times = step_times(table, [window for windows in steps for window in windows], ranks)
     step = np.repeat(np.arange(len(steps)), [len(windows) for windows in steps])
@@ -128,45 +137,35 @@ def _explain_part(
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
     is_whole = times.is_whole
     step, times = step[is_whole], times.whole()
-    bindings = bindings_of(times, lambda ready: _before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
+    bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
     spans = (times.finish - times.begin)[chosen]
-    before = _before_ops([rank for rank in ranks if len(rank.starved)], RankTimes.host_before, bindings.ready, is_whole)
+    before = before_ops([rank for rank in ranks if len(rank.starved)], RankTimes.host_before, bindings.ready, is_whole)
     before = np.where(times.knows_host[:, np.newaxis], before, 0)
+    moving = bindings.moving if graph is None else np.zeros_like(bindings.moving)
+    transfers = times.latency if graph is None else times.transfer
     parts = waterfalls(
         table,
         times.computing[chosen],
-        (times.communication + bindings.moving)[chosen],
-        times.latency[chosen],
+        (times.communication + moving)[chosen],
+        transfers[chosen],
         spans.tolist(),
         (times.host + before)[chosen],
         times.knows_host[chosen].tolist(),
+        graph,
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
-    costs_of_causes = _costs(times, bindings.moving, step, explained, chosen, before)
+    costs_of_causes = replace(
+        _costs(times, moving, step, explained, chosen, before), transfers=transfers[chosen], graph=graph
+    )
     causes = _causes(times, chosen, costs_of_causes, on_path, axes, waits)
-    blames = _blames(times, bindings, waits, step, list(map(len, steps)), before)
+    blames = _blames(times, bindings, waits, step, list(map(len, steps)), before, graph)
     collecting = [rank for rank in ranks if len(rank.collections)]
-    collected = _before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
+    collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
     costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected)
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
-
-
-def _before_ops(
-    ranks: Sequence[RankTimes],
-    of_rank: Callable[[RankTimes, Int64, Int64], tuple[Int64, Int64, Int64]],
-    ready: Int64,
-    is_whole: npt.NDArray[np.bool_],
-) -> Int64:
-    """Time for which something kept each op from running from ``ready`` on, ns, shape (whole windows, rows), from each rank's."""
-    before = np.zeros(ready.shape, dtype=np.int64)
-    numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
-    for rank in ranks:
-        window, row, ns = of_rank(rank, ready, numbers)
-        before[window, row] = ns
-    return before
 
 
 def _costs(times: StepTimes, moving: Int64, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
@@ -310,14 +309,20 @@ def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
 
 
 def _blames(
-    times: StepTimes, bindings: Bindings, waits: InnerWaits, step: Int64, sizes: Sequence[int], host_before: Int64
+    times: StepTimes,
+    bindings: Bindings,
+    waits: InnerWaits,
+    step: Int64,
+    sizes: Sequence[int],
+    host_before: Int64,
+    graph: Graph | None = None,
 ) -> list[Blame | None]:
     """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
 
     Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
     bubble inside ops whose device had nothing launched.
     """
-    charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits), waits)
+    charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits, graph), waits)
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
     total = charges.total
     by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)

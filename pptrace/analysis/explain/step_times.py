@@ -5,7 +5,7 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -281,6 +281,21 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     times.stalled[partial] += times.host[partial]
     times.host[partial] = 0
     return times
+
+
+def before_ops(
+    ranks: Sequence[RankTimes],
+    of_rank: Callable[[RankTimes, Int64, Int64], tuple[Int64, Int64, Int64]],
+    ready: Int64,
+    is_whole: Bool,
+) -> Int64:
+    """Time for which something kept each op from running from ``ready`` on, ns, shape (whole windows, rows), from each rank's."""
+    before = np.zeros(ready.shape, dtype=np.int64)
+    numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
+    for rank in ranks:
+        window, row, ns = of_rank(rank, ready, numbers)
+        before[window, row] = ns
+    return before
 
 
 def _cells(parts: Sequence[Slice], name: str, width: int) -> Int64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pptrace.analysis.links.peaks import (
     Facts,
@@ -11,6 +11,7 @@ from pptrace.analysis.links.peaks import (
     members_of,
     peak_between,
     peak_of_device,
+    ports_between,
     unknown_peaks,
 )
 from pptrace.analysis.links.rank_traffic import RankTraffic
@@ -60,10 +61,33 @@ def _collective(
     axis: str, kind: str, rate: float, ranks: Sequence[int], facts: Facts, mesh: MeshInfo
 ) -> CollectiveRate:
     on_one_host = is_same_host(ranks, facts)
-    groups = [tuple(ranks)] if on_one_host else members_of(axis, mesh, ranks)
-    hosts = {is_same_host(group, facts) for group in groups or ()}
+    groups = ([tuple(ranks)] if on_one_host else members_of(axis, mesh, ranks)) or []
+    hosts = {is_same_host(group, facts) for group in groups}
     is_same = hosts.pop() if len(hosts) == 1 else None
-    peaks = [peak_between(group, facts) for group in groups or ()] if is_same else []
-    known = [peak.gbps for peak in peaks if peak is not None]
+    of_groups = [ports_between(kind, group, facts) for group in groups] if is_same is False else []
+    ports = min((of_group for of_group in of_groups if of_group is not None), default=None)
+    peaks = [_peak_of(group, kind, facts) for group in groups] if is_same is not None else []
+    known = [peak for peak in peaks if peak is not None]
     peak = min(known) if known and len(known) == len(peaks) else None
-    return CollectiveRate(axis, kind, is_same, rate, peak, None if peak is None else rate / peak)
+    return CollectiveRate(axis, kind, is_same, rate, peak, None if peak is None else rate / peak, ports)
+
+
+def _peak_of(group: Sequence[int], kind: str, facts: Facts) -> float | None:
+    """The most that a group's bus bandwidth can be, GB/s."""
+    peak, ports = peak_between(group, facts), ports_between(kind, group, facts)
+    if peak is None or ports is None:
+        return None if peak is None else peak.gbps
+    devices = [_device(rank, device_of(facts.get(rank, {}))).peak_gbps for rank in group]
+    return between_hosts(ports, peak.gbps, devices)
+
+
+def between_hosts(ports: float, port_gbps: float, devices: Iterable[float | None]) -> float:
+    """The most that the bus bandwidth of a collective between hosts can be, GB/s: that of its ports, and of what leads to them.
+
+    Args:
+        ports: as in :class:`~pptrace.analysis.whole_run.CollectiveRate`.
+        port_gbps: of one port.
+        devices: peaks of the members, of which several on a host are joined by them; those that are known.
+    """
+    known = [gbps for gbps in devices if gbps is not None]
+    return min(ports * port_gbps, *known) if ports > 1 and known else ports * port_gbps

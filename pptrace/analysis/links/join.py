@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.links.fit import fit_link
-from pptrace.analysis.links.interconnect import interconnect_of
-from pptrace.analysis.links.peaks import is_same_host, peak_between
+from pptrace.analysis.links.interconnect import between_hosts, interconnect_of
+from pptrace.analysis.links.peaks import NO_NETWORK, is_same_host, peak_between
 from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.result import Report
-from pptrace.analysis.whole_run import LateRank, Link
+from pptrace.analysis.whole_run import CollectiveRate, LateRank, Link
 from pptrace.model.mesh import MeshInfo
 from pptrace.slices import Slice
 
@@ -31,8 +31,13 @@ def with_links(
 
 
 def with_network(report: Report, gbps: float) -> Report:
-    """The report with ``gbps`` (GB/s) as the peak of all links between devices of different hosts."""
-    on_device = {device.rank for device in report.interconnect.devices} if report.interconnect else set()
+    """The report with ``gbps`` (GB/s) as the rate of a port of the network: the peak of all links between devices of
+    different hosts, and what peaks of collectives between hosts are made of.
+    """
+    if report.interconnect is None:
+        return report
+    devices = report.interconnect.devices
+    on_device = {device.rank for device in devices}
 
     def compared(link: Link) -> Link:
         if link.is_same_host is not False or not {link.source, link.target} <= on_device:
@@ -40,7 +45,16 @@ def with_network(report: Report, gbps: float) -> Report:
         share = None if link.algbw_gbps is None else link.algbw_gbps / gbps
         return replace(link, peak_gbps=gbps, share_of_peak=share)
 
-    return replace(report, links=tuple(map(compared, report.links)))
+    def of_collective(rate: CollectiveRate) -> CollectiveRate:
+        if rate.ports is None:
+            return rate
+        peak = between_hosts(rate.ports, gbps, (device.peak_gbps for device in devices))
+        return replace(rate, peak_gbps=peak, share_of_peak=rate.busbw_gbps / peak)
+
+    collectives = tuple(map(of_collective, report.interconnect.collectives))
+    reasons = tuple(reason for reason in report.interconnect.reasons if reason != NO_NETWORK)
+    interconnect = replace(report.interconnect, collectives=collectives, reasons=reasons)
+    return replace(report, links=tuple(map(compared, report.links)), interconnect=interconnect)
 
 
 def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, object]]) -> tuple[Link, ...]:

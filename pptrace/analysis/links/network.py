@@ -54,6 +54,35 @@ def read_rate(text: str) -> float:
 
 def peak_of_ports(rates: object) -> float | None:
     """The peak of the fastest port, GB/s; None where no rate can be read."""
+    return max(_peaks(rates), default=None)
+
+
+def num_fast_ports(rates: object) -> int:
+    """Number of ports that are as fast as the fastest one."""
+    peaks = _peaks(rates)
+    return peaks.count(max(peaks)) if peaks else 0
+
+
+def _peaks(rates: object) -> list[float]:
     texts: Iterable[object] = rates.values() if isinstance(rates, Mapping) else ()
     matches = [match for text in texts if (match := _RATE.fullmatch(str(text)))]
-    return max((float(match[1]) * _CODED.get(match[2] or "", 1.0) / _BITS for match in matches), default=None)
+    return [float(match[1]) * _CODED.get(match[2] or "", 1.0) / _BITS for match in matches]
+
+
+def ports_reached(kind: str, ranks_on_host: Mapping[str, int], ports_of_host: Mapping[str, int]) -> float:
+    """Rates of a port that the bus bandwidth of a collective between hosts can reach at most, by nccl-tests' definition of it.
+
+    Each rank has a port of its host, as long as there are as many. Rings: as many as there are ports pass a host, each through
+    one of them, with their part of all bus bytes. All-to-all: what the n ranks of a group send to other hosts is (n − g)/n of it
+    where a host has g of them, and the bus bytes are (n − 1)/n.
+
+    Args:
+        kind: of the collective.
+        ranks_on_host: members of the group on each of its hosts, of which there are several.
+        ports_of_host: where it is known.
+    """
+    used = {host: min(ranks, ports_of_host.get(host, ranks)) for host, ranks in ranks_on_host.items()}
+    if kind != "all_to_all":
+        return float(min(used.values()))
+    total = sum(ranks_on_host.values())
+    return min(used[host] / ranks * (total - 1) / (total - ranks) for host, ranks in ranks_on_host.items())

@@ -8,11 +8,12 @@ of both directions for NVLink, 16 lanes for PCIe. What goes from host to host pa
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pptrace.analysis.links.network import PORTS, peak_of_ports
+from pptrace.analysis.links.network import PORTS, num_fast_ports, peak_of_ports, ports_reached
 from pptrace.axes import MESH_ORDER, Axis, group_of
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME
@@ -51,6 +52,8 @@ PEAKS: Mapping[tuple[str, ...], Peak] = MappingProxyType(
     }
 )
 """Peaks by the words that a device's name has all of; of several the first counts."""
+NO_NETWORK = "no peak is known of links between hosts: the traces name no network card (--network gives its rate)"
+"""Reason for which links between hosts have no peak."""
 _NOT_WHOLE = frozenset({"MIG", "NVL"})
 """Words of devices that are parts of one, or that are joined by bridges."""
 
@@ -75,11 +78,27 @@ def device_of(facts: Mapping[str, object]) -> str | None:
 
 def is_same_host(ranks: Sequence[int], facts: Facts) -> bool | None:
     """Return whether ranks ran on one host, None where it is not known of all."""
+    hosts = hosts_of(ranks, facts)
+    return None if hosts is None else len(set(hosts)) == 1
+
+
+def hosts_of(ranks: Sequence[int], facts: Facts) -> list[str] | None:
+    """The host of each rank; None where it is not known of all."""
     for name in ("host", HOST_NAME):
         hosts = [facts.get(rank, {}).get(name) for rank in ranks]
         if None not in hosts:
-            return len(set(map(str, hosts))) == 1
+            return list(map(str, hosts))
     return None
+
+
+def ports_between(kind: str, ranks: Sequence[int], facts: Facts) -> float | None:
+    """:func:`~pptrace.analysis.links.network.ports_reached` of a group on several hosts; None where it is not known to be."""
+    hosts = hosts_of(ranks, facts)
+    if hosts is None or len(set(hosts)) < 2:
+        return None
+    recorded = {host: facts.get(rank, {}).get(PORTS) for host, rank in zip(hosts, ranks, strict=True)}
+    ports = {host: num for host, rates in recorded.items() if (num := num_fast_ports(rates))}
+    return ports_reached(kind, Counter(hosts), ports)
 
 
 def peak_between(ranks: Sequence[int], facts: Facts) -> Peak | None:
@@ -121,4 +140,4 @@ def unknown_peaks(ranks: Sequence[int], facts: Facts) -> Iterator[str]:
     for name in sorted({name for name in names.values() if name is not None and peak_of_device(name) is None}):
         yield f"{name}: no peak is known, or it depends on bridges between the cards"
     if ranks and not is_same_host(ranks, facts) and peak_between(ranks, facts) is None:
-        yield "no peak is known of links between hosts: the traces name no network card (--network gives its rate)"
+        yield NO_NETWORK

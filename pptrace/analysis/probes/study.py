@@ -25,7 +25,6 @@ from pptrace.analysis.probes.signed_rank import middle_of
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import CriticalPath
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.reason import step_lengths
 from pptrace.analysis.whole_run import ProbedTarget
 from pptrace.model.tables import Int64
@@ -166,7 +165,7 @@ def _of_target(probe: Probe, ops: Slice) -> npt.NDArray[np.bool_]:
 
 def _replayed(probe: Probe, plans: Sequence[MeasuredCosts]) -> float | None:
     """The slope that replays of the steps without a probe show, with all but the target longer, messages and pauses as well."""
-    slopes = [_replayed_slopes(probe, with_messaging(costs)) for costs in plans]
+    slopes = [_replayed_slopes(probe, costs) for costs in plans]
     return float(np.median(np.concatenate(slopes))) if slopes else None
 
 

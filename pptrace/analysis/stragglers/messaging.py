@@ -3,7 +3,7 @@
 Replays take over what ranks were measured to wait for messages, beyond the ops that these need. That is right as long as nobody
 else is late: where a send blocks until its reader has posted the receive, or a receive begins when its rank comes to it, such
 waits change with what ranks are busy with. Where the steps are clearly closer to a replay in which messages hold up ranks in one
-of these ways, gains are those of that replay.
+of these ways, causes and gains are those of that replay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ _CLEARLY = 0.005
 """Share of a step by which another way has to come closer to the measured steps."""
 _MOST_REPLAYED = 400_000
 """Ops in the replays of each way that is tried."""
-_WAYS = ((Messaging.BLOCKING_RECEIVES, 0), (Messaging.BLOCKING_RECEIVES, 1), (Messaging.RENDEZVOUS, 0))
+_WAYS = (
+    (Messaging.BLOCKING_RECEIVES, 0),
+    (Messaging.BLOCKING_RECEIVES, 1),
+    (Messaging.RENDEZVOUS, 0),
+    (Messaging.ONE_CALL_AT_A_TIME, 0),
+)
 """Ways other than the measured waits, with how many ops ahead receives are posted."""
 
 

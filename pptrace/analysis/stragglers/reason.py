@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
+from pptrace.analysis.message_graph import spans_of
 from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
 from pptrace.model.tables import Int64
 from pptrace.simulator import makespans
@@ -64,8 +65,7 @@ def step_lengths(
     for part in costs.parts():
         taken = durations[part].astype(np.int64) + late[part]
         if costs.graph is not None:
-            ends = costs.graph.ends(taken.astype(np.float64), np.maximum(transfers[part], 0).astype(np.float64))
-            spans[part] = np.rint(ends.max(axis=0))
+            spans[part] = spans_of(costs.table, costs.graph, taken, np.maximum(transfers[part], 0).astype(np.int64))
             continue
         latencies = np.where(costs.sender_is_last[part], np.maximum(transfers[part], 0), 0)
         spans[part] = makespans(costs.table, taken + moved[part], latencies)

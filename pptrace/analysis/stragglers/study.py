@@ -13,7 +13,6 @@ from pptrace.analysis.stragglers.garbage_collection import garbage_collections
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.late_members import late_member
 from pptrace.analysis.stragglers.links import slow_link
-from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
@@ -54,7 +53,6 @@ def study_steps(plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None)
         return Study()
     # As the published study replays: with the waits and transfers that were recorded.
     stragglers = slowdowns([costs.as_recorded() for costs in plans])
-    plans = [with_messaging(costs) for costs in plans]
     measured = measured_lengths(plans)
     collections = garbage_collections(plans, measured)
     if collections is not None:  # what it held up is no fault of ops or hosts

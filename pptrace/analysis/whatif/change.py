@@ -9,7 +9,7 @@ import numpy as np
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
-from pptrace.errors import UsageError
+from pptrace.errors import ShapeError, UsageError
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
@@ -51,7 +51,7 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
     """The plan after a change of a run that has a schedule of the catalogue, or another one (which keeps its plan).
 
     Raises:
-        ShapeError: the schedule has no plan of this size.
+        ShapeError: the schedule has no plan of this size, or more stages than the model has layers.
         UsageError: the run's own schedule is none of the catalogue, and its size changes.
     """
     if change.keeps_plan:
@@ -72,7 +72,13 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
         chunks,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
-    return entry.build_shape(shape).compute_only()
+    changed = entry.build_shape(shape).compute_only()
+    if costs.layers is not None and changed.chain_length > max(sum(costs.layers), costs.num_stages):
+        raise ShapeError(
+            f"{name}: {changed.num_stages} stages, {changed.num_chunks} on each rank, and the model has {sum(costs.layers)} "
+            "layers; expected at least one for each stage"
+        )
+    return changed
 
 
 def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import hypot, sqrt
 
 import numpy as np
 
+from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
@@ -26,6 +28,8 @@ _MOST_FIXED = 0.06
 """Part of an op that may be the same however much it does: host work for each op, kernels that smaller parts fill less well."""
 _BETWEEN_RUNS = 0.015
 """Part of a step by which two runs of the same program typically differ on the same machine, whatever their steps say."""
+_NINE_IN_TEN = 1.645
+"""Standard deviations within which nine in ten of normal values lie."""
 _NUM_SAMPLES = 1000
 _AS_CLOSE = 0.015
 """Difference of errors below which two ways of sending and receiving explain a run equally well."""
@@ -36,10 +40,20 @@ _INTERVAL = (5, 95)
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The run as it was: its costs, and the lengths of its steps, ns."""
+    """The run as it was: its costs, and the lengths of its steps, ns.
+
+    ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; 0 where it is not known.
+    """
 
     costs: StageCosts
     measured: Int64
+    core_wait: float = 0.0
+
+    @property
+    def between_runs(self) -> float:
+        """The part of a step by which another run may differ, of nine in ten: more where ranks waited for cores."""
+        beyond_usual = max(self.core_wait - USUAL_CORE_WAIT, 0.0)
+        return hypot(_BETWEEN_RUNS, _NINE_IN_TEN * sqrt(2) * CORE_WAIT * beyond_usual)
 
     @cached_property
     def messaging(self) -> Messaging:
@@ -118,11 +132,11 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed)]
-    margin = baseline.error_of_steps + _BETWEEN_RUNS
+    margin = baseline.error_of_steps + baseline.between_runs
     span = round(typical(replayed.spans) * factor)
     return Prediction(
         span=span,
-        low=min(span, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin)))),
+        low=max(0, min(span, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin))))),
         high=max(span, int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin)))),
         bubble_ratio=float(np.median(replayed.bubble_ratios)),
     )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pptrace.analysis.whatif.layer_memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
+from pptrace.schedule.plan import Plan
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -101,11 +102,11 @@ def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray
     return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)
 
 
-def paste_lines(split: Sequence[int], *, has_chunks: bool = False) -> str:
+def paste_lines(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> str:
     """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
     return "; ".join(
         f"{framework}: {option}" if framework != PPTRACE else option
-        for framework, option in paste_options(split, has_chunks=has_chunks)
+        for framework, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
     )
 
 
@@ -113,8 +114,13 @@ PPTRACE = "pptrace"
 """The name of this project's runtime among the frameworks."""
 
 
-def paste_options(split: Sequence[int], *, has_chunks: bool = False) -> list[tuple[str, str]]:
-    """(framework, what to paste there) of a split."""
+def goes_round(plan: Plan) -> bool:
+    """Return whether the stages of the model follow the ranks round and round, rather than there and back on a V."""
+    return all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
+
+
+def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
+    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone."""
     layout = "|".join(
         f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
         for stage, count in enumerate(split)
@@ -126,8 +132,9 @@ def paste_options(split: Sequence[int], *, has_chunks: bool = False) -> list[tup
         if len(inner) == 1 and not has_chunks
         else ""
     )
+    megatron = ("Megatron-LM", f'--pipeline-model-parallel-layout "{layout}"{ends}')
     return [
         (PPTRACE, f"--split {','.join(map(str, split))}"),
-        ("Megatron-LM", f'--pipeline-model-parallel-layout "{layout}"{ends}'),
+        *([megatron] if goes_round else []),
         ("torchtitan", f"split points {points}"),
     ]

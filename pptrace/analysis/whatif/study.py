@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from types import MappingProxyType
 
 import numpy as np
 
+from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
@@ -21,7 +23,7 @@ from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.split import best_split, paste_lines
+from pptrace.analysis.whatif.split import best_split, goes_round, paste_lines
 from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
@@ -54,6 +56,8 @@ class Study:
     uses: Mapping[int, RankUse]
     warnings: tuple[str, ...]
     memory_limit: int | None = None
+    sequences: int | None = None
+    """Sequences of a microbatch, where that is known."""
 
     @property
     def costs(self) -> StageCosts:
@@ -174,8 +178,19 @@ def study_run(
             f"microbatches; record at least {FEWEST_STEPS}"
         )
     known = {**latencies_of(report.links), **latencies}
-    baseline = Baseline(stage_costs(plan, costs, layers, known), measured)
+    core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
+    baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
+    warnings += _warning_of_waits(baseline)
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
+
+
+def _warning_of_waits(baseline: Baseline) -> Iterator[str]:
+    if baseline.core_wait > USUAL_CORE_WAIT:
+        yield (
+            f"ranks waited for a core for {baseline.core_wait:.1%} of the time, because of other work on the machine or more "
+            "threads than cores: costs have that in them, and another run may wait otherwise (intervals allow for "
+            f"{baseline.between_runs:.1%}); record on a quiet machine"
+        )
 
 
 def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
@@ -279,7 +294,11 @@ def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf
 def _sizes(study: Study) -> Iterator[tuple[Change, str]]:
     """The same work in twice and in half as many microbatches."""
     number = study.costs.plan.num_microbatches
-    changes = [(Change(microbatches=2 * number, microbatch_size=0.5), f"{2 * number} microbatches of half the size")]
+    changes = []
+    if study.sequences is None or study.sequences % 2 == 0:
+        changes.append(
+            (Change(microbatches=2 * number, microbatch_size=0.5), f"{2 * number} microbatches of half the size")
+        )
     if number % 2 == 0 and number > 1:
         changes.append(
             (Change(microbatches=number // 2, microbatch_size=2.0), f"{number // 2} microbatches of twice the size")
@@ -306,7 +325,7 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp)
+        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:

@@ -62,6 +62,18 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
     )
 
 
+def steps_line(report: Report, chosen: int | None = None) -> go.Figure | None:
+    """The lengths of all steps as a small line, without axes, to choose one from; None of fewer than two."""
+    steps = [step for step in report.steps if step.span_ns is not None]
+    if len(steps) < 2:
+        return None
+    figure = go.Figure()
+    _points(figure, steps, "step", COMPUTE, "circle", 6 if len(steps) <= _MOST_MARKERS else 3, line=True)
+    _mark(figure, [step for step in steps if step.step == chosen])
+    lay_out(figure, 84, xaxis={"visible": False}, yaxis={"visible": False, "rangemode": "normal"})
+    return figure.update_layout(showlegend=False, margin={"l": 8, "r": 8, "t": 12, "b": 12})
+
+
 def _one_step(figure: go.Figure) -> go.Figure:
     """The figure of a single step, which has no distribution."""
     return lay_out(figure, 240, "step", "ms", xaxis={"dtick": 1, "tickformat": "d"}, yaxis={"rangemode": "tozero"})

@@ -28,7 +28,13 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
         ("A", str(counts.a), units.milliseconds(span.a_ns), "", ""),
         ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span)),
     )
-    columns = ("run", "whole steps", "typical ms", "change", "95 % interval")
+    columns = (
+        "run",
+        "whole steps",
+        "undisturbed ms" if span.is_undisturbed else "typical ms",
+        "change",
+        "95 % interval",
+    )
     notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
     return ReportTable("compared-steps", "Steps", columns, rows, notes)
 
@@ -40,9 +46,10 @@ def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
         least = _LEAST_SHARE * max(comparison.span.a_ns, comparison.span.b_ns)
         shown = tuple(part for part in parts if abs(part.change_ns) >= least)[:MAX_ROWS]
     rows = tuple(_part_row(part) for part in shown)
+    usual = "compute as in the least disturbed steps, else " if comparison.span.is_undisturbed else ""
     notes = [
-        "medians over steps of means over ranks, or over those of a stage; compute is that of all microbatches of a step; "
-        "* differs by more than chance, however many parts there are (Holm, 5 %)"
+        f"{usual}medians over steps of means over ranks, or over those of a stage; compute is that of all microbatches of a "
+        "step; * differs by more than chance, however many parts there are (Holm, 5 %)"
     ]
     notes += [MORE.format(len(parts) - len(shown))] if len(parts) > len(shown) else []
     columns = ("part", "", "A ms", "B ms", "change ms", "change", " ")

@@ -14,16 +14,16 @@ import pytest
 
 from pptrace.analysis.compare import student
 from pptrace.analysis.compare.bootstrap import (
-    CORE_WAIT,
     FEWEST_STEPS,
     RUN_TO_RUN,
     Typical,
-    _drawn_steps,
     difference,
+    drawn_steps,
     holm,
     relative_difference,
     typical_of,
 )
+from pptrace.analysis.core_waits import CORE_WAIT
 
 Series = npt.NDArray[np.int64]
 USUAL = 100_000_000
@@ -164,7 +164,7 @@ def independently(series: Series) -> tuple[int, float, float]:
         return sum(correlation ** abs(one - other) for one in range(count) for other in range(count)) / count
 
     medians = [
-        sorted(steps[step] for step in sample)[(num_steps - 1) // 2] for sample in _drawn_steps(num_steps, length)
+        sorted(steps[step] for step in sample)[(num_steps - 1) // 2] for sample in drawn_steps(num_steps, length)
     ]
     deviation = stdev(medians) * sqrt(num_steps / (num_steps - length)) * sqrt(summed(num_steps) / summed(length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
@@ -193,13 +193,13 @@ def test_steps_that_do_not_vary_have_no_deviation() -> None:
 
 def test_samples_are_blocks_of_neighbours_drawn_from_all_of_them() -> None:
     for num_steps, length in ((8, 2), (28, 4), (30, 4)):
-        steps = _drawn_steps(num_steps, length)
+        steps = drawn_steps(num_steps, length)
         assert steps.shape == (500, num_steps)
         starts = steps[:, ::length]
         assert set(starts.ravel().tolist()) == set(range(num_steps - length + 1))
         for place in range(num_steps):
             assert (steps[:, place] == starts[:, place // length] + place % length).all()
-    assert _drawn_steps(20_000, 28).shape == (250, 20_000)
+    assert drawn_steps(20_000, 28).shape == (250, 20_000)
 
 
 def test_a_difference_has_the_freedom_of_welch_and_satterthwaite() -> None:

@@ -17,7 +17,7 @@ from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.noisy_runs import NoisyRun
+from tests.support.noisy_runs import Noise, NoisyRun
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import record, renamed
 from tests.tools.compare_table import NOISES, alarms_of
@@ -218,3 +218,31 @@ def test_a_run_is_slower_or_faster_where_no_change_is_outside_the_interval(
 )
 def test_a_part_shows_where_it_is_known_of_both_and_in_any_step_not_0(a: list[int], b: list[int], shows: bool) -> None:
     assert _shows(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) is shows
+
+
+def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_them(tmp_path: Path) -> None:
+    """Ops of B are disturbed three times as often as those of A, whose median therefore is of other steps."""
+    calm, busy = (NoisyRun(Noise(ops=0.002, long_ops=often)) for often in (0.05, 0.15))
+    read = [
+        replace(read_compared(run.write(tmp_path / f"{seed}.csv", seed)), core_wait=0.5)
+        for seed, run in enumerate((calm, busy, replace(busy, slower=0.02)))
+    ]
+    same, slower = compare_runs(read[0], read[1]), compare_runs(read[0], read[2])
+    alone = (8 + 4 - 1) * 3 * 1_000_000  # (m + p − 1)(F + B), and messages
+    assert (same.verdict, slower.verdict) == ("no difference", "slower")
+    assert same.span.is_undisturbed
+    assert same.span.a_ns == pytest.approx(alone, rel=0.03)
+    assert slower.span.change == pytest.approx(0.02, abs=0.003)
+    assert part(slower, "compute", kind="B", stage=2).significant
+    assert not any(one.significant for one in same.parts if one.name == "compute")
+    line = next(line for line in same.warnings if "waited for a core" in line)
+    assert read[0].figures.span is not None
+    assert f"typical ones took {np.sort(read[0].figures.span)[24] / 1e6:,.2f} ms in A" in line
+    assert "undisturbed step" in same.detail
+
+
+def test_typical_steps_are_compared_where_few_steps_tell_nothing_of_undisturbed_ones(tmp_path: Path) -> None:
+    short = [read_compared(replace(RUN, steps=20).write(tmp_path / f"{seed}.csv", seed)) for seed in (0, 1)]
+    found = compare_runs(*(replace(run, core_wait=0.5) for run in short))
+    assert not found.span.is_undisturbed
+    assert any("is allowed for" in line for line in found.warnings)

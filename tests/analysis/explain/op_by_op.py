@@ -184,17 +184,51 @@ def _arrival(times: StepTimes, step: int, entry: int, usual: int) -> int:
 
 
 def _late_peers(times: StepTimes, found: dict[tuple[int, int], Bound]) -> dict[tuple[int, int], Bound]:
-    """The ops whose ranks waited longer for a peer than for anything that they need."""
+    """The ops whose ranks waited for a peer as long as for what they read, or longer than for anything that they need."""
     table, waits = times.table, times.waits
     bound = {}
     for index in np.argsort(waits.freed, kind="stable").tolist():
         step, freed = int(waits.step[index]), int(waits.freed[index])
-        own, theirs = (range(*table.rank_ptr[rank : rank + 2]) for rank in (waits.rank[index], waits.peer[index]))
+        own = range(*table.rank_ptr[waits.rank[index] : waits.rank[index] + 2])
         after = [row for row in own if times.start[step, row] >= freed]
-        over = [row for row in theirs if times.end[step, row] <= waits.ready[index]]
-        if after and over and freed > found[step, after[0]].ready:
-            bound[step, after[0]] = Bound(over[-1], freed, True, 0)
+        root = _root(times, index)
+        if not after or root == NONE:
+            continue
+        plain = found[step, after[0]]
+        if freed > plain.ready or (freed == plain.ready and plain.is_message):
+            bound[step, after[0]] = Bound(root, freed, True, 0)
     return bound
+
+
+def _root(times: StepTimes, index: int) -> int:
+    """The op behind a wait: through waits of the peers, each over when the one before it was posted."""
+    at = index
+    for _ in range(len(times.waits.step) + 1):
+        before = _wait_before(times, at)
+        if before == at:
+            return _busy_with(times, at)
+        at = before
+    return _busy_with(times, index)  # it waits for itself
+
+
+def _busy_with(times: StepTimes, index: int) -> int:
+    waits, table = times.waits, times.table
+    theirs = range(*table.rank_ptr[waits.peer[index] : waits.peer[index] + 2])
+    over = [row for row in theirs if times.end[waits.step[index], row] <= waits.ready[index]]
+    return over[-1] if over else NONE
+
+
+def _wait_before(times: StepTimes, index: int) -> int:
+    """The wait that held up the peer of a wait since it ended its last op; the wait itself if none did."""
+    waits, busy_with = times.waits, _busy_with(times, index)
+    ended = [
+        (int(freed), other)
+        for other, (step, rank, freed) in enumerate(zip(waits.step, waits.rank, waits.freed, strict=True))
+        if (step, rank) == (waits.step[index], waits.peer[index]) and freed <= waits.ready[index]
+    ]
+    last, before = max(ended, default=(0, index))
+    is_since = busy_with == NONE or last > times.end[waits.step[index], busy_with]
+    return before if is_since else index
 
 
 class Step(NamedTuple):

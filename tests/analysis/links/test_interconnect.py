@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pptrace.analysis.links.interconnect import interconnect_of
+from pptrace.analysis.links.join import with_network
 from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.result import CommSummary, RankStep, Report, StepReport
 from pptrace.analysis.whole_run import CollectiveRate, DevicePeak
@@ -89,7 +90,7 @@ def test_collectives_are_in_order_of_axis_and_kind(run: Report) -> None:
     [
         (("a:NVIDIA H200", "a:NVIDIA H200", "b:Tesla T4", "b:Tesla T4"), "tp", True, 15.75),
         (("a:NVIDIA H200", "a:NVIDIA H200", "b:NVIDIA H200", "b:NVIDIA H800"), "tp", True, None),
-        (("a:NVIDIA H200", "a:NVIDIA H200", "b:NVIDIA H200", "b:NVIDIA H200"), "dp", False, None),
+        (("a:NVIDIA H200", "a:NVIDIA H200", "b:NVIDIA H200", "b:NVIDIA H200"), "dp", False, None),  # no ports
         (("a:NVIDIA H200", "a:NVIDIA H200", "b:NVIDIA H200", "c:NVIDIA H200"), "tp", None, None),
         (("a:NVIDIA H200", "a:NVIDIA H200", "b:NVIDIA H200", "b:NVIDIA H200"), "ep", None, None),
         (("a:NVIDIA H200", "a:Tesla T4", "a:NVIDIA H200", "a:NVIDIA H200"), "ep", True, 15.75),
@@ -101,3 +102,66 @@ def test_a_group_has_a_peak_where_all_groups_of_its_axis_are_on_one_host_each(
     (rate,) = rates_of(run, facts_of(*places), {0: [summary(axis, "all_gather", 10, 0, 6.3)]})
     share = None if peak is None else 6.3 / peak
     assert (rate.is_same_host, rate.peak_gbps, rate.share_of_peak) == (is_same, peak, share)
+
+
+NDR, NDR200 = "400 Gb/sec (4X NDR)", "200 Gb/sec (2X NDR)"
+WORLD = MeshInfo(6, pp=1, vpp=1, tp=1, cp=1, dp=6, ep=None, pipelines=tuple((rank,) for rank in range(6)))
+
+
+def on_hosts(hosts: str, ports: dict[str, list[str]], device: str = "NVIDIA H200") -> dict[int, dict[str, object]]:
+    return {
+        rank: {"host": host, "device_names": [device], "network_ports": dict(enumerate(ports.get(host, [])))}
+        for rank, host in enumerate(hosts)
+    }
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ports", "kind", "factor", "peak"),
+    [
+        # one rank on each of 6 hosts: a port, which carries all bus bytes of its ring
+        ("abcdef", {host: [NDR] for host in "abcdef"}, "all_reduce", 1.0, 50.0),
+        ("abcdef", {host: [NDR] * 8 for host in "abcdef"}, "all_gather", 1.0, 50.0),
+        # 3 ranks on each of 2: as many rings as ports; the host with fewest counts, and slower ports are not
+        ("aaabbb", {"a": [NDR] * 4, "b": [NDR] * 4}, "reduce_scatter", 3.0, 150.0),
+        ("aaabbb", {"a": [NDR] * 4, "b": [NDR, NDR, NDR200]}, "all_reduce", 2.0, 100.0),
+        ("aaaabb", {"a": [NDR] * 4, "b": [NDR] * 4}, "all_reduce", 2.0, 100.0),
+        # 3 + 3: each sends 3 of 6 parts to the other host, 0.5 of its bytes through its port, where bus bytes are 5/6 of them
+        ("aaabbb", {"a": [NDR] * 3, "b": [NDR] * 3}, "all_to_all", 5 / 3, 50 * 5 / 3),
+        # 4 + 2 with one port on each: host a sends 4 · 2/6 = 4/3 of one rank's bytes, host b 2 · 4/6 as much
+        ("aaaabb", {"a": [NDR], "b": [NDR]}, "all_to_all", (5 / 6) / (4 / 3), 50 * (5 / 6) / (4 / 3)),
+        ("aaabbb", {"a": [NDR]}, "all_reduce", 1.0, None),
+    ],
+)
+def test_collectives_between_hosts_are_compared_with_the_ports_that_they_pass(
+    run: Report, hosts: str, ports: dict[str, list[str]], kind: str, factor: float, peak: float | None
+) -> None:
+    report = report_of(run, {0: [summary("dp", kind, 10, 0, 25.0)]})
+    found = interconnect_of(report, traffic(*range(6)), on_hosts(hosts, ports), WORLD)
+    assert found is not None
+    (rate,) = found.collectives
+    assert (rate.is_same_host, rate.ports) == (False, pytest.approx(factor))
+    assert rate.peak_gbps == (None if peak is None else pytest.approx(peak))
+    assert rate.share_of_peak == (None if peak is None else pytest.approx(25 / peak))
+
+
+def test_ports_are_no_faster_than_the_links_that_lead_to_them_and_a_user_may_name_their_rate(run: Report) -> None:
+    report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
+    facts = on_hosts("aaabbb", {"a": [NDR] * 3, "b": [NDR] * 3}, "Tesla T4")
+    found = interconnect_of(report, traffic(*range(6)), facts, WORLD)
+    assert found is not None
+    assert found.collectives[0].peak_gbps == 15.75
+    named = with_network(replace(report, interconnect=found), 2.0).interconnect
+    assert named is not None
+    assert (named.collectives[0].peak_gbps, named.collectives[0].share_of_peak) == (6.0, 2.0)
+
+
+def test_that_no_port_was_recorded_is_no_reason_any_more_once_a_user_names_their_rate(run: Report) -> None:
+    report = report_of(run, {0: [summary("dp", "all_reduce", 10, 0, 12.0)]})
+    found = interconnect_of(report, traffic(*range(6)), on_hosts("aaabbb", {}), WORLD)
+    assert found is not None
+    assert [reason for reason in found.reasons if "--network" in reason]
+    assert found.collectives[0].peak_gbps is None
+    named = with_network(replace(report, interconnect=found), 50.0).interconnect
+    assert named is not None
+    assert named.reasons == ()
+    assert named.collectives[0].peak_gbps == 150.0

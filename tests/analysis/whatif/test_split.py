@@ -142,3 +142,4 @@ def test_a_split_is_written_as_frameworks_take_it() -> None:
     assert "layers.3,layers.7,layers.11" in text
     assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
     assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)
+    assert "Megatron" not in paste_lines((3, 4, 4, 1), has_chunks=True, goes_round=False)

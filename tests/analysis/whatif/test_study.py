@@ -16,7 +16,8 @@ from pptrace.analysis.whatif.replay import Target, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_schedules, answer, pictures
-from pptrace.errors import UsageError
+from pptrace.errors import ShapeError, UsageError
+from pptrace.report.whatif import headline
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.shape import OpCosts
@@ -153,6 +154,46 @@ def test_schedules_with_any_number_of_chunks_are_tried_with_two_and_four() -> No
     assert asked == ["interleaved-1f1b, 3 chunks"]
     assert "1f1b" in names
     assert "1f1b" not in names_of(study)
+
+
+def test_there_are_no_more_stages_than_the_model_has_layers() -> None:
+    """Eight layers fill eight stages of four ranks, not sixteen."""
+    costs = costs_of(layers=LAYERS)
+    names = [name for name, _ in all_schedules(study_of(costs), Change())]
+    assert [name for name in names if name.startswith("interleaved-1f1b")] == ["interleaved-1f1b, 2 chunks"]
+    with pytest.raises(ShapeError, match="16 stages, 4 on each rank, and the model has 8 layers"):
+        plan_of(Change(schedule="interleaved-1f1b", chunks=4), "1f1b", costs)
+
+
+def test_a_split_over_a_v_has_no_layout_of_megatron() -> None:
+    study = study_of(costs_of(layers=LAYERS))
+    looped, on_v = (
+        study.scenario(Change(schedule=name, split=(1,) * 8), name).note for name in ("interleaved-1f1b", "zbv")
+    )
+    assert "Megatron-LM" in looped
+    assert "Megatron-LM" not in on_v
+    assert "torchtitan" in on_v
+
+
+@pytest.mark.parametrize(("sequences", "halved"), [(None, True), (1, False), (2, True), (3, False)])
+def test_microbatches_are_halved_where_that_leaves_whole_sequences(sequences: int | None, halved: bool) -> None:
+    study = replace(study_of(costs_of()), sequences=sequences)
+    assert ("16 microbatches of half the size" in names_of(study)) is halved
+
+
+def test_another_run_may_differ_more_where_ranks_waited_for_cores() -> None:
+    """0.2 of a wait beyond 3 % in each of two runs, of which nine in ten are within 1.645 standard deviations."""
+    usual, busy = (Baseline(costs_of(), np.full(STEPS, 33_000), wait) for wait in (0.03, 0.23))
+    assert usual.between_runs == 0.015
+    assert busy.between_runs == pytest.approx(np.hypot(0.015, 1.645 * np.sqrt(2) * 0.2 * 0.2))
+    calm, wide = (predict(of, Change(), of.costs.plan) for of in (usual, busy))
+    assert calm.span == wide.span
+    assert wide.high - wide.low > 5 * (calm.high - calm.low)
+
+
+def test_an_ideal_that_was_asked_for_alone_is_the_answer() -> None:
+    result = answer(study_of(costs_of(heavy=3)), [("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))])
+    assert headline(result).startswith("ideal stage=3 would take")
 
 
 def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:

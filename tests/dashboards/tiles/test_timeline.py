@@ -16,6 +16,7 @@ from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
+from pptrace.analysis.op_rows import OpRows
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
@@ -169,6 +170,22 @@ def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:
         details(timeline, MEASURED, 2, "ops", 10**9)
 
 
+def test_a_report_keeps_ops_that_overlap_as_they_are(
+    tmp_path: Path, to_tables: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracks part them, so that their order is not that of the report."""
+    ops = simulate(build("1f1b", 2, 4), uniform(1_000_000, 2_000_000)).ops()
+    ops.loc[ops.index[0], "end_ns"] += 1_500_000
+    analysis = load([to_tables(tmp_path, ops)])
+    monkeypatch.setattr("dashboards.tiles.timeline.MOST_KEPT_OPS", 1)
+    timeline = Timeline(analysis)
+    assert timeline.measured.tables["ops"].tracks.depths[0] == 2
+    assert timeline.report == analysis.report
+    rows = timeline.report.steps[0].ranks[0].ops
+    assert isinstance(rows, OpRows)
+    assert rows.rows["stage"].dtype == np.int8
+
+
 def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     analysis = load([run_p4])
     monkeypatch.setattr("dashboards.tiles.timeline.MOST_KEPT_OPS", 10)
@@ -176,7 +193,12 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     assert MOST_KEPT_OPS > 10
     assert timeline.slack(2) is None
     light = without_tables(analysis)
-    assert light.report == analysis.report
+    assert light.report == analysis.report == timeline.report
+    columns = timeline.measured.tables["ops"].tracks.columns
+    for rank in timeline.report.steps[1].ranks:
+        rows = rank.ops
+        assert isinstance(rows, OpRows)
+        assert np.shares_memory(rows.rows["microbatch"], columns["microbatch"]), "nothing is kept twice"
     assert (len(light.data.ops), len(light.data.comms)) == (0, 0)
 
 

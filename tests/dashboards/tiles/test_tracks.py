@@ -63,3 +63,7 @@ def test_columns_take_as_little_memory_as_their_values_need() -> None:
         "uint32",
         "int64",
     ]
+    two, one = np.array([3, 5]), np.array([7, 7])
+    tracks = make_tracks(one, one, np.array([20, 10]), two, one, columns={"two": two, "one": one})
+    assert (tracks.columns["two"].tolist(), tracks.columns["one"].tolist()) == ([5, 3], [7, 7])
+    assert tracks.columns["one"].strides == (0,), "one value is kept once"

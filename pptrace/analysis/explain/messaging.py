@@ -1,0 +1,60 @@
+"""The graph of the way in which a run sends and receives, found from some of its steps before all are explained along it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.explain.binding import bindings_of
+from pptrace.analysis.explain.explain import Steps, times_of_ranks
+from pptrace.analysis.explain.inner_waits import no_inner_waits
+from pptrace.analysis.explain.measured import costs_of_steps
+from pptrace.analysis.explain.step_times import UNKNOWN, RankTimes, before_ops, step_times
+from pptrace.analysis.message_graph import Graph
+from pptrace.analysis.stragglers.costs import joined
+from pptrace.analysis.stragglers.messaging import with_messaging
+from pptrace.analysis.stragglers.outside import nothing_outside
+from pptrace.schedule.plan import Plan
+
+_MOST_CELLS = 40_000
+"""Steps × ops that are looked at: the way is the same in all steps."""
+
+
+def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
+    """Find the graph of a run; None where its steps are as long as with receives that were posted ahead."""
+    if plan.table.num_messages == 0:
+        return None
+    steps = steps[_sampled(plan, steps)]
+    return _graph_of(plan, steps, times_of_ranks(plan.table, steps, data))
+
+
+def graph_of_ranks(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
+    """The same from what each rank measured in the windows of all steps."""
+    if plan.table.num_messages == 0:
+        return None
+    sampled = _sampled(plan, steps)
+    before = np.cumsum([0, *map(len, steps)])[[sampled.start, sampled.stop]].tolist()
+    return _graph_of(plan, steps[sampled], [rank.of_windows(*before) for rank in ranks])
+
+
+def _sampled(plan: Plan, steps: Steps) -> slice:
+    """Steps from the middle of the run."""
+    num = min(len(steps), max(1, _MOST_CELLS // (len(plan.table) * max(map(len, steps)))))
+    first = (len(steps) - num) // 2
+    return slice(first, first + num)
+
+
+def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
+    times = step_times(plan.table, [window for windows in steps for window in windows], ranks)
+    is_whole = times.is_whole
+    if not is_whole.any() or (times.arrival[is_whole] == UNKNOWN).all():
+        return None
+    step, times = np.repeat(np.arange(len(steps)), list(map(len, steps)))[is_whole], times.whole()
+    bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
+    nothing = np.zeros_like(times.start)
+    costs = costs_of_steps(times, bindings, no_inner_waits(), nothing_outside(), step, list(map(len, steps)), nothing)
+    together = joined([of_step for of_step in costs if of_step is not None])
+    return with_messaging(replace(together[0], plan=plan)).graph if together else None

@@ -1,0 +1,66 @@
+"""Senders that wait until their receivers have come: explained along the way in which the run sends and receives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from pptrace.analysis.result import StepReport
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
+from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+
+SLOWER_NS = 5_000
+
+
+@cache
+def step_of(name: str, slow: tuple[int, int] | None, *, one_by_one: bool) -> StepReport:
+    """The first step of a run whose messages block; the forward of a stage and microbatch is ``slow``."""
+    plan = build(name, 4, 8)
+
+    def cost(action: Action) -> int:
+        usual = {Kind.F: 1000, Kind.B: 2000}.get(action.kind, 1000)
+        is_slow = action.kind is Kind.F and (action.stage, action.microbatch) == slow
+        return usual + (SLOWER_NS if is_slow else 0)
+
+    run = run_on_paper(plan, cost, 200, one_by_one=one_by_one)
+    return analyse(Recording(Job(plan, 1, 2), run, host_events).traces()).report.steps[0]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1"])
+def test_waits_for_late_receivers_are_explained_and_not_left_over(name: str, one_by_one: bool) -> None:
+    usual, slowed = (step_of(name, slow, one_by_one=one_by_one) for slow in (None, (1, 3)))
+    shares = Counter[str]()
+    for step, sign in ((usual, -1), (slowed, 1)):
+        causes = Counter[str]()
+        for cause in step.causes or ():
+            causes[cause.cause] += cause.ns
+        assert causes["unexplained"] == 0
+        assert sum(causes.values()) == (step.span_ns or 0) - (step.ideal_ns or 0)
+        assert step.bubble.waterfall_ns is not None
+        assert step.bubble.waterfall_ns.unexplained == 0
+        shares.update({name: sign * ns for name, ns in causes.items()})
+    assert shares["jitter"] == pytest.approx((slowed.span_ns or 0) - (usual.span_ns or 0), rel=0.1)
+
+
+@pytest.mark.parametrize("slow", [(0, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("name", ["gpipe", "interleaved-1f1b", "zb-h1"])
+def test_ranks_blocked_behind_blocked_ranks_blame_the_op_that_the_last_of_them_runs(
+    name: str, slow: tuple[int, int]
+) -> None:
+    """Rank 3 sends only when it has received what rank 2 computes: who waits for rank 3 waits for rank 2."""
+    before, after = (step_of(name, which, one_by_one=True) for which in (None, slow))
+    assert before.blame is not None
+    assert after.blame is not None
+    added = after.blame.total_ns - before.blame.total_ns
+    most = after.blame.ops[0]
+    assert (most.kind, most.stage, most.microbatch) == ("F", *slow)
+    charged_before = sum(op.ns for op in before.blame.ops if (op.kind, op.stage, op.microbatch) == ("F", *slow))
+    assert added > 2 * SLOWER_NS
+    assert most.ns - charged_before >= 0.95 * added
+    assert after.critical_path is not None
+    assert sum(after.critical_path.parts.values()) == after.span_ns

@@ -1,0 +1,75 @@
+"""Ten pages at once on one server, which ends and is started again: each has its own picture, and every link keeps its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.app import create_app
+from tests.dashboards.attacker import attacked
+
+pytestmark = pytest.mark.browser
+
+DRAWN = "#timeline[data-complete=true]"
+STATE = "document.querySelector('#timeline').timeline"
+ANSWERS_MS = 120_000
+LINKS = (
+    "step=2",
+    "step=3",
+    "step=4&sources=planned,simulated,measured",
+    "step=2&whatif=schedule%3Dzb-h1",
+    "step=3&whatif=schedule%3Dgpipe&sources=whatif",
+    "step=2&critical=1",
+    "step=2&select=0.2.2",
+    "step=3&pinned=2.3&lanes=0",
+    "step=2&find=rank+1+B+3",
+    "step=4&scale=0.5",
+)
+AGAIN = """link => {
+    const root = document.querySelector('#timeline');
+    const old = root.timeline;
+    clearTimeout(old.writing);
+    old.observer.disconnect();
+    old.redraw = old.draw = old.write = () => {};
+    history.replaceState(null, '', '/timeline?' + link);
+    root.dataset.complete = false;
+    window.pptraceTimeline.current = new window.pptraceTimeline.Timeline(root);
+}"""
+
+
+def picture(page: Any) -> str:
+    page.wait_for_selector(DRAWN)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.wait_for_selector(DRAWN)
+    pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
+    return pixels
+
+
+def test_ten_pages_at_once_have_their_pictures_and_a_server_that_comes_again_has_the_same(
+    run_p4: Path, browser: Any
+) -> None:
+    pages = [browser.new_page() for _ in LINKS]
+    errors: list[str] = []
+    for page in pages:
+        page.set_default_timeout(ANSWERS_MS)
+    with attacked(create_app([run_p4])) as server:
+        for page, link in zip(pages, LINKS, strict=True):
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(f"http://{server.host}/timeline?{link}", wait_until="commit")
+        pictures = [picture(page) for page in pages]
+    assert len(set(pictures)) == len(LINKS)
+    first, last = pages[0], pages[-1]
+    first.evaluate(f"{STATE}.zoom(0.4)")
+    first.wait_for_selector("#timeline-message:has-text('does not answer')")
+    with attacked(create_app([run_p4]), server.port):
+        near = picture(first)
+        assert first.locator("#timeline-message").is_hidden()
+        first.wait_for_timeout(200)
+        for link, expected in [*zip(LINKS, pictures, strict=True), (first.url.partition("?")[2], near)]:
+            last.evaluate(AGAIN, link)
+            assert picture(last) == expected, link
+    for page in pages:
+        page.close()
+    assert errors == []
