@@ -31,7 +31,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One rank's end of a message or a collective: when it was posted, and when the rank waited for it (or the same)."""
+    """Part of one rank in a message or a collective: when it was posted, and when the rank waited for it (or the same)."""
 
     rank: int
     posted: Interval
