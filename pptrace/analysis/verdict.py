@@ -51,7 +51,9 @@ def _sentence(report: Report) -> str:
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
     if parts := _with_routes(step):
-        shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
+        of_names = {_NAMES[name].format(schedule=schedule.name): value for name, value in parts.items()}
+        of_names = _with_reasons(of_names, report.findings)
+        shares = {name: value / step.span_ns for name, value in of_names.items()}
         rules, largest = _ruling_part(step, parts, report.findings), _largest(report.findings, step, len(steps))
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
     return _without_causes(step, length, _largest(report.findings, step, len(steps)))
@@ -64,6 +66,17 @@ def _with_routes(step: StepReport) -> Mapping[str, int] | None:
     if parts is None or not routes:
         return parts
     return {**parts, "imbalance": parts["imbalance"] - routes, UNEQUAL_ROUTES: routes}
+
+
+def _with_reasons(of_names: dict[str, int], findings: Sequence[Finding]) -> dict[str, int]:
+    """The parts by their names, with what findings about hosts explain of the unexplained one apart from it."""
+    left, apart = of_names[_NAMES["unexplained"]], {}
+    for finding in findings:
+        if finding.evidence.get("cause") == "host" and (reason := finding.evidence.get("reason")):
+            name = f"{reason}{_place(finding)}"
+            apart[name] = max(min(finding.gain_ns or 0, left), 0)
+            left -= apart[name]
+    return {**of_names, _NAMES["unexplained"]: left, **apart}
 
 
 def _without_causes(step: StepReport, length: str, largest: str) -> str:

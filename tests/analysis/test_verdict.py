@@ -59,6 +59,19 @@ def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_larg
     assert verdict_of(step_of(2_000_000, mostly_bubble)).startswith("The step takes 2.0 ms: 20% compute, 75% the fill")
 
 
+def test_what_findings_about_hosts_explain_is_not_unexplained() -> None:
+    """No finding takes more of the unexplained part than there is of it."""
+    of_rank = {"cause": "host", "reason": "late start", "where": {"rank": 3}}
+    late = Finding(Severity.WARNING, "", "", 300_000, of_rank)
+    pauses = Finding(Severity.WARNING, "", "", 300_000, {"cause": "host", "reason": "pauses", "where": {}})
+    fall = Waterfall(1_200_000, 400_000, 0, 0, 0, None, 400_000)
+    assert verdict_of(step_of(2_000_000, fall), findings=(late,)).startswith(
+        "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% late start (rank 3), 5% unexplained; "
+    )
+    both = verdict_of(step_of(2_000_000, fall), findings=(late, pauses))
+    assert "15% late start (rank 3), 5% pauses; " in both
+
+
 def test_the_largest_gain_is_that_of_a_warning() -> None:
     """The fill and drain of the schedule is what was chosen; a finding without a gain has none to compare."""
     findings = (
