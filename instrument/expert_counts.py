@@ -19,10 +19,13 @@ EXPERTS_KEY = "experts"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
-    """One forward of a layer: ``counts`` (2, experts) are the routes of this rank's tokens, as chosen and as kept."""
+    """One forward of a layer, of which ``first`` is this rank's first expert: ``counts`` (2, experts) are the routes of its
+    tokens, as chosen and as kept.
+    """
 
     step: int
     layer: int
+    first: int
     rows: Sequence[int]
     counts: Tensor
 
@@ -30,12 +33,12 @@ class _Forward:
 class ExpertCounts:
     """Counts of all recorded forwards of this rank, in the order in which they ran."""
 
-    __slots__ = ("_first_expert", "_forwards", "_lock", "_num_experts", "_top_k")
+    __slots__ = ("_forwards", "_lock", "_top_k")
 
     def __init__(self) -> None:
         self._forwards: list[_Forward] = []
         self._lock = threading.Lock()
-        self._num_experts = self._first_expert = self._top_k = 0
+        self._top_k = 0
 
     def add(
         self, step: int, layer: int, chosen: Tensor, kept: Tensor, num_experts: int, held: tuple[int, Sequence[int]]
@@ -53,27 +56,33 @@ class ExpertCounts:
         first, rows = held
         counts = torch.stack([_count(routes, num_experts) for routes in (chosen, kept)])
         with self._lock:
-            self._num_experts, self._first_expert, self._top_k = num_experts, first, chosen.shape[-1]
-            self._forwards.append(_Forward(step, layer, list(rows), counts))
+            self._top_k = chosen.shape[-1]
+            self._forwards.append(_Forward(step, layer, first, list(rows), counts))
 
     def facts(self) -> dict[str, object] | None:
-        """All counts as JSON values, None without any, or where layers have different experts. Waits for the device once.
+        """All counts as JSON values, None without any. Waits for the device once.
 
         ``forwards`` has [step, layer, rows of each expert of this rank], ``chosen`` and ``kept`` a list for each forward with the
         routes of this rank's tokens to each expert, before and after dropping; ``kept`` is empty where nothing was dropped.
+        ``num`` is the number of experts of a layer and ``first`` this rank's first of them; where layers differ (pyramids),
+        ``num`` is the largest and ``first`` a list by forward.
         """
         with self._lock:
             forwards = list(self._forwards)
-        if len({(forward.counts.shape, len(forward.rows)) for forward in forwards}) != 1:  # none, or layers that differ
+        if not forwards:
             return None
-        chosen, kept = torch.stack([forward.counts for forward in forwards], 1).cpu().unbind()
+        sizes = [forward.counts.shape[1] for forward in forwards]
+        chosen, kept = torch.cat([forward.counts for forward in forwards], 1).cpu().unbind()
+        firsts = [forward.first for forward in forwards]
         return {
-            "num": self._num_experts,
+            "num": max(sizes),
             "top_k": self._top_k,
-            "first": self._first_expert,
+            "first": firsts[0] if len(set(zip(firsts, sizes, strict=True))) == 1 else firsts,
             "forwards": [[forward.step, forward.layer, list(forward.rows)] for forward in forwards],
-            "chosen": chosen.tolist(),
-            "kept": [] if torch.equal(chosen, kept) else kept.tolist(),
+            "chosen": [of_forward.tolist() for of_forward in torch.split(chosen, sizes)],
+            "kept": []
+            if torch.equal(chosen, kept)
+            else [of_forward.tolist() for of_forward in torch.split(kept, sizes)],
         }
 
 

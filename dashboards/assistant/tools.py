@@ -6,6 +6,7 @@ Nothing is written and no path is taken: every answer is about the run that was 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -105,19 +106,32 @@ class Tools:
         """
         if name in _FRAMES:
             data = self._answers.whole_run().analysis.data
-            frame = data.ops if name == "ops" else data.comms
-            return {"table": name} | page_of_frame(frame if step is None else frame[frame["step"] == step], query)
+            return {"table": name} | page_of_frame(
+                data.ops if name == "ops" else data.comms, self._of_step(step, query)
+            )
         if name not in TABLES or name in _ONLY_PAGES:
             known = [*(name for name in TABLES if name not in _ONLY_PAGES), *_FRAMES]
             raise UsageError(f"table {name[:40]!r} is not known; expected one of {', '.join(known)}")
         wanted = Asked(self._answers, step, {})
         table = TABLES[name]
         try:
-            page = page_of_rows(table.rows(wanted), query)
+            page = page_of_rows(table.rows(wanted), query if table.is_of_step else self._of_step(step, query))
             of_step = {"step": wanted.the_step().step} if table.is_of_step else {}
         except LookupError as err:
             raise UsageError(f"step {step}: {err}; the report lists the steps") from None
         return {"table": name} | of_step | page
+
+    def _of_step(self, step: int | None, query: Query) -> Query:
+        """The query for the rows of one step alone, of a table that has those of all.
+
+        Raises:
+            UsageError: there is no such step.
+        """
+        if step is None:
+            return query
+        if step not in {entry.step for entry in self._answers.run().report.steps}:
+            raise UsageError(f"step {step}: there is none; the report lists the steps")
+        return replace(query, where={**query.where, "step": step})
 
     def whatif(self, form: Mapping[str, object], query: Query) -> dict[str, Any]:
         """Predictions: what is wished for in one scenario; without wishes all sensible changes, the best first.

@@ -60,6 +60,8 @@ _CAUSES = {
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
 _ANYWHERE = ("jitter", "communication", "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
+_ROUTING = "routing"
+"""Imbalance between ranks of experts, of which a reason has the finding."""
 _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
 _MOST_OF_IT = 0.5
@@ -142,7 +144,7 @@ def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
 
     Ranks slower than their replicas, but none of them more than others, are not named besides a reason for it.
     """
-    for name in (name for name in reason.causes if name in losses):
+    for name in (name for name in reason.causes if name in losses and not reason.is_cause):
         loss = losses[name]
         taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
         losses[name] = loss.without(taken)
@@ -185,8 +187,9 @@ def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
     places: dict[str, Counter[tuple[str, int | str]]] = {}
     for index, of_step in enumerate(causes):
         for cause in of_step:
-            of_steps.setdefault(cause.cause, np.zeros(len(causes), dtype=np.int64))[index] += cause.ns
-            places.setdefault(cause.cause, Counter()).update(dict.fromkeys(cause.where.items(), cause.ns))
+            name = _ROUTING if cause.cause == "imbalance" and "axis" in cause.where else cause.cause
+            of_steps.setdefault(name, np.zeros(len(causes), dtype=np.int64))[index] += cause.ns
+            places.setdefault(name, Counter()).update(dict.fromkeys(cause.where.items(), cause.ns))
     return {name: _Loss(name, values, places[name]) for name, values in of_steps.items()}
 
 

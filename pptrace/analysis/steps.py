@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explanation_tasks
 from pptrace.analysis.explain.messaging import graph_of_run
 from pptrace.analysis.message_graph import Graph
@@ -173,13 +174,18 @@ class ReportedSteps:
     costs: tuple[MeasuredCosts, ...] = ()
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1) -> ReportedSteps:
-    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes."""
+def report_steps(
+    steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo, jobs: int = 1, routing: Routing | None = None
+) -> ReportedSteps:
+    """Each step over all its pipelines; those of many ops are explained in ``jobs`` processes.
+
+    ``routing`` is what equal rows of experts would change of ops.
+    """
     parts = StepParts.of(steps, data, mesh)
     jobs = jobs if parts.num_ops >= _LEAST_SHARED else 1
     graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
     tasks = [
-        explanation_tasks(part.plan.table, part.steps, data, graph)
+        explanation_tasks(part.plan.table, part.steps, data, graph, routing)
         for part, graph in zip(parts.of_plan, graphs, strict=True)
     ]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:

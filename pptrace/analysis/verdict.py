@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
-from pptrace.analysis.stragglers.unequal_routes import OF_ROUTES, UNEQUAL_ROUTES
+from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
@@ -50,29 +50,20 @@ def _sentence(report: Report) -> str:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
-    if parts := _with_routes(step.span_parts, report.findings):
+    if parts := _with_routes(step):
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
         rules, largest = _ruling_part(step, parts, report.findings), _largest(report.findings, step, len(steps))
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
     return _without_causes(step, length, _largest(report.findings, step, len(steps)))
 
 
-def _with_routes(parts: Mapping[str, int] | None, findings: Sequence[Finding]) -> Mapping[str, int] | None:
-    """The parts with what unequal routes cost apart from the causes that it is a part of, as the findings have it.
-
-    A rank with few rows is no measure for its replicas: unless a finding says that one is slow, what they take more is compute.
-    """
-    routes = next((finding for finding in findings if finding.evidence.get("reason") == UNEQUAL_ROUTES), None)
-    if parts is None or routes is None:
+def _with_routes(step: StepReport) -> Mapping[str, int] | None:
+    """The parts of a step, with imbalance between ranks of experts apart from that between stages."""
+    parts, causes = step.span_parts, step.causes or ()
+    routes = sum(cause.ns for cause in causes if cause.cause == "imbalance" and "axis" in cause.where)
+    if parts is None or not routes:
         return parts
-    left, apart = dict(parts), 0
-    for name in (name for name in OF_ROUTES if name in left):
-        taken = min((routes.gain_ns or 0) - apart, max(left[name], 0))
-        left[name], apart = left[name] - taken, apart + taken
-    is_slow = any(found.evidence.get("cause") == "straggler" and found is not routes for found in findings)
-    if not is_slow and "straggler" in left:
-        left["compute"] += left.pop("straggler")
-    return {**left, UNEQUAL_ROUTES: apart}
+    return {**parts, "imbalance": parts["imbalance"] - routes, UNEQUAL_ROUTES: routes}
 
 
 def _without_causes(step: StepReport, length: str, largest: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pptrace.report.live import cost_lines, step_line
-from pptrace.workflow.live.follow import LiveRun, require_live
+from pptrace.workflow.live.follow import LiveRun, require_live, status_of
 
 _POLL_S = 0.2
 
@@ -38,12 +38,16 @@ def command(run_dir: Path, form: str, follow: bool, last: int | None) -> None:
     """
     require_live(run_dir)
     run = LiveRun(run_dir, last=last)
-    first = True
+    first, noted = True, set[str]()
     while True:
         over = not follow or run.has_ended  # asked before the files are read: what comes after is in them
         steps = run.poll()
         for step in steps[-last:] if first and last else steps:
             click.echo(json.dumps(asdict(step)) if form == "json" else step_line(step))
+        if form == "text":
+            for note in dict.fromkeys(note for step in steps for note in step.notes if note not in noted):
+                noted.add(note)
+                click.echo(f"pptrace: {note}", err=True)
         first = first and not steps
         if over:
             break
@@ -51,3 +55,8 @@ def command(run_dir: Path, form: str, follow: bool, last: int | None) -> None:
     if form == "text":
         for line in cost_lines(run.cost):
             click.echo(f"pptrace: {line}", err=True)
+        status = status_of(run_dir)
+        if run.has_ended and status != "ok":
+            click.echo(
+                f"pptrace: the run ended as {status!r}: steps that not all ranks have written are not shown", err=True
+            )

@@ -111,7 +111,7 @@ CALLS: Schema = {
     "stream": "int64",
     "clock": "str",  # as in COMMS
     "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
-    "hint": "str",  # axis that the library serves: ep for DeepEP, tp for user buffers; "" for the others
+    "hint": "str",  # axis of its library or of the range around it: ep for DeepEP, tp for user buffers; "" for the others
     "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
     "worker": "int64",  # thread that executed it, where the process group has worker threads (gloo)
     "splits": "str",  # as in COMMS

@@ -13,9 +13,9 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
-from pptrace.analysis.experts.exchanges import exchanges_of_ranks
+from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
-from pptrace.analysis.experts.routing import with_routing
+from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
@@ -140,11 +140,13 @@ def analyse_ranks(
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
-    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs)
-    steps = reported.steps or report_marked_steps(marked, data)
     comparable = comparable_steps(windows or marked, data)
-    experts = ExpertsOfRun.of(exchanges_of_ranks(comparable, data), run.facts, comparable)
-    costs = with_routing(reported.costs, experts.exchanges)
+    exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable)
+    routing = Routing.of(experts.exchanges)
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
+    steps = reported.steps or report_marked_steps(marked, data)
+    costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot)
     missing = missing_evidence(steps, costs)
     lines = (

@@ -24,7 +24,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
-from pptrace.analysis.experts.routing import with_routing
+from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
@@ -117,11 +117,12 @@ def analyse_on_workers(
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    explanations, graphs = _explanations(reports, parts)
-    reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
-    costs = with_routing(reported.costs, experts.exchanges)
+    routing = Routing.of(experts.exchanges)
+    explanations, graphs = _explanations(reports, parts, routing)
+    reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
+    costs = with_routing(reported.costs, routing)
     steps, study = reported.steps, study_steps(costs, experts.hot_spot)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
@@ -167,7 +168,7 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
 
 
 def _explanations(
-    reports: Mapping[int, RankReport], parts: StepParts
+    reports: Mapping[int, RankReport], parts: StepParts, routing: Routing | None
 ) -> tuple[list[list[Explanation]], list[Graph | None]]:
     """The explanations of each plan's steps, and the graph of its messages."""
     axes: Counter[str] = Counter()
@@ -178,7 +179,8 @@ def _explanations(
     for index, part in enumerate(parts.of_plan):
         ranks = [_of_plan(reports[rank], index) for rank in IndexedWindows.of(part.windows).of_rank]
         graph = graph_of_ranks(part.plan, part.steps, ranks)
-        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items())), graph))
+        of_axes = dict(sorted(axes.items()))
+        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, of_axes, graph, routing))
         graphs.append(graph)
     return explanations, graphs
 

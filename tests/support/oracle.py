@@ -31,7 +31,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one rank has of a message or a collective: when it was posted, and when the rank waited for it (or the same)."""
+    """Part of one rank in a message or a collective: when it was posted, and when the rank waited for it (or the same)."""
 
     rank: int
     posted: Interval
@@ -124,7 +124,7 @@ def _read_rank(rank: int, ranges: list[tuple[str, int, int]], places: dict[int, 
 
 
 def _place(rank: int, mesh: dict[str, Any]) -> dict[str, int]:
-    """Where a rank stands on each axis."""
+    """Place of a rank on each axis."""
     place = {}
     for axis in str(mesh.get("order", "tp-cp-dp-pp")).split("-"):
         rank, place[axis] = divmod(rank, int(mesh[axis]))

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from pptrace.analysis.attribution import waterfalls
+from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.schedule.actions import Key, Kind
 from pptrace.schedule.plan import Plan
@@ -58,12 +59,13 @@ def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
     )
 
 
-def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
-    """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
+def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int, graph: Graph | None = None) -> Waterfall | None:
+    """Attribute one step, with messages that hold up ranks as in a graph; None when the trace lacks an op of the plan."""
     keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     if not set(keys) <= measured.ops.keys():
         return None
     ops = np.array([[measured.ops[key] for key in keys]])
     communication = np.array([[measured.communication.get(key, 0) for key in keys]])
     transfers = Costs(transfers=measured.transfers).latencies(plan.table)
-    return waterfalls(plan.table, ops - communication, communication, transfers, [span_ns])[0]
+    each = np.broadcast_to(transfers, (1, plan.table.num_messages))
+    return waterfalls(plan.table, ops - communication, communication, each, [span_ns], graph=graph)[0]

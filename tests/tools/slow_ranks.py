@@ -75,7 +75,7 @@ SETTINGS = tuple(Setting(pp, dp, sleeping) for pp, dp in ((2, 1), (4, 1), (2, 2)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the search sees of a step: the ops and the wait for a core of each rank."""
+    """Step as the search sees it: the ops and the wait for a core of each rank."""
 
     number: int
     ranks: Mapping[int, Mapping[OpKind, OpTimes]]
@@ -119,7 +119,7 @@ def record(folder: Path, setting: Setting, number: int) -> list[Step]:
 
 
 def named_in(steps: Sequence[Step]) -> list[SlowRank]:
-    """What the search names."""
+    """Ranks that the search names."""
     search = SlowRanks()
     return [slow for step in steps for slow in search.add(step.number, step.ranks, step.core_waits)]
 

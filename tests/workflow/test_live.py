@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pptrace.live_records.file import live_files
 from pptrace.report.live import cost_lines, step_line
 from pptrace.workflow.live.follow import LiveRun, cost_of_run, require_live
 from tests.support.live_run import STEP_NS, LiveFolder
+from tests.support.programs import one_line, pptrace_here
 
 
 def test_the_figures_of_a_step_are_those_of_its_ops(tmp_path: Path) -> None:
@@ -93,3 +95,20 @@ def test_lines_say_what_is_known_and_the_cost_has_its_interval(tmp_path: Path) -
 def test_a_directory_without_live_files_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="pptrace run --live"):
         require_live(tmp_path)
+
+
+def test_a_directory_of_several_runs_names_the_newest_and_a_missing_one_when_it_is_made(tmp_path: Path) -> None:
+    for number, name in enumerate(("b", "a")):
+        LiveFolder(tmp_path / name).write_steps(1)
+        os.utime(tmp_path / name, (number, number))
+    assert str(tmp_path / "a") in one_line(pptrace_here("live", tmp_path), 1)
+    assert "made when the run begins" in one_line(pptrace_here("live", tmp_path / "c"), 1)
+
+
+def test_the_text_says_once_why_figures_are_missing_and_how_the_run_ended(tmp_path: Path) -> None:
+    run = LiveFolder(tmp_path, device="cuda")
+    run.write_steps(3)
+    run.status("failed")
+    lines = pptrace_here("live", tmp_path).err.splitlines()
+    assert len([line for line in lines if "compute is not known" in line]) == 1
+    assert "'failed'" in lines[-1]

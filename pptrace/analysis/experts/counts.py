@@ -19,29 +19,29 @@ _MOST = 2**53
 class RankCounts:
     """Forwards of layers with experts on one rank, in order of time.
 
-    ``step`` and ``layer`` (forwards,) say of what, ``rows`` how many rows the rank's experts computed in each. ``chosen`` and
-    ``kept`` (forwards, experts) count the routes of the rank's tokens, before and after dropping. ``first`` is its first expert,
-    ``num_held`` how many it has.
+    ``step`` and ``layer`` (forwards,) say of what, ``rows`` how many rows the rank's experts computed in each; ``num`` is how
+    many experts the layer has, ``first`` and ``held`` which first of them this rank holds, and how many. ``chosen`` and ``kept``
+    (forwards, most experts) count the routes of the rank's tokens, before and after dropping; 0 beyond ``num``.
     """
 
     top_k: int
-    first: int
-    num_held: int
     step: Int64
     layer: Int64
     rows: Int64
+    num: Int64
+    first: Int64
+    held: Int64
     chosen: Int64
     kept: Int64
-
-    @property
-    def num_experts(self) -> int:
-        return int(self.chosen.shape[1])
 
     def in_steps(self, steps: Sequence[int]) -> RankCounts:
         """The forwards of some steps."""
         inside = np.isin(self.step, np.asarray(steps, dtype=np.int64))
-        columns = (column[inside] for column in (self.step, self.layer, self.rows, self.chosen, self.kept))
-        return RankCounts(self.top_k, self.first, self.num_held, *columns)
+        columns = (getattr(self, name)[inside] for name in _COLUMNS)
+        return RankCounts(self.top_k, *columns)
+
+
+_COLUMNS = ("step", "layer", "rows", "num", "first", "held", "chosen", "kept")
 
 
 def counts_of_ranks(
@@ -57,30 +57,40 @@ def read_counts(fact: object) -> RankCounts | None:
     """The counts of one rank; None where it has none, or what stands there is damaged."""
     if not isinstance(fact, Mapping):
         return None
-    forwards, chosen = fact.get("forwards"), fact.get("chosen")
-    sizes = [fact.get(name) for name in ("num", "top_k", "first")]
-    if not (isinstance(forwards, list) and isinstance(chosen, list) and all(map(_is_number, sizes))):
+    forwards, chosen, top_k = fact.get("forwards"), fact.get("chosen"), fact.get("top_k")
+    if not (isinstance(forwards, list) and isinstance(chosen, list) and _is_number(top_k) and forwards):
         return None
-    num, top_k, first = (int(size) for size in sizes if isinstance(size, int))
-    kept = fact.get("kept") or chosen
-    rows = [entry[2] if isinstance(entry, list) and len(entry) == 3 else None for entry in forwards]
-    if not forwards or not isinstance(kept, list) or not len(chosen) == len(kept) == len(forwards):
+    kept, first = fact.get("kept") or chosen, fact.get("first")
+    firsts: list[Any] = first if isinstance(first, list) else [first] * len(forwards)
+    if not isinstance(kept, list) or not len(chosen) == len(kept) == len(firsts) == len(forwards):
         return None
-    if not all(_are_numbers(line, num) for line in (*chosen, *kept)) or not num:
-        return None
-    if not all(_are_numbers(line, len(rows[0] or ())) for line in rows):
+    rows: list[Any] = [entry[2] if isinstance(entry, list) and len(entry) == 3 else None for entry in forwards]
+    if not all(map(_are_numbers, (*chosen, *kept, *rows))) or not all(map(_is_number, firsts)):
         return None
     if not all(_is_number(entry[0]) and _is_number(entry[1]) for entry in forwards):
         return None
-    step, layer = (np.array([entry[index] for entry in forwards], dtype=np.int64) for index in (0, 1))
-    total = np.array([sum(line or ()) for line in rows], dtype=np.int64)
-    both = (np.array(table, dtype=np.int64) for table in (chosen, kept))
-    return RankCounts(top_k, first, len(rows[0] or ()), step, layer, total, *both)
+    sizes = [len(line) for line in chosen]
+    are_alike = len(set(sizes)) == 1 or isinstance(first, list)
+    if [len(line) for line in kept] != sizes or max(sizes) != fact.get("num") or not are_alike:
+        return None
+    columns: list[list[int]] = [[entry[0] for entry in forwards], [entry[1] for entry in forwards]]
+    columns += [[sum(line) for line in rows], sizes, firsts, [len(line) for line in rows]]
+    assert isinstance(top_k, int)
+    step, layer, computed, num, firsts_of, held = (np.array(column, dtype=np.int64) for column in columns)
+    return RankCounts(top_k, step, layer, computed, num, firsts_of, held, _matrix(chosen), _matrix(kept))
+
+
+def _matrix(lines: Sequence[Sequence[int]]) -> Int64:
+    """The lines as rows, 0 beyond the end of the shorter ones."""
+    table = np.zeros((len(lines), max(map(len, lines))), dtype=np.int64)
+    for row, line in zip(table, lines, strict=True):
+        row[: len(line)] = line
+    return table
 
 
 def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
-def _are_numbers(line: object, length: int) -> bool:
-    return isinstance(line, list) and len(line) == length and all(map(_is_number, line))
+def _are_numbers(line: object) -> bool:
+    return isinstance(line, list) and bool(line) and all(map(_is_number, line))

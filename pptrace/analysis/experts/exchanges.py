@@ -22,6 +22,7 @@ from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.slices import Slice
+from pptrace.timeline.windows import StepWindow
 
 Bool = npt.NDArray[np.bool_]
 
@@ -41,6 +42,8 @@ begin: after the last call before that which takes rows back.
 """
 _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
+_LEAST_PADDED = 1 / 16
+"""The same of the sizes of all-to-alls of equal parts, which are padded to what the routes of each need."""
 _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
@@ -57,6 +60,18 @@ def exchanges_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> 
         if not data.work[rank].missing_device_events
     }
     return {rank: rows for rank, rows in found.items() if len(rows)}
+
+
+def steps_of_exchanges(comparable: Mapping[int, Sequence[int]], data: AlignedRun) -> dict[int, list[int]]:
+    """The steps of each rank whose exchanges are looked at: those ``comparable`` across ranks, and of traces without any steps
+    (no pipeline, no ranges of steps) all calls together.
+    """
+    if comparable or not len(data.comms) or (data.comms["step"] != UNKNOWN).any():
+        return {rank: list(steps) for rank, steps in comparable.items()}
+    ranks = tuple(sorted(data.comms["rank"].unique().tolist()))
+    begin, end = int(data.comms["start_ns"].min()), int(data.comms["end_ns"].max())
+    is_comparable = data.is_comparable(StepWindow(UNKNOWN, ranks, begin, end))
+    return {rank: [UNKNOWN] for rank in ranks} if is_comparable else {}
 
 
 def join_exchanges(ranks: Iterable[Slice]) -> Slice:
@@ -109,7 +124,8 @@ def _carry_tokens(calls: Slice, sent: Int64, received: Int64) -> Bool:
     sizes = np.maximum(calls["bytes"], 0)
     has_splits = sent >= 0
     if not has_splits.any():
-        largest: Bool = sizes >= _LEAST_PART * sizes.max(initial=0)
+        least = np.where(calls.among("kind", (Collective.ALL_TO_ALL,)), _LEAST_PADDED, _LEAST_PART)
+        largest: Bool = sizes >= least * sizes.max(initial=0)
         return largest
     wide = np.where(sent > 0, sizes // np.maximum(sent, 1), 0)
     wide = np.maximum(wide, np.where(received > 0, calls["received_bytes"] // np.maximum(received, 1), 0))

@@ -49,20 +49,21 @@ def lateness_of(exchanges: Slice, role: str) -> Lateness:
         *(np.full(len(exchanges), UNKNOWN), np.zeros(len(exchanges), np.bool_), np.zeros(len(exchanges), np.int64))
     )
     lateness.waited[known] = waits
-    lateness.is_last[known[firsts]] = True
+    lateness.is_last[known[firsts]] = total[of[firsts]] > 0  # who enters with all others is not last
     lateness.caused[known[firsts]] = total[of[firsts]]
     return lateness
 
 
 def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
     """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
-    over exchanges.
+    over exchanges whose rows are known.
 
     What others would take is the median of theirs, moved to as many rows by what a row takes.
     """
     took, slope = time_in_experts(exchanges).astype(np.float64), time_per_row(exchanges)
-    base = took - slope * np.maximum(exchanges["rows"], 0)  # without rows
+    base = took - slope * exchanges["rows"]  # without rows
     group, _ = groups_of(exchanges)
+    group = np.where(exchanges["rows"] < 0, UNKNOWN, group)
     place = exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"]
     ranks, slowness = exchanges["rank"], {}
     for rank in np.unique(ranks[group >= 0]).tolist():
@@ -70,9 +71,9 @@ def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
         ratios = []
         for value in np.unique(place[own]).tolist():
             same = own[place[own] == value]
-            others = (place == value) & (ranks != rank) & np.isin(group, group[same])
+            others = (place == value) & (ranks != rank) & (group >= 0) & np.isin(group, group[same])
             if others.any():
-                expected = np.median(base[others]) + slope[same] * np.maximum(exchanges["rows"][same], 0)
+                expected = np.median(base[others]) + slope[same] * exchanges["rows"][same]
                 ratios.append(took[same] / np.maximum(expected, 1))
         if ratios:
             slowness[rank] = float(np.median(np.concatenate(ratios)))
@@ -89,12 +90,14 @@ class LastRank:
 
 
 def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[int, float]) -> LastRank | None:
-    """The rank that came last most often in some exchanges, by their lateness; None where nothing is known of their members."""
+    """The rank that came last most often in some exchanges, by their lateness; None where none did, or nothing is known of their
+    members.
+    """
     ranks, counts = np.unique(exchanges["rank"][lateness.is_last], return_counts=True)
     if not len(ranks):
         return None
-    rank, share = int(ranks[counts.argmax()]), float(counts.max() / counts.sum())
     group, size = groups_of(exchanges)
+    rank, share = int(ranks[counts.argmax()]), float(counts.max() / len(np.unique(group[group >= 0])))
     num_members = float(np.mean(size[group[group >= 0]]))
     if share < min(_OFTEN / num_members, 0.9):
         return LastRank(rank, share, None)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.handed_in import TokenSizes, handed_in
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.model.tables import UNKNOWN, Int64
@@ -123,9 +124,11 @@ def _counts_of_layer(layer: int | None, counts: Mapping[int, RankCounts]) -> tup
     of_layer = [(of_rank, same) for of_rank, same in of_layer if same.any()]
     if not of_layer:
         return None, None
-    chosen, kept = (
-        np.concatenate([getattr(of_rank, name)[same] for of_rank, same in of_layer]) for name in ("chosen", "kept")
-    )
+    num = max(int(of_rank.num[same].max()) for of_rank, same in of_layer)
+    tables = [[getattr(of_rank, name)[same, :num] for of_rank, same in of_layer] for name in ("chosen", "kept")]
+    if any(table.shape[1] != num for of_name in tables for table in of_name):
+        return None, None  # ranks that do not agree
+    chosen, kept = map(np.concatenate, tables)
     return chosen, kept
 
 
@@ -138,8 +141,8 @@ def _chance(chosen: Int64) -> float | None:
     return None if not routes or num < 2 else 1 + math.sqrt(2 * math.log(num) * num / routes)
 
 
-def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: int | None) -> tuple[RankLoad, ...]:
-    """The loads of all ranks that exchanged; ``row_bytes`` is the size of a token, where the run's facts tell."""
+def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> tuple[RankLoad, ...]:
+    """The loads of all ranks that exchanged; ``sizes`` are those of tokens, where the run's facts tell."""
     before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
     slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
     loads = []
@@ -158,8 +161,8 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: in
             RankLoad(
                 rank=rank,
                 stage=stages[0] if len(stages) == 1 and stages[0] >= 0 else None,
-                first_expert=None if of_rank is None else of_rank.first,
-                num_experts=None if of_rank is None else of_rank.num_held,
+                first_expert=None if of_rank is None else common(np.unique(of_rank.first).tolist()),
+                num_experts=None if of_rank is None else common(np.unique(of_rank.held).tolist()),
                 rows=int(rows.sum()) if len(rows) and (rows >= 0).all() else None,
                 ratio=float(rows[known].sum() / expected) if expected else None,
                 expert_ns=int(took[own].sum()),
@@ -169,7 +172,7 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], row_bytes: in
                 caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
                 bytes=_total(exchanges, own, "bytes"),
                 received_bytes=_received(exchanges, own),
-                predicted_bytes=_predicted(exchanges.where(own), of_rank, row_bytes),
+                predicted_bytes=handed_in(exchanges.where(own), of_rank, sizes),
                 in_flight_rows=None if in_flight is None else round(in_flight),
                 in_flight_ratio=in_flight / equal if in_flight and equal else None,
             )
@@ -207,19 +210,6 @@ def _received(exchanges: Slice, own: npt.NDArray[np.bool_]) -> int | None:
             return None
         total += int(np.where(got < 0, handed, got).sum())
     return total
-
-
-def _predicted(own: Slice, counts: RankCounts | None, row_bytes: int | None) -> int | None:
-    """Bytes that a rank hands in where rows travel alone: its kept routes to the experts, and its experts' rows back, as often
-    as a layer has exchanges (forward, recomputation, backward).
-    """
-    if counts is None or row_bytes is None or (own["sent"] < 0).any():
-        return None
-    forward = (own["backward"] == 0) & (own["again"] == 0)
-    passes = len(own) / max(int(forward.sum()), 1)
-    if passes != int(passes) or int(forward.sum()) != len(counts.step):
-        return None
-    return int(passes) * row_bytes * int(counts.kept.sum() + counts.rows.sum())
 
 
 def common(values: Sequence[int]) -> int | None:

@@ -12,6 +12,7 @@ from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGai
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import capacity_findings, hot_spot
+from pptrace.analysis.experts.handed_in import sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of_places, rank_loads, with_rows
 from pptrace.analysis.gain_interval import gain_interval
@@ -19,7 +20,6 @@ from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
-from pptrace.analysis.volume.gpt_facts import ITEM_BYTES
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -73,10 +73,10 @@ def report_experts(
     gain = routing_gain(plans) if has_rows else None
     return ExpertsReport(
         source=source,
-        num_experts=common([of_rank.num_experts for of_rank in counts.values()]),
+        num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
         layers=layer_loads(exchanges, counts),
-        ranks=rank_loads(exchanges, counts, _row_bytes(facts.values())),
+        ranks=rank_loads(exchanges, counts, sizes_of_run(facts.values())),
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
@@ -104,17 +104,6 @@ def _bubble(plans: Sequence[MeasuredCosts], lengths: Sequence[Int64]) -> int:
         _, num_windows = np.unique(costs.step, return_counts=True)
         bubble += int((of_steps * num_windows).sum()) * costs.table.pp - int(costs.durations.sum())
     return bubble
-
-
-def _row_bytes(facts: Iterable[Mapping[str, Any]]) -> int | None:
-    """Bytes of a token, of runs of our GPT."""
-    for of_rank in facts:
-        model = of_rank.get("model")
-        if not isinstance(model, Mapping) or model.get("name") != "gpt":
-            return None
-        hidden, dtype = model.get("hidden"), model.get("dtype")
-        return hidden * ITEM_BYTES[dtype] if isinstance(hidden, int) and dtype in ITEM_BYTES else None
-    return None
 
 
 def _calls(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[ExpertCalls, ...]:

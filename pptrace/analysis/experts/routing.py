@@ -10,6 +10,7 @@ Of no account: what the calls themselves take, which is communication, and what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.needs import Output
+from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice
 
 Floats = npt.NDArray[np.float64]
@@ -119,38 +121,55 @@ def _leads(compute: Floats, of: Int64, num_groups: int) -> Floats:
     return leads
 
 
-def with_routing(plans: Sequence[MeasuredCosts], exchanges: Slice) -> tuple[MeasuredCosts, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """Exchanges of all ranks, and what equal rows would change of each (:func:`shortened`)."""
+
+    exchanges: Slice
+    change: Slice
+
+    @classmethod
+    def of(cls, exchanges: Slice) -> Routing | None:
+        """The changes of all exchanges; None without any."""
+        return cls(exchanges, shortened(exchanges)) if len(exchanges) else None
+
+    def of_windows(self, table: PlanTable, ranks: Int64, steps: Int64) -> Slice:
+        """The changes of the ops of a plan, by window and row.
+
+        Args:
+            table: of the plan.
+            ranks: shape (windows, pp), the global ranks of each window in pipeline order.
+            steps: shape (windows,), their numbers.
+        """
+        exchanges, change = self.exchanges, self.change
+        window = _window_of(ranks, steps, exchanges["rank"], exchanges["step"])
+        stage, microbatch, output = (exchanges[f"op_{name}"] for name in ("stage", "microbatch", "output"))
+        is_planned = (window >= 0) & (stage >= 0) & (stage < table.num_stages)
+        is_planned &= (microbatch >= 0) & (microbatch < table.num_microbatches) & (change["ns"] != 0)
+        slot = (stage * table.num_microbatches + microbatch) * len(Output) + output
+        row = table.slot_to_row[np.where(is_planned, slot, 0)]
+        chosen = np.flatnonzero(is_planned & (row >= 0))
+        key = window[chosen] * len(table) + row[chosen]
+        places, number = np.unique(key, return_inverse=True)
+        sums = {name: np.zeros(len(places), dtype=np.int64) for name in _CHANGES}
+        for name, total in sums.items():
+            np.add.at(total, number, change[name][chosen])
+        return Slice({"window": places // len(table), "row": places % len(table), **sums})
+
+
+def with_routing(plans: Sequence[MeasuredCosts], routing: Routing | None) -> tuple[MeasuredCosts, ...]:
     """The costs with what equal rows would change of each op (``routed``)."""
-    if not len(exchanges):
+    if routing is None:
         return tuple(plans)
-    change = shortened(exchanges)
-    return tuple(costs.with_routed(_of_plan(costs, exchanges, change)) for costs in plans)
+    return tuple(costs.with_routed(routing.of_windows(costs.table, costs.ranks, costs.step)) for costs in plans)
 
 
-def _of_plan(costs: MeasuredCosts, exchanges: Slice, change: Slice) -> Slice:
-    """The changes of the ops of one plan, by window and row."""
-    table = costs.table
-    window = _window_of(costs, exchanges["rank"], exchanges["step"])
-    stage, microbatch, output = (exchanges[f"op_{name}"] for name in ("stage", "microbatch", "output"))
-    is_planned = (window >= 0) & (stage >= 0) & (stage < table.num_stages)
-    is_planned &= (microbatch >= 0) & (microbatch < table.num_microbatches) & (change["ns"] != 0)
-    slot = (stage * table.num_microbatches + microbatch) * len(Output) + output
-    row = table.slot_to_row[np.where(is_planned, slot, 0)]
-    chosen = np.flatnonzero(is_planned & (row >= 0))
-    key = window[chosen] * len(table) + row[chosen]
-    places, number = np.unique(key, return_inverse=True)
-    sums = {name: np.zeros(len(places), dtype=np.int64) for name in _CHANGES}
-    for name, total in sums.items():
-        np.add.at(total, number, change[name][chosen])
-    return Slice({"window": places // len(table), "row": places % len(table), **sums})
-
-
-def _window_of(costs: MeasuredCosts, rank: Int64, step: Int64) -> Int64:
+def _window_of(ranks: Int64, steps: Int64, rank: Int64, step: Int64) -> Int64:
     """The window of each rank and step; −1 where there is none."""
     windows: Mapping[tuple[int, int], int] = {
         (number, at): window
-        for window, (ranks, at) in enumerate(zip(costs.ranks.tolist(), costs.step.tolist(), strict=True))
-        for number in ranks
+        for window, (of_window, at) in enumerate(zip(ranks.tolist(), steps.tolist(), strict=True))
+        for number in of_window
     }
     pairs, number = np.unique(np.stack((rank, step)), axis=1, return_inverse=True)
     found = np.array([windows.get((one, at), UNKNOWN) for one, at in pairs.T.tolist()], dtype=np.int64)

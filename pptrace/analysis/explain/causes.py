@@ -5,7 +5,9 @@ over all orders of what the cause adds when it comes in. The shares therefore su
 and with none, and do not depend on an order. What an op computes is a product: what its kind usually takes, times what is
 special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
 (``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the
-time in which an op could have run and its device was idle because the host had not launched it.
+time in which an op could have run and its device was idle because the host had not launched it. ``routing`` is what ops take
+longer because experts on some ranks have more rows than others (:mod:`pptrace.analysis.experts.routing`): all else is that of
+equal rows.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _LEVELS = {"imbalance": ("of_stage", "of_kind"), "straggler": ("of_rank", "of_st
 MESSAGES, INNER = "pp", "inner"
 """The communication of the pipeline's messages, and that inside ops."""
 HOST = "host"
+ROUTING = "routing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +39,9 @@ class Costs:
 
     ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages take from their senders'
     ends, ``moving`` how long ops waited for transfers that began when their own rank was ready, ``host`` how long ops were kept
-    from their devices by the host. ``graph`` is that of the way in which messages hold up ranks, None where they cost their
-    readers time alone: transfers are then those from when both sides are ready, and none is ``moving``.
+    from their devices by the host. ``routing`` is what unequal rows of experts add to ops, of which the others are free.
+    ``graph`` is that of the way in which messages hold up ranks, None where they cost their readers time alone: transfers are
+    then those from when both sides are ready, and none is ``moving``.
     """
 
     own: Int64
@@ -48,6 +52,7 @@ class Costs:
     transfers: Int64
     moving: Int64
     host: Int64
+    routing: Int64
     graph: Graph | None = None
 
     @cached_property
@@ -59,12 +64,16 @@ class Costs:
             if (getattr(self, with_it) != getattr(self, without)).any()
         ]
         added = {MESSAGES: (self.transfers, self.moving), INNER: (self.inner,), HOST: (self.host,)}
+        added[ROUTING] = (self.routing,)
         return (*changed, *(name for name, parts in added.items() if any(times.any() for times in parts)))
 
     def makespans(self, present: frozenset[str], table: PlanTable) -> Int64:
         """The makespan of every step where only some causes are present, ns."""
         ops = self._computing(present)
-        for name, added in ((INNER, self.inner), (HOST, self.host), (MESSAGES, self.moving)):
+        for name, added in (
+            *((INNER, self.inner), (HOST, self.host)),
+            *((MESSAGES, self.moving), (ROUTING, self.routing)),
+        ):
             if name in present:
                 ops = ops + added
         spans: Int64 = spans_of(table, self.graph, ops, self.transfers if MESSAGES in present else None)

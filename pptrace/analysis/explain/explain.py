@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import waterfalls
+from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.equal_rows import EqualRows, equal_rows
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
@@ -66,19 +68,24 @@ def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph
 
 
 def explanation_tasks(
-    table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None
+    table: PlanTable, steps: Steps, data: AlignedRun, graph: Graph | None = None, routing: Routing | None = None
 ) -> list[Callable[[], list[Explanation]]]:
-    """The same in parts, one behind the other, each with some of the steps."""
+    """The same in parts, one behind the other, each with some of the steps; ``routing`` is what equal rows of experts change."""
     axes = axes_inside_ops(slice_of(data.comms))
     size = sum(map(len, steps)) * len(table)
     parts = _parts(table, steps, max(_LEAST_CELLS, size // _MOST_PARTS))
-    return [partial(_explain_together, table, steps[first:last], data, axes, graph) for first, last in parts]
+    return [partial(_explain_together, table, steps[first:last], data, axes, graph, routing) for first, last in parts]
 
 
 def _explain_together(
-    table: PlanTable, steps: Steps, data: AlignedRun, axes: Mapping[str, int], graph: Graph | None
+    table: PlanTable,
+    steps: Steps,
+    data: AlignedRun,
+    axes: Mapping[str, int],
+    graph: Graph | None,
+    routing: Routing | None,
 ) -> list[Explanation]:
-    return explain_ranks(table, steps, times_of_ranks(table, steps, data), axes, graph)
+    return explain_ranks(table, steps, times_of_ranks(table, steps, data), axes, graph, routing)
 
 
 def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[RankTimes]:
@@ -88,14 +95,19 @@ def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Ran
 
 
 def explain_ranks(
-    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int], graph: Graph | None = None
+    table: PlanTable,
+    steps: Steps,
+    ranks: Sequence[RankTimes],
+    axes: Mapping[str, int],
+    graph: Graph | None = None,
+    routing: Routing | None = None,
 ) -> list[Explanation]:
     """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
     before = np.cumsum([0, *map(len, steps)]).tolist()
     explanations = []
     for first, last in _parts(table, steps, _CELLS):
         of_part = [rank.of_windows(before[first], before[last]) for rank in ranks]
-        explanations += _explain_part(table, steps[first:last], of_part, axes, graph)
+        explanations += _explain_part(table, steps[first:last], of_part, axes, graph, routing)
     return explanations
 
 
@@ -123,7 +135,12 @@ def _parts(table: PlanTable, steps: Steps, cells: int) -> Iterator[tuple[int, in
 
 
 def _explain_part(
-    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int], graph: Graph | None
+    table: PlanTable,
+    steps: Steps,
+    ranks: Sequence[RankTimes],
+    axes: Mapping[str, int],
+    graph: Graph | None,
+    routing: Routing | None,
 ) -> list[Explanation]:
     times = step_times(table, [window for windows in steps for window in windows], ranks)
     step = np.repeat(np.arange(len(steps)), [len(windows) for windows in steps])
@@ -155,10 +172,11 @@ def _explain_part(
     )
     paths, on_path = critical_paths(times, bindings, chosen, before)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
+    equal = equal_rows(times, routing)
     costs_of_causes = replace(
-        _costs(times, moving, step, explained, chosen, before), transfers=transfers[chosen], graph=graph
+        _costs(equal, moving, step, explained, chosen, before), transfers=transfers[chosen], graph=graph
     )
-    causes = _causes(times, chosen, costs_of_causes, on_path, axes, waits)
+    causes = _causes(times, chosen, costs_of_causes, on_path, axes, equal.left_of(waits))
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before, graph)
     collecting = [rank for rank in ranks if len(rank.collections)]
     collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
@@ -168,17 +186,17 @@ def _explain_part(
     return explanations
 
 
-def _costs(times: StepTimes, moving: Int64, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
+def _costs(equal: EqualRows, moving: Int64, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
     """The costs of the ops of the windows ``chosen``, compared with those of the other pipelines of their steps.
 
     A rank usually takes the median of its ops of a kind and stage, so that single long ones are not the stage's cost. Several
     replicas of a stage usually take what the faster half of them takes at most (the lower median of theirs).
     """
-    table = times.table
+    times, table = equal.times, equal.times.table
     key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
     kind = key // table.num_stages
     counts = np.bincount(of_key)
-    computing = times.computing
+    computing = equal.computing
     medians = group_medians(computing, of_key, len(key))
     of_stage = np.empty((len(chosen), len(key)), dtype=np.int64)
     for index, number in enumerate(explained.tolist()):
@@ -192,10 +210,11 @@ def _costs(times: StepTimes, moving: Int64, step: Int64, explained: Int64, chose
         of_rank=medians[chosen][:, of_key],
         of_stage=of_stage[:, of_key],
         of_kind=_rounded(mean_of_kind[:, of_kind[of_key]]),
-        inner=times.communication[chosen],
+        inner=equal.communication[chosen],
         transfers=times.latency[chosen],
         moving=moving[chosen],
         host=(times.host + host_before)[chosen],
+        routing=equal.routing[chosen],
     )
 
 
@@ -242,6 +261,7 @@ def _causes(
             HOST: {("rank", rank): weight for rank, weight in zip(ranks, of_host[index].tolist(), strict=True)},
             MESSAGES: {("axis", "pp"): 1},
             INNER: {("axis", axis): weight for axis, weight in axes.items()},
+            ROUTING: {("axis", "ep"): 1},
             _WAITING: _late_ranks(times, waits, window) if _WAITING in added else {},
         }
         causes = _merged(
@@ -283,7 +303,7 @@ def _merged(causes: Iterable[Cause]) -> list[Cause]:
     return [Cause(name, dict(where), ns) for (name, where), ns in merged.items()]
 
 
-_CAUSE_OF = {MESSAGES: "communication", INNER: "communication", _WAITING: "jitter"}
+_CAUSE_OF = {MESSAGES: "communication", INNER: "communication", _WAITING: "jitter", ROUTING: "imbalance"}
 _LEAST_PLACE = 0.05
 """A place with a smaller part of a cause is not named."""
 

@@ -23,7 +23,8 @@ class Reason:
     """Reason why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
 
     ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for the share of the
-    step, ``detail`` says what was seen and what to do. Below ``least_share`` of the step it is not mentioned.
+    step, ``detail`` says what was seen and what to do. Below ``least_share`` of the step it is not mentioned. ``is_cause``: the
+    causes of steps have it apart already.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Reason:
     gains: Int64
     evidence: Mapping[str, Any] = field(default_factory=dict)
     least_share: float = LEAST_SHARE
+    is_cause: bool = False
 
     @property
     def gain(self) -> int:

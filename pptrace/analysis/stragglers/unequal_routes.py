@@ -13,8 +13,6 @@ from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
 UNEQUAL_ROUTES = "unequal routes"
-OF_ROUTES = ("straggler", "jitter", "communication", "imbalance")
-"""Causes of a step that the cost of unequal routes is a part of."""
 CLEARLY = 1.25
 """An expert or rank is named that has so many times the mean."""
 
@@ -42,13 +40,14 @@ def unequal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], sp
     at, evidence = _words(spot)
     return Reason(
         UNEQUAL_ROUTES,
-        OF_ROUTES,
+        ("straggler",),
         {"rank": spot.rank} if spot.ratio >= CLEARLY else {},
         "Unequal routes: {share:.1%} of the step is waiting for ranks whose experts have more rows than others" + at,
         "balance the routes (auxiliary loss, bias, capacity), or spread experts that are chosen often over the ranks; "
         "`pptrace whatif --ideal routing` replays the run with equal rows",
         np.concatenate(gains),
         evidence,
+        is_cause=True,
     )
 
 

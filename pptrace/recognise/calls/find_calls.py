@@ -20,6 +20,7 @@ from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, with_columns
 from pptrace.recognise.calls.host_calls import host_calls
 from pptrace.recognise.calls.kernels import with_kernels
+from pptrace.recognise.calls.named_layers import axes_of_ranges
 from pptrace.recognise.calls.thread_activity import are_backward, busy_until
 from pptrace.recognise.calls.works import with_works
 from pptrace.recognise.device.communication_names import KINDS
@@ -49,6 +50,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     num_bytes = args.message_bytes(rows)
     splits = args.texts("splits", rows)
     on_device = calls["kernel"] >= 0
+    hint = np.array(HINTS, dtype=object)[calls["hint"]]
     stream = events.stream[calls["kernel"]] if len(events) else calls["kernel"]
     columns: dict[str, npt.NDArray[np.generic]] = {
         "kind": np.array(KINDS, dtype=object)[kind],
@@ -62,7 +64,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "seq": args.numbers("seq", rows),
         "host_ns": calls["start_ns"],
         "backward": are_backward(events, calls["thread"], calls["start_ns"]),
-        "hint": np.array(HINTS, dtype=object)[calls["hint"]],
+        "hint": np.where(hint == "", axes_of_ranges(events, calls["thread"], calls["start_ns"]), hint),
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
         "splits": np.where(splits == "", args.texts("splits", calls["shapes"]), splits),

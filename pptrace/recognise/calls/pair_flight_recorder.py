@@ -95,7 +95,7 @@ def sides_of(calls: pd.DataFrame, dump: Dump) -> Iterator[Side]:
         rows = calls[calls["kind"] == kind]
         launches: list[Launch] = [[call] for call in recorded if call.kind == kind]
         if kind == _FUSED and not kinds & set(P2P):
-            rows = rows[rows["hint"] == ""]
+            rows = rows[rows["hint"] != "tp"]
             possible = [
                 call for call in recorded if call.kind in P2P or (call.kind == "all_to_all" and call.kind not in kinds)
             ]

@@ -24,6 +24,14 @@ def are_backward(events: Events, threads: Int64, times_ns: Int64) -> Int64:
     return backward
 
 
+def are_within(events: Events, rows: npt.NDArray[np.intp], threads: Int64, times_ns: Int64) -> npt.NDArray[np.bool_]:
+    """Return which calls were made inside one of some events of their own thread."""
+    within = np.zeros(len(threads), dtype=np.bool_)
+    for on_thread, ran in _activity(events, rows, threads):
+        within[on_thread] = ran.hold(times_ns[on_thread])
+    return within
+
+
 def busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
     """Ends of what threads ran in stretches of time: the end of the last one that each began in [start_ns, end_ns), at
     most end_ns; start_ns without any.

@@ -1,4 +1,4 @@
-"""Kinds of communication by the names of calls and kernels: NCCL, RCCL, gloo, HCCL, DeepEP, NVSHMEM, user buffers and others."""
+"""Kinds of communication by the names of calls and kernels: NCCL, RCCL, gloo, HCCL, DeepEP, MORI, NVSHMEM and others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
     r"|symmetric_memory::|hybrid_ep::(?!scan)|elastic::(?:hybrid_)?(?:dispatch|combine)_impl"
     r"|internode(?:_ll)?::|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
+    r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel"
     r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
     r"|^(?:void )?(?:\w+::)*allreduce_fusion",
     re.IGNORECASE,
 )
 """Kernels that carry data between devices: NCCL, RCCL and MSCCL (names that go on with a capital letter), MSCCL++, HCCL, NVSHMEM,
-DeepEP, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM, torch's symmetric memory."""
+DeepEP, MORI, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM and FlashInfer, torch's symmetric memory."""
 
 _KINDS = (
     ("all_reduce", re.compile(r"allreduce|crossdevicereduce|quickreduce")),
@@ -34,7 +35,11 @@ _KINDS = (
 )
 KINDS = ("", *(kind for kind, _ in _KINDS), "unknown")
 """All kinds of calls and kernels; "" is no communication."""
-_EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep|elastic)::", re.IGNORECASE)
+_EXPERTS = re.compile(
+    r"(?:internode|internode_ll|intranode|hybrid_ep|elastic)::"
+    r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel",
+    re.IGNORECASE,
+)
 _AWAITS_EXPERTS = re.compile(r"::(?:cached_)?notify(?:_dispatch|_combine)?\b|::rdma_sync_kernel", re.IGNORECASE)
 """Kernels of DeepEP that end when all ranks have arrived, and move next to nothing."""
 _TENSORS = re.compile(

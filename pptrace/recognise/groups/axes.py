@@ -252,11 +252,12 @@ def _axes(
     around = [group for group in named_groups if group in one_way]
     assignments.assign(around, "cp", "its ring of sends and receives, which go one way around")
     open_groups = [group for group in uses if group not in assignments.axes and group not in rings and _is_named(group)]
-    families = _families(open_groups, world)
+    families = _families(open_groups, world, uses)
     world_groups = families.pop("world", [])
     undecided = []
-    for family in sorted(families.values(), key=lambda family: (family[0].stride or 0, family[0].size)):
-        use = merge_usage(uses[group] for group in family)
+    used = [(family, merge_usage(uses[group] for group in family)) for family in families.values()]
+    used.sort(key=lambda each: (not each[1].is_of_experts, each[0][0].stride or 0, each[0][0].size))
+    for family, use in used:
         axis_and_reason = axis_of_use(use, assignments.assigned, family[0])
         if axis_and_reason is not None:
             assignments.assign(family, *axis_and_reason)
@@ -289,13 +290,21 @@ def _assign_pipelines(
 def _assign_whole_world(
     assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
 ) -> None:
-    """Assign an axis by usage to the groups of all ranks, where no other groups split the ranks."""
+    """Assign an axis by usage to the groups of all ranks: what their calls are made for, and another where no other groups split
+    the ranks.
+    """
     used = [
         group
         for group, use in uses.items()
         if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
-    if not used or not set(used) <= set(world_groups) or assignments.assigned & {*MESH_ORDER, Axis.DP_CP}:
+    is_split = assignments.assigned & {*MESH_ORDER, Axis.DP_CP}
+    for group in set(used) & {group for group in world_groups if _is_named(group)}:
+        axis_and_reason = axis_of_use(uses[group], set(), group)
+        if uses[group].is_of_one_purpose and axis_and_reason is not None and axis_and_reason[0] in (Axis.EP, Axis.CP):
+            assignments.assign([group], *axis_and_reason)
+            used.remove(group)
+    if not used or not set(used) <= set(world_groups) or is_split:
         return
     axis_and_reason = axis_of_use(merge_usage(uses[group] for group in used), set(), used[0])
     if axis_and_reason is not None and axis_and_reason[0] != "pp":
@@ -311,15 +320,18 @@ def _is_world(group: Group, world: int | None) -> bool:
     return group.description == "default_pg" or (world is not None and world > 1 and group.size == world)
 
 
-def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[Group]]:
-    """Groups of one shape: equal size and stride. Those that hold the whole world are the family "world"."""
+def _families(groups: Sequence[Group], world: int | None, uses: Mapping[Group, Use]) -> dict[object, list[Group]]:
+    """Groups of one shape, equal size and stride, of which libraries and ranges name one axis or none. Those that hold the whole
+    world are the family "world".
+    """
     families: dict[object, list[Group]] = {}
     for group in groups:
         if _is_world(group, world):
             families.setdefault("world", []).append(group)
         else:
             shape = (group.size, group.stride) if group.ranks else (group.id, group.size)
-            families.setdefault(shape, []).append(group)
+            named = uses[group].hints.most_common(1)
+            families.setdefault((*shape, *(axis for axis, _ in named)), []).append(group)
     return families
 
 

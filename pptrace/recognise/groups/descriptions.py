@@ -1,7 +1,7 @@
 """Axes by the descriptions of process groups.
 
 Sources: Megatron-LM core 0.16.1 ``parallel_state.py``; torch ``distributed/device_mesh.py`` (``mesh_<dim>``) with the
-names of torchtitan and FSDP; torch ``distributed_c10d.py`` (``<parent>:split:<n>``).
+names of torchtitan, NeMo AutoModel and FSDP; torch ``distributed_c10d.py`` (``<parent>:split:<n>``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORDS = (
     ("tp-dp", re.compile(r"TENSOR_AND_DATA_PARALLEL_GROUP\w*")),
     ("tp-cp", re.compile(r"TENSOR_AND_CONTEXT_PARALLEL_GROUP")),
     ("tp-pp", re.compile(r"MODEL_PARALLEL_GROUP")),
-    ("etp-ep-pp", re.compile(r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP")),
+    ("etp-ep-pp", re.compile(r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(?:_WITH_EGTP)?")),
     ("etp-ep", re.compile(r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP")),
     ("etp", re.compile(r"EXPERT_TENSOR_PARALLEL_GROUP")),
     ("ep", re.compile(r"EXPERT_MODEL_PARALLEL_GROUP")),
@@ -39,7 +39,7 @@ _DIMS = {
     "ep": "ep expert expert_parallel dp_shard_in_ep",
     "dp-cp": "dp_cp dp_shard_cp loss",
     "etp": "etp",
-    "edp": "edp efsdp dp_mod_ep dp_shard_mod_ep",
+    "edp": "edp efsdp dp_mod_ep dp_shard_mod_ep ep_shard ep_replicate",
     "world": "world",
 }
 _AXES = tuple(map(str, (*MESH_ORDER, *SHARING)))

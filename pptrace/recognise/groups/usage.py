@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from pptrace.model.splits import parse_splits
 from pptrace.recognise.groups.topology import Group
 
-USE_COLUMNS = ("kind", "hint", "backward", "bytes")
+USE_COLUMNS = ("kind", "hint", "backward", "bytes", "splits")
 """The columns of calls that tell how their group is used."""
 
 
@@ -21,6 +22,7 @@ class Use:
     ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
     calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
     makes in a step, where these are most of them; ``largest_bytes`` is of an all-reduce, -1 where no call tells its size.
+    ``is_uneven``: an all-to-all has parts of different sizes, as those of tokens to experts have.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -29,6 +31,17 @@ class Use:
     trains: bool = False
     num_equal: float = 0.0
     largest_bytes: int = -1
+    is_uneven: bool = False
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Return whether something but the kind of its calls says that they carry tokens to experts."""
+        return self.is_uneven or "ep" in self.hints
+
+    @property
+    def is_of_one_purpose(self) -> bool:
+        """Return whether something but the kind of its calls says what they are for."""
+        return self.is_uneven or bool(self.hints)
 
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
@@ -42,6 +55,7 @@ class Use:
         if 2 * most >= len(reduced):
             self.num_equal = max(self.num_equal, most / max(num_steps, 1))
         self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
+        self.is_uneven = self.is_uneven or any(map(_are_uneven, calls["splits"].unique().tolist()))
 
 
 def merge_usage(uses: Iterable[Use]) -> Use:
@@ -54,7 +68,12 @@ def merge_usage(uses: Iterable[Use]) -> Use:
         merged.trains = merged.trains or use.trains
         merged.num_equal = max(merged.num_equal, use.num_equal)
         merged.largest_bytes = max(merged.largest_bytes, use.largest_bytes)
+        merged.is_uneven = merged.is_uneven or use.is_uneven
     return merged
+
+
+def _are_uneven(splits: str) -> bool:
+    return any(len(set(side)) > 1 for side in parse_splits(splits))
 
 
 _SEVERAL = 2
@@ -70,11 +89,13 @@ def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str,
     kinds, num_calls = use.kinds, sum(use.kinds.values())
     for axis, count in use.hints.most_common(1):
         if 2 * count >= num_calls:
-            return axis, f"its kernels, of a library that is made for {axis}"
+            return axis, f"its kernels or the ranges around its calls, which are made for {axis}"
     messages = kinds["send"] + kinds["recv"]
     if messages and messages >= num_calls / 2:
         return ("cp", "its ring of sends and receives") if "pp" in assigned else ("pp", "its sends and receives")
     if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (num_calls - messages) / 2:
+        if use.is_uneven:
+            return "ep", "its all-to-alls of uneven parts"
         return ("cp", "its all-to-alls") if "ep" in assigned else ("ep", "its all-to-alls")
     if kinds["all_reduce"]:
         return _axis_of_all_reduces(use, assigned)

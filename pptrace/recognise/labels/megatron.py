@@ -7,7 +7,7 @@
 
 Sources: ``megatron/core/pipeline_parallel/{schedules,p2p_communication}.py`` and ``megatron/training/training.py``. None of
 them has ids, so the k-th is that of microbatch k. The timers are host timers of Megatron and of veScale's ndtimeline; they are
-in a trace where someone made ranges of them. ``layer_0f`` and ``attn forward`` (overlapped MoE) are parts of an op.
+in a trace where someone made ranges of them. ``layer_0f`` and ``moe_dispatch forward`` (overlapped experts) are parts of an op.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ RULES = (
     fixed(rf"(?:{_SCHEDULES})?forward_step", Label(MEGATRON, (LabelledAction(Kind.F),))),
     fixed(rf"(?:{_SCHEDULES})?backward_step", Label(MEGATRON, (LabelledAction(Kind.B),))),
     fixed(r"megatron\.core\.transformer\.\w+\.\w+\.\w+", Label(MEGATRON)),
+    fixed(r"layer_\d+f(?:-layer_\d+b)?|layer_\d+b|moe_(?:dispatch|combine) (?:forward|backward)", Label(MEGATRON)),
     fixed(r"forward-compute", Label(MEGATRON, (LabelledAction(Kind.F),))),
     fixed(r"backward-compute", Label(MEGATRON, (LabelledAction(Kind.B),))),
     rule(r"(?:forward|backward)-(?:(?:forward|backward|send|recv)-?)+", _timer),

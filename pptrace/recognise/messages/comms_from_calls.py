@@ -203,6 +203,7 @@ def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> Texts:
     kinds: Texts = calls["kind"].to_numpy(dtype=object, copy=True)
     is_beside_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
     kinds[is_beside_gemm] = "ring_exchange"
+    kinds[(kinds == "send_recv") & (calls["hint"] == "ep").to_numpy()] = "all_to_all"
     unclear = np.flatnonzero(kinds == "send_recv")
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")] if len(unclear) else ops
     if not len(unclear) or compute.empty:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import Cause
 from pptrace.report import units
 from pptrace.report.tables.blame import critical_path_line
 from pptrace.report.tables.table import Amount, Bar, ReportTable
@@ -32,7 +33,7 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
             units.milliseconds(value),
             units.percent(value / span),
             Bar((("compute", abs(value) / span),)),
-            WATERFALL[name] + _places(step, name),
+            _meaning(name, [cause for cause in step.causes or () if cause.cause == name]) + _places(step, name),
         )
         for name, value in parts.items()
     ]
@@ -51,12 +52,23 @@ def causes_table(step: StepReport) -> ReportTable:
             ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
             f"{cause.ns / 1e6:+,.2f}",
             units.percent(cause.ns / step.span_ns if step.span_ns else None),
-            WATERFALL[cause.cause],
+            _meaning(cause.cause, [cause]),
         )
         for cause in causes
     ]
     columns = ("cause", "where", "ms", "of the step", " ")
     return ReportTable("causes", "Causes and their places", columns, tuple(rows), num_labels=2)
+
+
+_OF_ROUTES = "experts with more rows than others"
+
+
+def _meaning(name: str, causes: Sequence[Cause]) -> str:
+    """The meaning of a cause, of imbalance according to where it is: between stages, ranks of experts, or both."""
+    are_of_routes = {"axis" in cause.where for cause in causes if cause.ns and name == "imbalance"}
+    if True not in are_of_routes:
+        return WATERFALL[name]
+    return _OF_ROUTES if False not in are_of_routes else f"{WATERFALL[name]}, {_OF_ROUTES}"
 
 
 def _places(step: StepReport, name: str) -> str:

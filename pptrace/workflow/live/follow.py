@@ -230,7 +230,19 @@ def require_live(run_dir: Path) -> None:
         TraceError: with what to do.
     """
     if not live_files(run_dir) and status_of(run_dir) != "running":
-        raise TraceError(f"{run_dir}: no live records; expected a run directory of `pptrace run --live`")
+        raise TraceError(
+            f"{run_dir}: no live records; expected a run directory of `pptrace run --live`{_where_to_look(run_dir)}"
+        )
+
+
+def _where_to_look(run_dir: Path) -> str:
+    """The newest of the runs inside a directory, for those who name the directory of several."""
+    if not run_dir.exists():
+        return ", which is made when the run begins"
+    runs = [folder for folder in run_dir.iterdir() if live_files(folder)] if run_dir.is_dir() else []
+    if not runs:
+        return ""
+    return f"; the newest one inside is {max(runs, key=lambda folder: folder.stat().st_mtime)}"
 
 
 def status_of(run_dir: Path) -> str | None:

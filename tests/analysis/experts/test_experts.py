@@ -13,6 +13,8 @@ from pptrace.analysis.result import Finding, Report
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven
 from pptrace.model.traces import Trace
+from pptrace.report.tables.table import Amount
+from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse
@@ -250,3 +252,36 @@ def test_damaged_counts_are_left_out(damage: Callable[[dict[str, Any]], None]) -
     assert experts.source == "splits"
     assert [layer.routes for layer in experts.layers] == [None, None]
     assert [rank.rows for rank in experts.ranks] == [3 * 460, 3 * 260]
+
+
+def routing_of(report: Report) -> list[int]:
+    """Cost of unequal routes of each step by its causes, ns."""
+    return [
+        sum(cause.ns for cause in step.causes or () if (cause.cause, cause.where) == ("imbalance", {"axis": "ep"}))
+        for step in report.steps
+    ]
+
+
+def test_unequal_routes_are_a_cause_of_each_step_and_causes_still_sum_to_its_span() -> None:
+    report = analysed(HOT).report
+    assert routing_of(report) == pytest.approx([equal_gain(HOT)] * 3, rel=0.01)
+    for step in report.steps:
+        assert step.causes is not None
+        assert sum(cause.ns for cause in step.causes) == (step.span_ns or 0) - (step.ideal_ns or 0)
+        others = sum(abs(cause.ns) for cause in step.causes if cause.cause in ("straggler", "jitter", "imbalance"))
+        assert others - routing_of(report)[0] < 0.05 * equal_gain(
+            HOT
+        )  # nothing of it is left in what it was taken from
+    assert report.step_series is not None
+
+
+def test_a_slow_rank_with_equal_routes_is_no_cost_of_routes() -> None:
+    report = analysed(Experts(slow=2.0)).report
+    assert routing_of(report) == [0] * 3
+    assert {cause.cause for step in report.steps for cause in step.causes or ()} & {"straggler", "jitter"}
+
+
+def test_the_table_of_causes_says_that_experts_have_more_rows() -> None:
+    hot, slow = (waterfall_table(analysed(run).report.steps[0], Amount.WHOLE) for run in (HOT, Experts(slow=2.0)))
+    meanings = [{str(row[0]): str(row[4]) for row in table.rows}["imbalance"] for table in (hot, slow)]
+    assert meanings == ["experts with more rows than others: axis ep 0.60", "stages that cost more than others"]

@@ -13,7 +13,8 @@ import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs
+from pptrace.analysis.explain.equal_rows import equal_rows
 from pptrace.analysis.explain.explain import (
     _blames,
     _costs,
@@ -39,7 +40,8 @@ def test_on_a_rank_alone_a_step_takes_what_its_ops_take_with_the_causes_that_are
     table = build("gpipe", 1, 3).table
     rng = np.random.default_rng(0)
     own, of_rank, of_stage, of_kind, inner, moving, host = rng.integers(1, 99, (7, 2, len(table)))
-    costs = Costs(own, of_rank, of_stage, of_kind, inner, np.zeros((2, 0), dtype=np.int64), moving, host)
+    nothing = np.zeros_like(own)
+    costs = Costs(own, of_rank, of_stage, of_kind, inner, np.zeros((2, 0), dtype=np.int64), moving, host, nothing)
     everything = frozenset(costs.players)
     assert everything == {"imbalance", "straggler", "jitter", MESSAGES, INNER, HOST}
     causes = {INNER: inner, HOST: host, MESSAGES: moving}
@@ -50,11 +52,14 @@ def test_on_a_rank_alone_a_step_takes_what_its_ops_take_with_the_causes_that_are
     product = of_kind * (of_stage / of_kind) * (own / of_rank)
     some = frozenset({"imbalance", "jitter"})
     assert costs.makespans(some, table).tolist() == np.rint(product).sum(axis=1).astype(int).tolist()
-    nothing = np.zeros_like(own)
+    assert (
+        replace(costs, routing=moving).makespans(everything | {ROUTING}, table).tolist()
+        == (own + inner + host + 2 * moving).sum(axis=1).tolist()
+    )
     assert replace(costs, inner=nothing, host=nothing).players == ("imbalance", "straggler", "jitter", MESSAGES)
-    assert Costs(own, own, own, own, nothing, nothing, nothing, host).players == (HOST,)
-    assert Costs(own, own, own, own, nothing, nothing[:, :1] + 1, nothing, nothing).players == (MESSAGES,)
-    free = Costs(own, own * (np.arange(len(table)) > 0), own, own, nothing, nothing, nothing, nothing)
+    assert Costs(own, own, own, own, nothing, nothing, nothing, host, nothing).players == (HOST,)
+    assert Costs(own, own, own, own, nothing, nothing[:, :1] + 1, nothing, nothing, nothing).players == (MESSAGES,)
+    free = Costs(own, own * (np.arange(len(table)) > 0), own, own, nothing, nothing, nothing, nothing, nothing)
     assert free.makespans(frozenset({"straggler"}), table).tolist() == own[:, 1:].sum(axis=1).tolist()
 
 
@@ -69,7 +74,7 @@ def test_costs_of_causes_are_medians_of_ranks_lower_medians_of_replicas_and_mean
         step = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1]][seed % 3])
         explained = np.unique(step)
         chosen = np.array([rng.choice(np.flatnonzero(step == number).tolist()) for number in explained])
-        costs = _costs(times, moving, step, explained, chosen, host)
+        costs = _costs(equal_rows(times, None), moving, step, explained, chosen, host)
         computing = times.end - times.start - times.communication - times.host - times.stalled
         alike: dict[tuple[int, int], list[int]] = {}
         for row in range(len(table)):

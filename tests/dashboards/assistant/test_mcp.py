@@ -17,6 +17,11 @@ import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
 import pptrace
+from dashboards.answers import Answers
+from dashboards.assistant.paging import Query
+from dashboards.assistant.tools import Tools
+from dashboards.store import Store
+from pptrace.errors import UsageError
 from tests.support.programs import SAMPLES, pptrace_here
 
 ROOT = Path(__file__).parents[3]
@@ -183,3 +188,13 @@ def test_a_path_where_nothing_is_ends_the_command(tmp_path: Path) -> None:
     ended = pptrace_here("mcp", tmp_path / "nowhere")
     assert (ended.code, ended.out) == (1, "")
     assert "not found; expected" in ended.err
+
+
+def test_a_step_chooses_rows_in_every_table_and_one_that_is_missing_is_an_error() -> None:
+    tools = Tools(Answers(Store([SAMPLES / "1f1b_p2"])))
+    for name in ("ranks", "ops"):
+        page = tools.table(name, 3, Query())
+        place = page["columns"].index("step")
+        assert {row[place] for row in page["rows"]} == {3}
+        with pytest.raises(UsageError, match="step 999"):
+            tools.table(name, 999, Query())

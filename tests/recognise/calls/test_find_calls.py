@@ -212,6 +212,9 @@ def test_names_of_calls_tell_their_kinds(name: str, kind: str) -> None:
         ("void deep_ep::intranode::notify_dispatch<8>(x)", "barrier", "ep"),
         ("void deep_ep::elastic::hybrid_dispatch_impl<8>(x)", "all_to_all", "ep"),
         ("void hybrid_ep::combine_kernel<4>(x)", "all_to_all", "ep"),
+        ("void mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(x)", "all_to_all", "ep"),
+        ("EpCombineInterNodeV1KernelLowLatency_bf16", "all_to_all", "ep"),
+        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<x, 8>(y)", "all_to_all", "ep"),
         ("multimem_all_reduce_kernel", "all_reduce", "tp"),
         ("void two_shot_all_reduce_kernel<float>(x)", "all_reduce", "tp"),
         ("nvshmemi_transfer_rma", "unknown", ""),
@@ -232,6 +235,8 @@ def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> N
     [
         "void reduce_kernel<512, 1>(x)",
         "BlockAllReduceSum<float>",
+        "void moeA2APrepareDispatchKernel(x)",
+        "void permute_kernel<x>(y)",
         "flash_fwd",
         "void gather_kernel(x)",
         "void at::native::nccl_like_reduce_kernel(int)",
