@@ -42,12 +42,18 @@ AGAIN = """link => {
 
 
 def picture(page: Any) -> str:
+    """The pixels of the timeline when they no longer change."""
     page.bring_to_front()  # those behind it are drawn once a second
-    page.wait_for_selector(DRAWN)
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    page.wait_for_selector(DRAWN)
-    pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
-    return pixels
+    before = ""
+    while True:
+        page.wait_for_selector(DRAWN)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.wait_for_selector(DRAWN)
+        pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
+        if pixels == before:
+            return pixels
+        before = pixels
+        page.wait_for_timeout(100)
 
 
 def test_pages_at_once_have_their_pictures_and_a_server_that_comes_again_has_the_same(

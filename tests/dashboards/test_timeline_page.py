@@ -184,6 +184,7 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     drawn(page)
     assert page.evaluate(f"{STATE}.rows.length") == 20
     page.keyboard.press("g")
+    drawn(page)
     box = page.locator(".timeline-canvas").bounding_box()
     page.mouse.click(box["x"] + 40, box["y"] + 55)
     page.keyboard.press("0")
