@@ -32,7 +32,7 @@ def load(
         >>> run
         <pptrace.Run: pptrace, 4 ranks, 1f1b, steps 3 and 4>
         >>> round(run.report.typical_step.bubble.ratio, 3)
-        0.85
+        0.874
 
     Args:
         paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``.

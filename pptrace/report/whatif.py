@@ -51,7 +51,7 @@ def replay_line(result: WhatIf) -> str:
 
 
 def span_words(one: Scenario, result: WhatIf) -> str:
-    """A scenario's step with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 88.70"."""
+    """A scenario's step with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
     low, high = units.milliseconds(one.low_ns), units.milliseconds(one.high_ns)
     return f"{_span(one)} ms (90 %: {low} to {high}) instead of {units.milliseconds(result.measured_span_ns)}"
 

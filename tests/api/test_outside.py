@@ -124,7 +124,7 @@ def test_a_script_of_a_user_is_typed_and_runs_outside_of_the_project(
         timeout=120,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (0, "0 True True None 0.375\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "1 True True None 0.375\n"), ended.stderr
     assert ended.stderr.splitlines()[-1] == "4/4"
     assert (tmp_path / "report.json").stat().st_size > 10_000
 

@@ -112,7 +112,7 @@ def test_each_rank_window_is_partitioned_to_the_nanosecond(run: pptrace.Run) -> 
         (s, r) for s in (3, 4) for r in range(4)
     ]
     assert (ranks.window_ns == ranks.compute_ns + ranks.exposed_comm_ns + ranks.bubble_ns).all()
-    assert ranks.peak_memory_bytes.isna().all()
+    assert (ranks.peak_memory_bytes > 100e6).all(), "a process that has imported torch"
 
 
 def test_the_waterfall_of_each_step_sums_to_its_span(run: pptrace.Run) -> None:
@@ -204,11 +204,11 @@ def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
     for shown in (
         run.report.verdict,
         "4 ranks, 1f1b, steps 3 and 4",
-        "88.70 ms",
-        "0.850",
+        "83.59 ms",
+        "0.874",
         "ideal 0.375",
         "<li>Structural",
-        "103.45",
+        "83.86",
     ):
         assert shown in page
     assert len(page) < 10_000

@@ -289,5 +289,7 @@ class TestBadInput:
         file = tmp_path / "rank0.json"
         file.write_bytes(text)
         report = report_of(file)
-        assert any("no labels of ops" in line for line in report["warnings"])  # as of a trace without marks
+        assert any(
+            "no forward or backward of a microbatch" in line for line in report["warnings"]
+        )  # as of a trace without marks
         assert any("grammar version 9" in line for line in report["warnings"])

@@ -97,5 +97,9 @@ def test_a_run_that_says_nothing_of_itself_is_reported_without_predictions(run: 
     report = changed(read_traces(open_inputs([run]), 1, None).traces, name="other")
     assert {comm["predicted_bytes"] for comm in comms_of(report)} == {None}
     assert "predicted" not in printed(report)
-    sample = load([SAMPLES / "1f1b_p4"]).report
-    assert {comm["predicted_bytes"] for comm in comms_of(sample)} == {None}
+
+
+def test_the_bytes_of_a_sample_are_the_predicted_ones() -> None:
+    comms = comms_of(load([SAMPLES / "1f1b_p4"]).report)
+    assert {(comm["axis"], comm["kind"]) for comm in comms} >= {("pp", "send"), ("pp", "recv")}
+    assert [comm["bytes"] for comm in comms] == [comm["predicted_bytes"] for comm in comms]

@@ -14,7 +14,7 @@ import pandas as pd
 import polars
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.result import RankStep, Report
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.time_units import to_ns
@@ -59,8 +59,15 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -
 
 
 def numbers(report: Report) -> object:
-    """Figures of a report, without where it came from: steps with everything in them."""
-    return [replace(step, ranks=tuple(replace(rank, device=None) for rank in step.ranks)) for step in report.steps]  # type: ignore[arg-type]
+    """Figures of a report, without where it came from: steps with everything in them that tables of ops can tell."""
+    return [replace(step, ranks=tuple(map(_rank_of_table, step.ranks))) for step in report.steps]
+
+
+def _rank_of_table(rank: RankStep) -> RankStep:
+    """The rank without its device, its memory and predictions from the model's sizes."""
+    comms = tuple(replace(comm, predicted_bytes=None) for comm in rank.comms)
+    memory: dict[str, None] = dict.fromkeys(("peak_memory_bytes", "peak_memory_kind", "start_memory_bytes"))
+    return replace(rank, device=None, comms=comms, **memory)  # type: ignore[arg-type]
 
 
 # Our own columns

@@ -90,7 +90,7 @@ def test_causes_are_bars_of_their_places_and_those_that_gain_are_green(report: R
     causes = (Cause("jitter", {"rank": 2}, -3 * MS), Cause("imbalance", {"stage": 1}, 5 * MS), Cause("host", {}, 0))
     figure = causes_chart(replace(report.steps[0], causes=causes))
     bars, labels = figure.data
-    assert [text.strip() for text in labels.text] == ["5.00 ms · 5.6%", "-3.00 ms · -3.4%"]
+    assert [text.strip() for text in labels.text] == ["5.00 ms · 6.0%", "-3.00 ms · -3.6%"]
     assert list(labels.textposition) == ["middle right", "middle left"]
     assert (list(bars.x), list(figure.layout.yaxis.ticktext)) == ([5.0, -3.0], ["imbalance, stage 1", "jitter, rank 2"])
     assert list(bars.marker.color) == ["#E69F00", "#3A9B5C"]
