@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -63,10 +64,14 @@ print(resident() - before >> 20)
 
 
 def resident_mib(option: str, program: str = _PROGRAM) -> list[int]:
-    """MiB resident after tables were freed, and with the first program after they were given back."""
+    """MiB resident after tables were freed, and with the first program after they were given back.
+
+    The allocator is as it comes: dask.distributed leaves a setting of it in the environment of who starts workers.
+    """
     command = [sys.executable, "-c", program, option]
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    environ = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=60, check=True)
     return [int(word) for word in done.stdout.split()]
 
 
@@ -80,8 +85,7 @@ def test_a_freed_table_stays_until_it_is_given_back() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its own way")
 def test_freed_tables_between_small_objects_are_returned() -> None:
-    kept = [resident_mib("default", _BETWEEN_SMALL_ONES)[0] for _ in range(3)]  # where the heap begins is random
-    assert max(kept) > 50, "else the C library does it by itself"
+    assert resident_mib("default", _BETWEEN_SMALL_ONES)[0] > 50, "else the C library does it by itself"
     assert resident_mib("return", _BETWEEN_SMALL_ONES)[0] < 20
 
 

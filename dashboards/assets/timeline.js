@@ -994,6 +994,7 @@
       this.mini.addEventListener("pointermove", jump);
       this.observer = new ResizeObserver(() => this.redraw());
       this.observer.observe(this.box);
+      this.observer.observe(document.body); // what stands above may come and go: the timeline takes the room that is left
       const dark = matchMedia("(prefers-color-scheme: dark)");
       dark.addEventListener("change", () => {
         this.palette = T.colours(this.root);

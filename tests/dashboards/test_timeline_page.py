@@ -272,3 +272,17 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
         timeline.locator(".timeline-canvas").bounding_box()["x"] + 40, place_of(timeline, "F", 2, 3)[1]
     )
     assert timeline.evaluate(f"{STATE}.pinHeight") == 0
+
+
+def test_the_timeline_takes_the_room_that_is_left(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> None:
+    page = drawn(visit(serve([run_p4]) + "timeline?sources=planned,simulated,measured").page)
+    height = page.evaluate(f"{STATE}.height")
+    page.evaluate("document.querySelector('#opening').textContent = 'Reading 4 files'")
+    assert page.locator("#opening").is_hidden(), "the page is there"
+    page.evaluate(
+        "document.querySelector('#facts').insertAdjacentHTML('beforebegin', '<p id=above style=height:160px>')"
+    )
+    page.wait_for_function(f"() => {STATE}.height < {height - 100}")
+    page.evaluate("document.querySelector('#above').remove()")
+    page.wait_for_function(f"() => {STATE}.height === {height}")
+    page.evaluate("document.querySelector('#opening').textContent = ''")
