@@ -28,7 +28,7 @@ _ROOMS = (
 )
 _OF_SOURCES = ("test_import_contracts.py",)
 _TESTS_S = 1800
-_NEEDED = ("pytest>=8.3", "pytest-xdist>=3.8", "hypothesis>=6.100", "prometheus-client>=0.20")
+_NEEDED = ("pytest>=8.3", "pytest-xdist>=3.8", "hypothesis>=6.100", "prometheus-client>=0.20", "mcp>=2.0")
 _ANSWER = "import sys; print('.'.join(map(str, sys.version_info[:2])), sys.executable)"
 
 
