@@ -81,7 +81,7 @@ class MemoryPrediction:
     def _weights(gradients: GradientVolume) -> int:
         facts = gradients.facts
         if facts.zero < 2:
-            return sum(parameter.numel for parameter in gradients.parameters()) * facts.item_bytes
+            return sum(parameter.numel * facts.bytes_of_each(parameter) for parameter in gradients.parameters())
         shards = sum(parameter.padded_numel(gradients.replicas) for parameter in gradients.parameters())
         return (
             shards // gradients.replicas * facts.sum_bytes
@@ -92,13 +92,12 @@ class MemoryPrediction:
         """Two moments, and copies of the parameters where these have fewer bits or belong to several replicas' optimizers."""
         facts = gradients.facts
         if facts.zero == 1:
-            lengths = sum(length // gradients.replicas for _, length in gradients.buckets())
-            return (_MOMENTS + 1) * lengths * facts.sum_bytes
+            return (_MOMENTS + 1) * sum(bucket.shard for bucket in gradients.buckets()) * facts.sum_bytes
         if facts.zero >= 2:
             local = sum(p.local_numel(gradients.replica_rank, gradients.replicas) for p in gradients.parameters())
             return _MOMENTS * local * facts.sum_bytes
-        has_copies = facts.item_bytes < facts.sum_bytes
-        return (_MOMENTS + has_copies) * sum(p.numel for p in gradients.parameters()) * facts.sum_bytes
+        copies = sum(p.numel for p in gradients.parameters() if facts.bytes_of_each(p) < facts.sum_bytes)
+        return (_MOMENTS * sum(p.numel for p in gradients.parameters()) + copies) * facts.sum_bytes
 
     def _of_stage(self, stage: int, recompute: str | None = None) -> int:
         facts, plan = self._volume.facts, self._volume.plan
