@@ -32,6 +32,10 @@ class ExpertFacts:
     bias_rate: float
     capacity_factor: float | None
     drop_order: str
+    scoring: str
+    scale: float
+    z_loss: float
+    jitter: float
 
     def of_layer(self, layer: int) -> int:
         """The experts of a layer of the model, 0 where it has an MLP."""
@@ -60,11 +64,12 @@ def read_expert_facts(model: Mapping[str, Any], num_layers: int) -> ExpertFacts 
         and values["shared_width"] >= 0
         and isinstance(pyramid, Sequence)
         and all(map(_is_count, pyramid))
-        and all(_is_number(values[name]) for name in ("aux_loss", "bias_rate"))
+        and all(_is_number(values[name]) for name in ("aux_loss", "bias_rate", "scale", "z_loss", "jitter"))
         and (factor is None or (_is_number(factor) and factor > 0))
         and values["shared"] in COEFFICIENTS
         and values["dispatcher"] in DISPATCHERS
         and values["drop_order"] in DROP_ORDERS
+        and isinstance(values["scoring"], str)
     )
     if not legal or (pyramid and len(pyramid) != len(range(0, num_layers, values["every"]))):
         return None

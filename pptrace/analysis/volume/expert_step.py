@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pptrace.analysis.volume.expert_activations import ExpertTensors
 from pptrace.analysis.volume.experts import (
     INDEX_BYTES,
     ExpertCall,
@@ -105,6 +106,46 @@ class ExpertVolume:
         forward_again = layer_calls(options.dispatcher, sizes, repeated or LayerRows(sum(again), 0, 0, 0, 0)).forward
         volume = total((_volume(_all(calls), len(again)), _volume(forward_again, sum(again))))
         return volume if rows is not None else {key: Calls(each.count, UNKNOWN) for key, each in volume.items()}
+
+    @property
+    def counts_rows(self) -> bool:
+        """Return whether the rows that experts compute are known only where they were counted."""
+        options = self.facts.experts
+        return options is not None and (options.dispatcher != "padded" or options.capacity_factor is None)
+
+    def kept_bytes(self, rank: int, layer: int, recompute: str) -> int | None:
+        """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
+        known.
+        """
+        tensors, sizes = self._tensors(layer), self._sizes(layer)
+        rows: float = sizes.num_experts * sizes.slots * sizes.etp
+        if self.counts_rows:
+            counted = [each.rows for (of, _, number), each in self.routes.items() if (of, number) == (rank, layer)]
+            if not counted:
+                return None
+            rows = float(np.concatenate(counted).mean())
+        return round(tensors.kept_for_recompute(rows) if recompute == "full" else tensors.kept(rows))
+
+    def _tensors(self, layer: int) -> ExpertTensors:
+        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
+        assert options is not None
+        tp, ep, etp = self.mesh.tp or 1, self.mesh.ep or 1, self.mesh.etp or 1
+        held = facts.microbatch_size * facts.sequence // (self.mesh.cp or 1)
+        return ExpertTensors(
+            options=options,
+            num_experts=num,
+            sharing=ep * etp,
+            held_experts=num // ep,
+            hidden=facts.hidden,
+            width=facts.expert_width // etp,
+            shared_width=options.shared_width // tp,
+            sequences=facts.microbatch_size,
+            num_tokens=held // tp,
+            held=held,
+            between=held // tp if facts.sequence_parallel else held,
+            item_bytes=facts.item_bytes,
+            weight_bytes=facts.sum_bytes,
+        )
 
     def _sizes(self, layer: int) -> ExpertSizes:
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)

@@ -54,7 +54,7 @@ class StepVolume:
         self.facts = facts
         self.mesh = mesh
         self.plan = plan
-        self._experts = None if facts.experts is None else ExpertVolume(facts, mesh, routes or {})
+        self.experts = None if facts.experts is None else ExpertVolume(facts, mesh, routes or {})
         self._of_layers: dict[int, BothWays] = {}
         self._again: dict[int, Mapping[int, Sequence[bool]]] = {}
         self._every_step: dict[int, Volume] = {}
@@ -166,8 +166,8 @@ class StepVolume:
             attention, mlp = self._attention_layer, pair_volume(self._tensor)
             parts = []
             for layer in self.facts.layers_of(model_stage):
-                has_experts = self._experts is not None and self.facts.experts_of(layer) > 0
-                parts += [attention, self._experts.fixed(self._tensor) if self._experts and has_experts else mlp]
+                has_experts = self.experts is not None and self.facts.experts_of(layer) > 0
+                parts += [attention, self.experts.fixed(self._tensor) if self.experts and has_experts else mlp]
             self._of_layers[model_stage] = BothWays(
                 total(part.forward for part in parts), total(part.backward for part in parts)
             )
@@ -180,19 +180,19 @@ class StepVolume:
 
     def _decided(self, model_stage: int) -> Iterator[Volume]:
         """Communication about the routes of a forward, which a recomputation knows."""
-        if self._experts is not None:
+        if self.experts is not None:
             for layer in self.facts.layers_of(model_stage):
                 if self.facts.experts_of(layer):
-                    yield self._experts.decided(layer)
+                    yield self.experts.decided(layer)
 
     def _routed(self, rank: int, pp_rank: int, step: int) -> Iterator[Volume]:
         """Communication of rows to experts and back in a step."""
-        if self._experts is None:
+        if self.experts is None:
             return
         for model_stage, again in self._forwards_again(pp_rank).items():
             for layer in self.facts.layers_of(model_stage):
                 if self.facts.experts_of(layer):
-                    yield self._experts.routed(rank, step, layer, again)
+                    yield self.experts.routed(rank, step, layer, again)
 
     def _forwards_again(self, pp_rank: int) -> Mapping[int, Sequence[bool]]:
         """Stage of the model → of each forward, in their order, whether the backward recomputes all of it."""

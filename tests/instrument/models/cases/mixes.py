@@ -135,6 +135,7 @@ class Outcome:
     num_parameters: int
     unmarked: tuple[str, ...]
     volumes: tuple[Volume, ...]  # by step
+    weights: int  # bytes of its parameters
     experts: Mapping[str, object] | None  # its counts of routes, as a trace has them
     turns: int  # all-to-alls of experts that were started while another one was on its way
 
@@ -162,13 +163,16 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         clip_grad=mix.clip or 0.0,
         optimizer_sync=mix.sync.value,
         steps=steps,
-        experts=None if mix.experts is None else _expert_facts(mix.experts),
+        experts=None if mix.experts is None else expert_facts(mix.experts),
     )
 
 
-def _expert_facts(options: ExpertOptions) -> ExpertFacts:
+def expert_facts(options: ExpertOptions) -> ExpertFacts:
+    """Facts of experts, as the training script would give them."""
     values = {name: getattr(options, name) for name in ExpertFacts.__dataclass_fields__}
-    return ExpertFacts(**values | {name: str(values[name]) for name in ("shared", "dispatcher", "drop_order")})
+    return ExpertFacts(
+        **values | {name: str(values[name]) for name in ("shared", "dispatcher", "drop_order", "scoring")}
+    )
 
 
 def mesh_info(mix: Mix) -> MeshInfo:
@@ -277,8 +281,11 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
     problems, turns = tuple(watch.problems), watch.concurrent(Axis.EP)
+    weights = sum(parameter.nbytes for parameter in runtime.program.parameters())
     experts_counted = recorder.expert_counts.facts()
-    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, experts_counted, turns)
+    return Outcome(
+        max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, weights, experts_counted, turns
+    )
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
