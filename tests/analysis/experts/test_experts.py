@@ -143,7 +143,9 @@ def test_what_unequal_routes_cost_is_what_equal_ones_save(again: bool) -> None:
     expected = equal_gain(run)
     assert experts.routing.gain_ns == pytest.approx(expected, rel=0.01)
     assert finding.gain_ns == experts.routing.gain_ns
-    assert finding.evidence["where"] == {"rank": 0}
+    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"axis": "ep", "rank": 0})
+    of_steps = [step.causes or () for step in analysis.report.steps]  # which call it the same
+    assert all(("imbalance", {"axis": "ep"}) in [(cause.cause, cause.where) for cause in causes] for causes in of_steps)
     assert finding.evidence["expert"] == 0
     assert not findings_of(analysis.report, "late member")  # it is no slow rank
     (scenario,) = predict_changes(analysis, Wishes(ideals=("routing",))).result.scenarios
