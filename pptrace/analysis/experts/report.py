@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
-from pptrace.analysis.experts.findings import capacity_findings, hot_spot
+from pptrace.analysis.experts.findings import hot_spot, with_capacity
 from pptrace.analysis.experts.handed_in import sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of_places, rank_loads, with_rows
@@ -58,7 +58,7 @@ def with_experts(
     part = report_experts(experts, plans, facts)
     if part is None:
         return report
-    return replace(report, experts=part, findings=(*report.findings, *capacity_findings(part)))
+    return replace(report, experts=part, findings=with_capacity(report.findings, part))
 
 
 def report_experts(
@@ -70,16 +70,18 @@ def report_experts(
         return None
     has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
     source = "counts" if counts else "splits" if has_rows else "calls"
-    gain = routing_gain(plans) if has_rows else None
+    gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
     return ExpertsReport(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
         layers=layer_loads(exchanges, counts),
-        ranks=rank_loads(exchanges, counts, sizes_of_run(facts.values())),
+        ranks=rank_loads(exchanges, counts, sizes),
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
+        dispatcher=None if sizes is None else sizes.dispatcher,
+        etp=None if sizes is None else sizes.etp,
     )
 
 
@@ -160,7 +162,10 @@ def _reasons(
             "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
         )
     if not len(exchanges):
-        yield "no calls along ep: each rank has all experts, and none waits for another"
+        yield (
+            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
+            "those that share each expert are in the communication along etp"
+        )
     elif not has_rows:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
     elif gain is None:

@@ -30,7 +30,7 @@ def layer_name(layer: int | None, stage: int | None, nth: int | None) -> str:
 
 def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     """A row per layer; brief and of many, those with the most uneven rows."""
-    layers, notes = list(experts.layers), []
+    layers, notes = list(experts.layers), [_options_note(experts)] if experts.top_k is not None else []
     if amount is Amount.BRIEF and len(layers) > MAX_ROWS:
         notes.append(MORE.format(len(layers) - MAX_ROWS))
         worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
@@ -47,10 +47,21 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         gain = experts.routing
         notes.append(
             f"with equal rows for all experts a step would be {units.milliseconds(gain.gain_ns)} ms shorter "
-            f"({units.percent(gain.share)}), by replay; the bubble of all ranks {units.milliseconds(gain.equal_bubble_ns)} in "
-            f"place of {units.milliseconds(gain.bubble_ns)} ms"
+            f"({units.percent(gain.share)}), by replay; all ranks together would be between ops for "
+            f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
         )
     return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+
+
+def _options_note(experts: ExpertsReport) -> str:
+    """Which experts there are, and who has them."""
+    num = "several numbers of" if experts.num_experts is None else experts.num_experts
+    words = [f"{num} experts in a layer, {experts.top_k} of each token"]
+    if experts.dispatcher is not None:
+        words.append(f"dispatcher {experts.dispatcher}")
+    if experts.etp is not None and experts.etp > 1:
+        words.append(f"{experts.etp} ranks share each expert (etp), and each of them computes all of its rows in part")
+    return "; ".join(words)
 
 
 def _layer_row(layer: LayerLoad) -> tuple[str, ...]:
@@ -76,7 +87,7 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         worst = sorted(ranks, key=lambda rank: -_caused(rank))[:FEW_RANKS]
         ranks = [rank for rank in ranks if rank in worst]
     columns = (
-        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "× others", "waits ms"),
+        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "FLOP/s", "× others", "waits ms"),
         *("late before ms", "late after ms", "bytes", "predicted"),
         *("rows in flight", "× mean in flight"),
     )
@@ -85,7 +96,9 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         "late: what others wait for it before the experts, and after them"
     )
     rows = tuple(map(_rank_row, ranks))
-    return ReportTable("expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (11, 10, 12, 7))
+    return ReportTable(
+        "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)
+    )
 
 
 def _caused(rank: RankLoad) -> int:
@@ -101,6 +114,7 @@ def _rank_row(rank: RankLoad) -> tuple[str, ...]:
         _number(rank.rows),
         units.ratio(rank.ratio),
         units.milliseconds(rank.expert_ns),
+        "–" if rank.flops is None or not rank.expert_ns else units.flops(rank.flops / rank.expert_ns * 1e9),
         units.ratio(rank.slowness),
         units.milliseconds(rank.waited_ns),
         units.milliseconds(rank.caused_before_ns),
