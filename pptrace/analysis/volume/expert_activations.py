@@ -83,7 +83,7 @@ class ExpertTensors:
         return num_bytes + self._routes * self.item_bytes
 
     def _travelled(self, rows: float) -> float:
-        """What came back, or what the experts made of rows, and the same weighted."""
+        """Bytes of the rows that came back, or of what the experts made of them, and the same weighted."""
         if self.options.dispatcher == "all-gather":
             return rows * (2 * self.hidden * self.item_bytes + self.item_bytes)
         return self._routes * self.hidden * self.item_bytes

@@ -54,7 +54,7 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
 
 
 def _options_note(experts: ExpertsReport) -> str:
-    """Which experts there are, and who has them."""
+    """One line on which experts there are, and on who has them."""
     num = "several numbers of" if experts.num_experts is None else experts.num_experts
     words = [f"{num} experts in a layer, {experts.top_k} of each token"]
     if experts.dispatcher is not None:
