@@ -108,7 +108,7 @@ class RoutingGain:
 class ExpertsReport:
     """Figures of the run's experts. ``source`` is what tells: ``counts`` (recorded by the runtime), ``splits`` of calls, or
     ``calls`` alone. ``reasons`` say why figures are None, a line each. ``dispatcher`` is the way of tokens to experts; ``etp``
-    ranks share each expert.
+    ranks share each expert. ``padding_share`` is that of the rows which no route takes.
     """
 
     source: str
@@ -121,3 +121,4 @@ class ExpertsReport:
     reasons: tuple[str, ...]
     dispatcher: str | None = None
     etp: int | None = None
+    padding_share: float | None = None

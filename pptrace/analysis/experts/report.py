@@ -82,7 +82,15 @@ def report_experts(
         reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
         dispatcher=None if sizes is None else sizes.dispatcher,
         etp=None if sizes is None else sizes.etp,
+        padding_share=None if sizes is None else _padding_share(counts, sizes.etp),
     )
+
+
+def _padding_share(counts: Mapping[int, RankCounts], etp: int) -> float | None:
+    """Share of the rows of all experts that no route takes; None where nothing counted them."""
+    rows = sum(int(of_rank.rows.sum()) for of_rank in counts.values())
+    kept = sum(int(of_rank.kept.sum()) for of_rank in counts.values())
+    return max(0.0, 1 - etp * kept / rows) if rows else None
 
 
 def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:
@@ -154,6 +162,12 @@ def _calls_of(
     )
 
 
+def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
+    """Return whether ranks counted more forwards than there are exchanges."""
+    is_forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+    return any(len(of.step) > int((is_forward & (exchanges["rank"] == rank)).sum()) for rank, of in counts.items())
+
+
 def _reasons(
     exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None
 ) -> Iterable[str]:
@@ -168,7 +182,12 @@ def _reasons(
         )
     elif not has_rows:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
-    elif gain is None:
+    elif _has_more_rows(exchanges, counts):
+        yield (
+            "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: loads of ranks "
+            "and calls are those of the other ops, routes of experts those of all"
+        )
+    if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
     if len(exchanges) and (exchanges["op_output"] < 0).all():
         yield "no ops of a pipeline: of calls the layer and the direction are null"

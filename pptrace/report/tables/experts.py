@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
 
@@ -43,14 +43,24 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
     )
-    if experts.routing is not None:
-        gain = experts.routing
-        notes.append(
-            f"with equal rows for all experts a step would be {units.milliseconds(gain.gain_ns)} ms shorter "
-            f"({units.percent(gain.share)}), by replay; all ranks together would be between ops for "
-            f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
-        )
+    notes += [_padding_note(experts)] if experts.padding_share else []
+    notes += [] if experts.routing is None else [_routing_note(experts.routing)]
     return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+
+
+def _padding_note(experts: ExpertsReport) -> str:
+    share = units.percent(experts.padding_share)
+    return f"{share} of the rows that experts compute are padding: balanced routes need less of it, which equal rows do not count"
+
+
+def _routing_note(gain: RoutingGain) -> str:
+    """One line on what equal rows would change."""
+    change = "longer" if gain.gain_ns < 0 else "shorter"
+    return (
+        f"with equal rows for all experts a step would be {units.milliseconds(abs(gain.gain_ns))} ms {change} "
+        f"({units.percent(abs(gain.share))}), by replay; all ranks together would be between ops for "
+        f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
+    )
 
 
 def _options_note(experts: ExpertsReport) -> str:

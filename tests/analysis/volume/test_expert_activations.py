@@ -1,4 +1,4 @@
-"""Bytes that a layer's experts keep for their backward, in closed form, against the storages that are alive after a real forward."""
+"""Bytes that a layer's experts keep for their backward, in closed form, against storages that are alive after a real forward."""
 
 from __future__ import annotations
 
