@@ -143,7 +143,7 @@ def analyse_ranks(
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
     exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
-    experts = ExpertsOfRun.of(exchanged, run.facts, comparable)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = reported.steps or report_marked_steps(marked, data)

@@ -118,7 +118,8 @@ def analyse_on_workers(
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
-    experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
+    comparable = comparable_steps_of(list(parts.of_rank), parts.of_rank)
+    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan)
     routing = Routing.of(experts.exchanges)
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)

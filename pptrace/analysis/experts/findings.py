@@ -36,8 +36,8 @@ def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot 
 
 
 def with_capacity(findings: Sequence[Finding], experts: ExpertsReport) -> tuple[Finding, ...]:
-    """The findings, with that of a capacity that drops too much ahead of those that have a gain: it changes what is learned."""
-    first = next((place for place, each in enumerate(findings) if each.severity is Severity.WARNING), len(findings))
+    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned."""
+    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
     return (*findings[:first], *_capacity_findings(experts), *findings[first:])
 
 

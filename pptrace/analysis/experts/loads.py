@@ -15,6 +15,7 @@ from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like
 
 Floats = npt.NDArray[np.float64]
@@ -26,6 +27,15 @@ class Place:
 
     stage: int
     nth: int
+
+
+def with_model_stages(exchanges: Slice, plan: Plan | None) -> Slice:
+    """The exchanges with the stage of the model that each one's stage is (``model_stage``): where a pipeline rank has stages of
+    two chains, their order is not that of their layers.
+    """
+    stage = exchanges["stage"]
+    of_model = stage if plan is None else np.where(stage >= 0, stage % plan.chain_length, stage)
+    return Slice({**exchanges.columns, "model_stage": of_model})
 
 
 def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
@@ -77,10 +87,13 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     numbers: dict[Place, int] = {}
     for rank, of_rank in counts.items():
         own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
-        places, _ = _distinct_places(exchanges.where(own))
+        names = ("model_stage", "layer", "stage")
+        places = np.unique(np.stack([exchanges[name][own] for name in names]), axis=1).T.tolist()
+        of_model = sorted({(model_stage, nth) for model_stage, nth, _ in places})
         layers = np.unique(of_rank.layer).tolist()
-        if len(layers) == len(places):
-            numbers |= dict(zip(places, layers, strict=True))
+        if len(layers) == len(of_model):
+            number = dict(zip(of_model, layers, strict=True))
+            numbers |= {Place(stage, nth): number[model_stage, nth] for model_stage, nth, stage in places}
     return numbers
 
 

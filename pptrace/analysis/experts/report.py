@@ -14,13 +14,22 @@ from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_capacity
 from pptrace.analysis.experts.handed_in import sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
-from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of_places, rank_loads, with_rows
+from pptrace.analysis.experts.loads import (
+    Place,
+    common,
+    layer_loads,
+    layers_of_places,
+    rank_loads,
+    with_model_stages,
+    with_rows,
+)
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
 from pptrace.model.tables import Int64
+from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
 
@@ -37,10 +46,12 @@ class ExpertsOfRun:
         exchanges: Mapping[int, Slice],
         facts: Mapping[int, Mapping[str, Any]],
         steps: Mapping[int, Sequence[int]],
+        plan: Plan | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``."""
+        """The exchanges and counts of the ranks in their ``steps``; ``plan`` tells which stages are of the same layers."""
         counts = counts_of_ranks(facts, steps)
-        return cls(with_rows(join_exchanges(rows for _, rows in sorted(exchanges.items())), counts), counts)
+        joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
+        return cls(with_rows(with_model_stages(joined, plan), counts), counts)
 
     @property
     def hot_spot(self) -> HotSpot | None:

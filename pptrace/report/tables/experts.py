@@ -53,12 +53,19 @@ def _padding_note(experts: ExpertsReport) -> str:
     return f"{share} of the rows that experts compute are padding: balanced routes need less of it, which equal rows do not count"
 
 
-def _routing_note(gain: RoutingGain) -> str:
-    """One line on what equal rows would change."""
+def gain_of_equal_rows(gain: RoutingGain) -> str:
+    """One line on what equal rows would change of a step."""
     change = "longer" if gain.gain_ns < 0 else "shorter"
     return (
         f"with equal rows for all experts a step would be {units.milliseconds(abs(gain.gain_ns))} ms {change} "
-        f"({units.percent(abs(gain.share))}), by replay; all ranks together would be between ops for "
+        f"({units.percent(abs(gain.share))}), by replay"
+    )
+
+
+def _routing_note(gain: RoutingGain) -> str:
+    """One line on what equal rows would change of a step and its bubble."""
+    return (
+        f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
         f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
     )
 
@@ -138,13 +145,14 @@ def _rank_row(rank: RankLoad) -> tuple[str, ...]:
 
 def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
     columns = (
-        *("layer", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
+        *("layer", "stage", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
         *("last rank", "in share of calls", "why"),
     )
     notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
     rows = tuple(
         (
             layer_name(call.layer, call.stage, call.nth),
+            _number(call.stage),
             call.direction or "–",
             call.role,
             str(call.count),
@@ -159,7 +167,7 @@ def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
         )
         for call in calls
     )
-    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 3)
+    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
 
 
 def _number(value: int | None) -> str:
