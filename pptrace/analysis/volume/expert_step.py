@@ -13,7 +13,6 @@ from pptrace.analysis.volume.experts import (
     INDEX_BYTES,
     ExpertCall,
     ExpertSizes,
-    LayerCalls,
     LayerRows,
     layer_calls,
     rows_of_layer,
@@ -62,6 +61,7 @@ class ExpertVolume:
     facts: GptFacts
     mesh: MeshInfo
     routes: Routes = field(default_factory=dict)
+    _totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def fixed(self, tensor: TensorSizes) -> BothWays:
         """Communication besides that along axes of experts: tokens that ranks of tp share out, and a shared MLP.
@@ -101,10 +101,14 @@ class ExpertVolume:
         """
         sizes, options = self._sizes(layer), self.facts.experts
         assert options is not None
-        rows, repeated = (self._rows(rank, step, layer, sizes, part) for part in (np.ones(len(again), bool), again))
+        every = (True,) * len(again)
+        rows = self._rows(rank, step, layer, sizes, every)
         calls = layer_calls(options.dispatcher, sizes, rows or LayerRows(len(again), 0, 0, 0, 0))
-        forward_again = layer_calls(options.dispatcher, sizes, repeated or LayerRows(sum(again), 0, 0, 0, 0)).forward
-        volume = total((_volume(_all(calls), len(again)), _volume(forward_again, sum(again))))
+        volumes = [_volume((*calls.once, *calls.forward, *calls.backward), len(again))]
+        if any(again):
+            repeated = self._rows(rank, step, layer, sizes, again) or LayerRows(sum(again), 0, 0, 0, 0)
+            volumes.append(_volume(layer_calls(options.dispatcher, sizes, repeated).forward, sum(again)))
+        volume = total(volumes)
         return volume if rows is not None else {key: Calls(each.count, UNKNOWN) for key, each in volume.items()}
 
     @property
@@ -120,11 +124,19 @@ class ExpertVolume:
         tensors, sizes = self._tensors(layer), self._sizes(layer)
         rows: float = sizes.num_experts * sizes.slots * sizes.etp
         if self.counts_rows:
-            counted = [each.rows for (of, _, number), each in self.routes.items() if (of, number) == (rank, layer)]
-            if not counted:
+            if not self._totals:
+                self._add_totals()
+            computed, forwards = self._totals.get((rank, layer), (0, 0))
+            if not forwards:
                 return None
-            rows = float(np.concatenate(counted).mean())
+            rows = computed / forwards
         return round(tensors.kept_for_recompute(rows) if recompute == "full" else tensors.kept(rows))
+
+    def _add_totals(self) -> None:
+        """Fill (rows, forwards) of each (rank, layer), all steps together."""
+        for (rank, _, layer), each in self.routes.items():
+            rows, forwards = self._totals.get((rank, layer), (0, 0))
+            self._totals[rank, layer] = rows + int(each.rows.sum()), forwards + len(each.rows)
 
     def _tensors(self, layer: int) -> ExpertTensors:
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
@@ -166,9 +178,7 @@ class ExpertVolume:
             capacity is not None,
         )
 
-    def _rows(
-        self, rank: int, step: int, layer: int, sizes: ExpertSizes, which: Sequence[bool] | NDArray[np.bool_]
-    ) -> LayerRows | None:
+    def _rows(self, rank: int, step: int, layer: int, sizes: ExpertSizes, which: Sequence[bool]) -> LayerRows | None:
         """The rows of some forwards together, as far as the dispatcher's calls depend on them; None where none were counted."""
         options, mask = self.facts.experts, np.asarray(which, dtype=bool)
         assert options is not None
@@ -198,10 +208,6 @@ class ExpertVolume:
 
 def _of(tp: int, cp: int) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
     return (Axis.TP, tp), (Axis.CP, cp)
-
-
-def _all(calls: LayerCalls) -> Iterable[ExpertCall]:
-    return (*calls.once, *calls.forward, *calls.backward)
 
 
 def _volume(calls: Iterable[ExpertCall], forwards: int) -> Volume:
