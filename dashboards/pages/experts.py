@@ -9,10 +9,9 @@ from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
 from pptrace.analysis.expert_parts import ExpertsReport
-from pptrace.report import units
 from pptrace.report.charts.experts import MOST_RANKS, lateness_chart, routes_map, rows_chart
 from pptrace.report.tables import Amount
-from pptrace.report.tables.experts import expert_tables
+from pptrace.report.tables.experts import expert_tables, gain_of_equal_rows
 
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."
@@ -52,8 +51,5 @@ def _cost(experts: ExpertsReport) -> list[Node]:
     gain = experts.routing
     if gain is None:
         return []
-    line = (
-        f"With equally many rows for all experts a step would take {units.milliseconds(gain.gain_ns)} ms less "
-        f"({units.percent(gain.share)}), by replay."
-    )
-    return [html.P(line, className="verdict", id="routing-gain")]
+    words = gain_of_equal_rows(gain)
+    return [html.P(f"{words[0].upper()}{words[1:]}.", className="verdict", id="routing-gain")]

@@ -39,7 +39,7 @@ def summarise_steps(
         for present, volume in zip(summaries, predicted, strict=True):
             for axis, kind in volume.keys() - present.keys():
                 present[axis, kind] = CommSummary(
-                    axis, kind, 0, 0, 0, 0, 0, 0, None, None, None, volume[axis, kind].bytes
+                    axis, kind, 0, 0, 0, 0, 0, 0, None, None, None, volume[axis, kind].known_bytes
                 )
     return [tuple(of_step[key] for key in sorted(of_step)) for of_step in summaries]
 
@@ -96,7 +96,7 @@ def _summaries(
                 overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
                 algbw_gbps=algorithm,
                 busbw_gbps=None if algorithm is None else algorithm * factor,
-                predicted_bytes=None if volume is None else volume.bytes,
+                predicted_bytes=None if volume is None else volume.known_bytes,
             ),
         )
 

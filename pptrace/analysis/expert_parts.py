@@ -39,7 +39,8 @@ class RankLoad:
     do. ``waited_ns`` are its own waits in these calls, ``caused_ns`` those of others for it: ``before`` the layer, in calls
     that bring rows, and ``after`` its experts. ``bytes`` is what it hands in to calls of tokens, ``predicted_bytes`` what the
     counts of routes come to. ``in_flight_rows`` is the most rows whose backward has not run, ``in_flight_ratio`` that over what
-    it would be with the mean of its groups: the memory of experts grows with it.
+    it would be with the mean of its groups: the memory of experts grows with it. ``flops`` are those of its experts' matrix
+    products in all of this, padding included.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankLoad:
     predicted_bytes: int | None
     in_flight_rows: int | None = None
     in_flight_ratio: float | None = None
+    flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class RoutingGain:
 @dataclass(frozen=True, slots=True)
 class ExpertsReport:
     """Figures of the run's experts. ``source`` is what tells: ``counts`` (recorded by the runtime), ``splits`` of calls, or
-    ``calls`` alone. ``reasons`` say why figures are None, a line each.
+    ``calls`` alone. ``reasons`` say why figures are None, a line each. ``dispatcher`` is the way of tokens to experts; ``etp``
+    ranks share each expert. ``padding_share`` is that of the rows which no route takes.
     """
 
     source: str
@@ -116,3 +119,6 @@ class ExpertsReport:
     calls: tuple[ExpertCalls, ...]
     routing: RoutingGain | None
     reasons: tuple[str, ...]
+    dispatcher: str | None = None
+    etp: int | None = None
+    padding_share: float | None = None

@@ -221,7 +221,8 @@ def _of_some_steps(finding: Finding) -> str:
 
 def _place(finding: Finding) -> str:
     """Place of a finding, in brackets; "" if nowhere."""
-    return "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
+    places = ", ".join(f"{place} {name}" for place, name in finding.evidence.get("where", {}).items())
+    return f" ({places})" if places else ""
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

@@ -38,3 +38,13 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
             return f"{value:.1f} {unit}"
         value *= 1e3
     return f"{value:.1f} KB"
+
+
+def flops(per_second: float) -> str:
+    """Floating-point operations per second, without "FLOP/s", which is in the column's head."""
+    value = per_second / 1e6
+    for unit in ("M", "G"):
+        if value < 1000:
+            return f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} T"

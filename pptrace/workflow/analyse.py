@@ -13,6 +13,7 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
+from pptrace.analysis.experts.counts import routes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import Routing, with_routing
@@ -142,7 +143,7 @@ def analyse_ranks(
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
     exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
-    experts = ExpertsOfRun.of(exchanged, run.facts, comparable)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = reported.steps or report_marked_steps(marked, data)
@@ -201,13 +202,15 @@ def make_report(
         stragglers=study.stragglers,
         missing_evidence=missing,
         core_waits=waits,
-        memory=report_memory(steps, run.mesh, run.schedule, _volume_of(run), run.facts),
+        memory=report_memory(steps, run.mesh, run.schedule, predicted_volume(run), run.facts),
     )
     return with_verdict(report)
 
 
-def _volume_of(run: RecognisedRun) -> StepVolume | None:
-    return volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
+def predicted_volume(run: RecognisedRun) -> StepVolume | None:
+    """Predict what the run communicates; None where its facts do not tell."""
+    models = [facts.get("model") for facts in run.facts.values()]
+    return volume_of_run(models, run.mesh, run.schedule, routes_of_run(run.facts))
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
@@ -260,7 +263,7 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
     incomplete = lacking_ranks(run)
-    return with_lanes(run, ops, comms, clock, _volume_of(run), incomplete), by_end_times.warnings
+    return with_lanes(run, ops, comms, clock, predicted_volume(run), incomplete), by_end_times.warnings
 
 
 def with_lanes(

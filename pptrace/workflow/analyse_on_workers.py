@@ -36,7 +36,6 @@ from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
-from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
@@ -54,6 +53,7 @@ from pptrace.workflow.analyse import (
     make_report,
     only,
     planned_steps,
+    predicted_volume,
     ranks_with_bubble,
 )
 from pptrace.workflow.dask_engine import DaskEngine
@@ -118,7 +118,8 @@ def analyse_on_workers(
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
-    experts = ExpertsOfRun.of(found, run.facts, comparable_steps_of(list(parts.of_rank), parts.of_rank))
+    comparable = comparable_steps_of(list(parts.of_rank), parts.of_rank)
+    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan)
     routing = Routing.of(experts.exchanges)
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
@@ -148,7 +149,7 @@ def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:
     """The ops on one clock with their phases, without communication and lanes."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     comms = with_categories(empty_table(COMMS))
-    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
+    volume = predicted_volume(run)
     incomplete = lacking_ranks(run)
     rows = RowsByRank(ops, comms)
     return AlignedRun(ops, comms, empty_table(MEMORY), rows, {}, run.work, clock, volume, incomplete)

@@ -168,7 +168,7 @@ _FAULTS: Mapping[str, Callable[[Fault, Random], None]] = {
 }
 
 
-ROW_S = 0.004
+ROW_S = 0.008
 """Sleep of experts for each of their rows in a forward; twice as much in a backward."""
 
 

@@ -111,7 +111,7 @@ CASES = (
     Case(
         "hot expert",
         HEALTHY,
-        *("straggler", {"rank": 0}, "unequal routes"),
+        *("imbalance", {"axis": "ep", "rank": 0}, "unequal routes"),
         setting=replace(_BALANCED, routes="hot"),
         clean=_BALANCED,
     ),

@@ -35,7 +35,13 @@ def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot 
     )
 
 
-def capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:
+def with_capacity(findings: Sequence[Finding], experts: ExpertsReport) -> tuple[Finding, ...]:
+    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned."""
+    first = sum(finding.severity is Severity.CRITICAL for finding in findings)
+    return (*findings[:first], *_capacity_findings(experts), *findings[first:])
+
+
+def _capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:
     """The finding of a capacity that drops too much: one for the layer that drops most."""
     layers = [layer for layer in experts.layers if (layer.dropped_share or 0) >= MOST_DROPPED]
     if not layers:

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.experts.handed_in import TokenSizes, handed_in
+from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like
 
 Floats = npt.NDArray[np.float64]
@@ -28,9 +29,21 @@ class Place:
     nth: int
 
 
+def with_model_stages(exchanges: Slice, plan: Plan | None) -> Slice:
+    """The exchanges with the stage of the model that each one's stage is (``model_stage``): where a pipeline rank has stages of
+    two chains, their order is not that of their layers.
+    """
+    stage = exchanges["stage"]
+    of_model = stage if plan is None else np.where(stage >= 0, stage % plan.chain_length, stage)
+    return Slice({**exchanges.columns, "model_stage": of_model})
+
+
 def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
-    """The exchanges with rows from counts, where calls tell none: the n-th forward of a layer in a step is its n-th count."""
-    if (exchanges["rows"] >= 0).all() or not counts:
+    """The exchanges with rows from counts, where calls tell none, or other ones, because ranks that share each expert compute the
+    rows of all of them: the n-th forward of a layer in a step is its n-th count.
+    """
+    has_rows = bool((exchanges["rows"] >= 0).all())
+    if not counts or (has_rows and not _computes_more(exchanges, counts)):
         return exchanges
     rows = exchanges["rows"].copy()
     layers = layers_of_places(exchanges, counts)
@@ -42,10 +55,19 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
         forwards = forwards[np.lexsort((forwards, key[1][forwards], key[0][forwards]))]
         counted = counted[np.lexsort((counted, of_rank.layer, of_rank.step))]
         if len(forwards) != len(counted) or (key[1][forwards] != of_rank.layer[counted]).any():
+            if has_rows:  # of one kind for all ranks
+                return exchanges
             continue
         found = last_like(key, [column[forwards] for column in key])
         rows[own] = np.where(found >= 0, of_rank.rows[counted][found], UNKNOWN)
     return Slice({**exchanges.columns, "rows": rows})
+
+
+def _computes_more(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
+    """Return whether a rank counted more rows in its forwards than calls brought it."""
+    is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+    brought = {rank: exchanges["rows"][is_first & (exchanges["rank"] == rank)].sum() for rank in counts}
+    return any(of_rank.rows.sum() > brought[rank] for rank, of_rank in counts.items())
 
 
 def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int]) -> Int64:
@@ -65,10 +87,13 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     numbers: dict[Place, int] = {}
     for rank, of_rank in counts.items():
         own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
-        places, _ = _distinct_places(exchanges.where(own))
+        names = ("model_stage", "layer", "stage")
+        places = np.unique(np.stack([exchanges[name][own] for name in names]), axis=1).T.tolist()
+        of_model = sorted({(model_stage, nth) for model_stage, nth, _ in places})
         layers = np.unique(of_rank.layer).tolist()
-        if len(layers) == len(places):
-            numbers |= dict(zip(places, layers, strict=True))
+        if len(layers) == len(of_model):
+            number = dict(zip(of_model, layers, strict=True))
+            numbers |= {Place(stage, nth): number[model_stage, nth] for model_stage, nth, stage in places}
     return numbers
 
 
@@ -172,9 +197,10 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
                 caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
                 bytes=_total(exchanges, own, "bytes"),
                 received_bytes=_received(exchanges, own),
-                predicted_bytes=handed_in(exchanges.where(own), of_rank, sizes),
+                predicted_bytes=handed_in(exchanges.where(own), rank, counts, sizes),
                 in_flight_rows=None if in_flight is None else round(in_flight),
                 in_flight_ratio=in_flight / equal if in_flight and equal else None,
+                flops=expert_flops(exchanges.where(own), of_rank, sizes),
             )
         )
     return tuple(loads)

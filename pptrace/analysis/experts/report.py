@@ -11,16 +11,25 @@ import numpy as np
 from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
-from pptrace.analysis.experts.findings import capacity_findings, hot_spot
+from pptrace.analysis.experts.findings import hot_spot, with_capacity
 from pptrace.analysis.experts.handed_in import sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
-from pptrace.analysis.experts.loads import Place, common, layer_loads, layers_of_places, rank_loads, with_rows
+from pptrace.analysis.experts.loads import (
+    Place,
+    common,
+    layer_loads,
+    layers_of_places,
+    rank_loads,
+    with_model_stages,
+    with_rows,
+)
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
 from pptrace.model.tables import Int64
+from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
 
@@ -37,10 +46,12 @@ class ExpertsOfRun:
         exchanges: Mapping[int, Slice],
         facts: Mapping[int, Mapping[str, Any]],
         steps: Mapping[int, Sequence[int]],
+        plan: Plan | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``."""
+        """The exchanges and counts of the ranks in their ``steps``; ``plan`` tells which stages are of the same layers."""
         counts = counts_of_ranks(facts, steps)
-        return cls(with_rows(join_exchanges(rows for _, rows in sorted(exchanges.items())), counts), counts)
+        joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
+        return cls(with_rows(with_model_stages(joined, plan), counts), counts)
 
     @property
     def hot_spot(self) -> HotSpot | None:
@@ -58,7 +69,7 @@ def with_experts(
     part = report_experts(experts, plans, facts)
     if part is None:
         return report
-    return replace(report, experts=part, findings=(*report.findings, *capacity_findings(part)))
+    return replace(report, experts=part, findings=with_capacity(report.findings, part))
 
 
 def report_experts(
@@ -70,17 +81,27 @@ def report_experts(
         return None
     has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
     source = "counts" if counts else "splits" if has_rows else "calls"
-    gain = routing_gain(plans) if has_rows else None
+    gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
     return ExpertsReport(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
         layers=layer_loads(exchanges, counts),
-        ranks=rank_loads(exchanges, counts, sizes_of_run(facts.values())),
+        ranks=rank_loads(exchanges, counts, sizes),
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
+        dispatcher=None if sizes is None else sizes.dispatcher,
+        etp=None if sizes is None else sizes.etp,
+        padding_share=None if sizes is None else _padding_share(counts, sizes.etp),
     )
+
+
+def _padding_share(counts: Mapping[int, RankCounts], etp: int) -> float | None:
+    """Share of the rows of all experts that no route takes; None where nothing counted them."""
+    rows = sum(int(of_rank.rows.sum()) for of_rank in counts.values())
+    kept = sum(int(of_rank.kept.sum()) for of_rank in counts.values())
+    return max(0.0, 1 - etp * kept / rows) if rows else None
 
 
 def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:
@@ -152,6 +173,12 @@ def _calls_of(
     )
 
 
+def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
+    """Return whether ranks counted more forwards than there are exchanges."""
+    is_forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+    return any(len(of.step) > int((is_forward & (exchanges["rank"] == rank)).sum()) for rank, of in counts.items())
+
+
 def _reasons(
     exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None
 ) -> Iterable[str]:
@@ -160,10 +187,18 @@ def _reasons(
             "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
         )
     if not len(exchanges):
-        yield "no calls along ep: each rank has all experts, and none waits for another"
+        yield (
+            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
+            "those that share each expert are in the communication along etp"
+        )
     elif not has_rows:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
-    elif gain is None:
+    elif _has_more_rows(exchanges, counts):
+        yield (
+            "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: loads of ranks "
+            "and calls are those of the other ops, routes of experts those of all"
+        )
+    if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
     if len(exchanges) and (exchanges["op_output"] < 0).all():
         yield "no ops of a pipeline: of calls the layer and the direction are null"

@@ -123,6 +123,8 @@ def _reasons(
         reasons.append("predicted: the sizes and options of the model are not among the facts of these traces")
     elif prediction is not None and prediction.reason is not None:
         reasons.append(f"activations_bytes and total_bytes: {prediction.reason}")
+    elif any(rank.predicted is not None and rank.predicted.activations_bytes is None for rank in ranks):
+        reasons.append("activations_bytes and total_bytes: what experts keep depends on routes that were not counted")
     if any(rank.pp_rank is not None and rank.in_flight.planned is None for rank in ranks):
         reasons.append("in_flight.planned: there is no plan of all ranks of the pipeline")
     if any(rank.pp_rank is not None and rank.in_flight.measured is None for rank in ranks):

@@ -10,6 +10,7 @@ import numpy as np
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 
 UNEQUAL_ROUTES = "unequal routes"
@@ -40,8 +41,8 @@ def unequal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], sp
     at, evidence = _words(spot)
     return Reason(
         UNEQUAL_ROUTES,
-        ("straggler",),
-        {"rank": spot.rank} if spot.ratio >= CLEARLY else {},
+        ("imbalance",),
+        {"axis": str(Axis.EP), **({"rank": spot.rank} if spot.ratio >= CLEARLY else {})},
         "Unequal routes: {share:.1%} of the step is waiting for ranks whose experts have more rows than others" + at,
         "balance the routes (auxiliary loss, bias, capacity), or spread experts that are chosen often over the ranks; "
         "`pptrace whatif --ideal routing` replays the run with equal rows",

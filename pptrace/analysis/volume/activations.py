@@ -7,6 +7,7 @@ as ``instrument/models/activations.py`` lists them. Tests hold both against what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pptrace.analysis.volume.gpt_facts import GptFacts
@@ -35,15 +36,19 @@ class ActivationSizes:
         """Tokens of activations between the layers: with SP a shard of :attr:`held`."""
         return self.held // self.tp if self.facts.sequence_parallel else self.held
 
-    def layer(self, recompute: str) -> int:
-        """Bytes of one layer; ``recompute`` is none, selective (the attention) or full (all but the input)."""
+    def layer(self, recompute: str, of_experts: int | None = None) -> int:
+        """Bytes of one layer; ``recompute`` is none, selective (the attention) or full (all but the input).
+
+        ``of_experts`` is what experts in place of its MLP keep.
+        """
         facts = self.facts
         one = self.between * facts.hidden * facts.item_bytes
         if recompute == "full":
-            return one
+            return one + (of_experts or 0)
         wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
-        # input, attention residual; two norms; output of the first linear layer and of its GELU; two masks
-        return 2 * one + 2 * self._norm() + self._attention(recompute) + 2 * wide + 2 * self._mask()
+        mlp = 2 * wide if of_experts is None else of_experts  # output of its first linear layer and of its GELU
+        # input, attention residual; two norms; two masks
+        return 2 * one + 2 * self._norm() + self._attention(recompute) + mlp + 2 * self._mask()
 
     def embedding(self) -> int:
         """Bytes that the embedding keeps, without the batch's tokens."""
@@ -57,10 +62,10 @@ class ActivationSizes:
         one = self.between * facts.hidden * facts.item_bytes
         return one + self._norm() + softmax + self._local_indices() + total_weight
 
-    def stage(self, num_layers: int, is_first: bool, is_last: bool, recompute: str) -> int:
-        """Bytes of one microbatch of a stage of the model."""
+    def stage(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool, recompute: str) -> int:
+        """Bytes of one microbatch of a stage of the model, by what the experts of its layers keep, None of one with an MLP."""
         ends = (self.embedding() if is_first else 0) + (self.head() if is_last else 0)
-        return num_layers * self.layer(recompute) + ends
+        return sum(self.layer(recompute, each) for each in of_experts) + ends
 
     def _norm(self) -> int:
         """Mean and reciprocal deviation of each token, and the output, which the linear layer after it reads."""

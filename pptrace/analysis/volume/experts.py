@@ -59,6 +59,19 @@ class ExpertCall:
     received_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """Rows of ``forwards`` forwards of a layer together: those that a rank hands in (``own``), those that come to it along ep
+    (``arriving``) and to all ranks of its etp group (``gathered``), and E·C ``slots`` of padded buffers.
+    """
+
+    forwards: int
+    own: int
+    arriving: int
+    gathered: int
+    slots: int
+
+
 def expert_calls(dispatcher: str, sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:
     """All calls of one forward and backward, in no order; none along an axis of one rank.
 
@@ -68,43 +81,69 @@ def expert_calls(dispatcher: str, sizes: ExpertSizes, kept: NDArray[np.int64], r
         kept: (ranks, experts) routes of each rank's tokens, without dropped ones.
         rank: whose calls.
     """
-    calls = _CALLS[dispatcher](sizes, kept, rank)
-    present = {Axis.EP: sizes.ep > 1, Axis.ETP: sizes.etp > 1}
-    return [call for call in calls if present[call.axis]]
+    rows = rows_of_layer(sizes, kept[:, np.newaxis], rank, sizes.num_experts * sizes.slots)
+    calls = layer_calls(dispatcher, sizes, rows)
+    return [*calls.once, *calls.forward, *calls.backward]
 
 
-def _all_to_all(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:
-    counts = INDEX_BYTES * sizes.num_experts
-    own, arriving = (rows * sizes.row_bytes for rows in (int(kept[rank].sum()), _arriving(sizes, kept, rank)))
+def rows_of_layer(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int, slots: int) -> LayerRows:
+    """The rows of all forwards of a layer in ``kept`` (ranks, forwards, experts) together; ``slots`` of padded buffers."""
+    of_rank = kept.sum(1)
     neighbours = range(rank - rank % sizes.etp, rank - rank % sizes.etp + sizes.etp)
-    gathered = sum(_arriving(sizes, kept, each) for each in neighbours) * sizes.row_bytes
+    arriving = {each: _arriving(sizes, of_rank, each) for each in neighbours}
+    return LayerRows(kept.shape[1], int(of_rank[rank].sum()), arriving[rank], sum(arriving.values()), slots)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCalls:
+    """Calls of a layer: those that a forward makes ``once``, however often it is computed, those of each computation of it, and
+    those of its backward. Of several forwards together an entry is as many calls.
+    """
+
+    once: Sequence[ExpertCall]
+    forward: Sequence[ExpertCall]
+    backward: Sequence[ExpertCall]
+
+
+def layer_calls(dispatcher: str, sizes: ExpertSizes, rows: LayerRows) -> LayerCalls:
+    """The calls of a layer's forwards; none along an axis of one rank."""
+    calls = _CALLS[dispatcher](sizes, rows)
+    present = {Axis.EP: sizes.ep > 1, Axis.ETP: sizes.etp > 1}
+    return LayerCalls(*([call for call in part if present[call.axis]] for part in calls))
+
+
+def _all_to_all(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+    counts = INDEX_BYTES * sizes.num_experts * rows.forwards
+    own, arriving, gathered = (num * sizes.row_bytes for num in (rows.own, rows.arriving, rows.gathered))
     copies = sizes.etp * arriving
-    return [
-        ExpertCall(Axis.EP, "all_to_all", counts),
-        ExpertCall(Axis.ETP, "all_gather", counts * sizes.etp),
-        *[ExpertCall(Axis.EP, "all_to_all", own, arriving)] * 2,  # rows, and the gradients of what came back
-        *[ExpertCall(Axis.EP, "all_to_all", arriving, own)] * 2,
-        *[ExpertCall(Axis.ETP, "all_to_all", copies, gathered)] * 2,
-        *[ExpertCall(Axis.ETP, "all_to_all", gathered, copies)] * 2,
+    once = [ExpertCall(Axis.EP, "all_to_all", counts), ExpertCall(Axis.ETP, "all_gather", counts * sizes.etp)]
+    there_and_back = [
+        ExpertCall(Axis.EP, "all_to_all", own, arriving),
+        ExpertCall(Axis.EP, "all_to_all", arriving, own),
+        ExpertCall(Axis.ETP, "all_to_all", copies, gathered),
+        ExpertCall(Axis.ETP, "all_to_all", gathered, copies),
     ]
+    return once, there_and_back, there_and_back  # backward: the gradients of what came back, and of what set out
 
 
-def _padded(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:  # noqa: ARG001
-    rows = sizes.num_experts * sizes.slots * sizes.row_bytes
-    agreed = [] if sizes.is_fixed else [ExpertCall(axis, "all_reduce", INDEX_BYTES) for axis in (Axis.EP, Axis.ETP)]
-    within = [ExpertCall(Axis.ETP, kind, sizes.etp * rows) for kind in ("all_gather", "reduce_scatter")]
-    return [*agreed, *[ExpertCall(Axis.EP, "all_to_all", rows)] * 4, *within * 2]
+def _padded(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+    num_bytes = rows.slots * sizes.row_bytes
+    agreed = [ExpertCall(axis, "all_reduce", INDEX_BYTES * rows.forwards) for axis in (Axis.EP, Axis.ETP)]
+    within = [ExpertCall(Axis.ETP, kind, sizes.etp * num_bytes) for kind in ("all_gather", "reduce_scatter")]
+    there_and_back = [*[ExpertCall(Axis.EP, "all_to_all", num_bytes)] * 2, *within]
+    return [] if sizes.is_fixed else agreed, there_and_back, there_and_back
 
 
-def _all_gather(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:  # noqa: ARG001
-    routes = sizes.num_tokens * sizes.top_k
-    calls = []
+def _all_gather(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
+    routes = rows.forwards * sizes.num_tokens * sizes.top_k
+    once, forward, backward = [], [], []
     for axis, num in ((Axis.EP, sizes.ep), (Axis.ETP, sizes.ep * sizes.etp)):
-        rows, weights = num * sizes.num_tokens * sizes.row_bytes, num * routes * sizes.weight_bytes
-        calls.append(ExpertCall(axis, "all_gather", num * routes * INDEX_BYTES))
-        calls += [ExpertCall(axis, kind, rows) for kind in ("all_gather", "reduce_scatter")] * 2
-        calls += [ExpertCall(axis, kind, weights) for kind in ("all_gather", "reduce_scatter")]
-    return calls
+        tokens, weights = num * rows.forwards * sizes.num_tokens * sizes.row_bytes, num * routes * sizes.weight_bytes
+        once.append(ExpertCall(axis, "all_gather", num * routes * INDEX_BYTES))
+        both = [ExpertCall(axis, kind, tokens) for kind in ("all_gather", "reduce_scatter")]
+        forward += [*both, ExpertCall(axis, "all_gather", weights)]
+        backward += [*both, ExpertCall(axis, "reduce_scatter", weights)]
+    return once, forward, backward
 
 
 def _arriving(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> int:
@@ -114,5 +153,9 @@ def _arriving(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> int:
     return int(kept[etp_rank :: sizes.etp, ep_rank * held : (ep_rank + 1) * held].sum())
 
 
-_Calls = Callable[[ExpertSizes, NDArray[np.int64], int], Sequence[ExpertCall]]
-_CALLS: Mapping[str, _Calls] = {"all-to-all": _all_to_all, "padded": _padded, "all-gather": _all_gather}
+_Parts = tuple[list[ExpertCall], list[ExpertCall], list[ExpertCall]]
+_CALLS: Mapping[str, Callable[[ExpertSizes, LayerRows], _Parts]] = {
+    "all-to-all": _all_to_all,
+    "padded": _padded,
+    "all-gather": _all_gather,
+}

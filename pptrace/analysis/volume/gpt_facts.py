@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
 
+from pptrace.analysis.volume.expert_facts import COEFFICIENTS, ExpertFacts, read_expert_facts
+
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 RECOMPUTES = ("none", "selective", "full")
 
@@ -16,7 +18,8 @@ class GptFacts:
     """The ``model`` object of a trace's facts, by its keys (``instrument/examples/train_gpt.py``).
 
     ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run had.
-    ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says.
+    ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
+    has any.
     """
 
     hidden: int
@@ -38,6 +41,7 @@ class GptFacts:
     clip_grad: float
     optimizer_sync: str
     steps: int
+    experts: ExpertFacts | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -51,6 +55,25 @@ class GptFacts:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    def layers_of(self, stage: int) -> range:
+        """The layers of a stage of the model."""
+        first = sum(self.layers_per_stage[:stage])
+        return range(first, first + self.layers_per_stage[stage])
+
+    def experts_of(self, layer: int) -> int:
+        """The experts of a layer, 0 of one with an MLP."""
+        return 0 if self.experts is None else self.experts.of_layer(layer)
+
+    def bytes_of_each(self, parameter: Parameter) -> int:
+        """Bytes of one number of a parameter."""
+        return self.sum_bytes if parameter.is_wide else self.item_bytes
+
+    @property
+    def expert_width(self) -> int:
+        """Width of each expert's inner layer."""
+        width = None if self.experts is None else self.experts.width
+        return 4 * self.hidden if width is None else width
 
 
 _SIZES = (
@@ -68,12 +91,10 @@ _SWITCHES = ("tied", "sequence_parallel", "overlap")
 
 
 def read_gpt_facts(model: object) -> GptFacts | None:
-    """The facts of a trace's ``model`` object; None where it is not the GPT's, lacks any of them, or has experts, whose
-    communication and memory depend on the routes.
-    """
-    if not isinstance(model, Mapping) or model.get("name") != "gpt" or model.get("experts"):
+    """The facts of a trace's ``model`` object; None where it is not the GPT's, or lacks any of them."""
+    if not isinstance(model, Mapping) or model.get("name") != "gpt":
         return None
-    names = [field.name for field in fields(GptFacts)]
+    names = [field.name for field in fields(GptFacts) if field.name != "experts"]
     if not all(name in model for name in names):
         return None
     values: dict[str, Any] = {name: model[name] for name in names}
@@ -89,7 +110,12 @@ def read_gpt_facts(model: object) -> GptFacts | None:
         and values["zero"] in range(4)
         and isinstance(values["clip_grad"], int | float)
     )
-    return GptFacts(**values | {"layers_per_stage": tuple(per_stage)}) if legal else None
+    if not legal:
+        return None
+    experts = read_expert_facts(model, sum(per_stage)) if model.get("experts") else None
+    if model.get("experts") and experts is None:
+        return None
+    return GptFacts(**values | {"layers_per_stage": tuple(per_stage), "experts": experts})
 
 
 def _is_count(value: object) -> bool:
@@ -102,12 +128,15 @@ class Parameter:
 
     ``summed`` numbers of its gradient are summed over tp once per step, because each rank sees only a part of what the
     parameter acts on: all of them with SP, of copied KV heads the rows of all KV heads. ``is_embedding`` is the matrix
-    that a tied model has at both ends.
+    that a tied model has at both ends. ``is_expert``: its replicas are those of experts. ``is_wide``: it has 32 bits at least,
+    as a router has.
     """
 
     shape: tuple[int, ...]
     summed: int = 0
     is_embedding: bool = False
+    is_expert: bool = False
+    is_wide: bool = False
 
     @property
     def numel(self) -> int:
@@ -142,18 +171,21 @@ class StageParameters:
         yield from self.after
 
 
-def stage_parameters(facts: GptFacts, stage: int, tp: int) -> StageParameters:
-    """Parameters of a stage of the model on one rank of tp. A tied embedding stands at both ends here."""
+def stage_parameters(facts: GptFacts, stage: int, tp: int, ep: int = 1, etp: int = 1) -> StageParameters:
+    """Parameters of a stage of the model on one rank of tp, ep and etp. A tied embedding stands at both ends here."""
     hidden, shards = facts.hidden, facts.sequence_parallel and tp > 1
     rows = facts.vocabulary // tp
-    layer = _layer_parameters(facts, tp, shards)
     positions = _whole((facts.sequence, hidden), shards)
-    norm = (_whole((hidden,), shards), _whole((hidden,), shards))
     is_first, is_last = stage == 0, stage == len(facts.layers_per_stage) - 1
+    attention, mlp = _attention_parameters(facts, tp, shards), _mlp_parameters(hidden, 4 * hidden // tp, shards)
+    layers = [
+        (*attention, *(_expert_parameters(facts, num, tp, ep, etp) if num else mlp))
+        for num in map(facts.experts_of, facts.layers_of(stage))
+    ]
     return StageParameters(
         (Parameter((rows, hidden), is_embedding=True), positions) if is_first else (),
-        (layer,) * facts.layers_per_stage[stage],
-        (*norm, Parameter((rows, hidden), is_embedding=True)) if is_last else (),
+        tuple(layers),
+        (*_norm(hidden, shards), Parameter((rows, hidden), is_embedding=True)) if is_last else (),
     )
 
 
@@ -162,22 +194,49 @@ def _whole(shape: tuple[int, ...], shards_sequence: bool) -> Parameter:
     return Parameter(shape, summed=prod(shape) if shards_sequence else 0)
 
 
-def _layer_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
+def _norm(hidden: int, shards: bool) -> tuple[Parameter, Parameter]:
+    return _whole((hidden,), shards), _whole((hidden,), shards)
+
+
+def _attention_parameters(facts: GptFacts, tp: int, shards: bool) -> tuple[Parameter, ...]:
+    """Parameters of a layer up to the norm before its MLP or experts."""
     hidden, width = facts.hidden, facts.head_dim
     is_copied = facts.kv_heads % tp != 0
     kv_heads = 1 if is_copied else facts.kv_heads // tp
     qkv = (facts.heads // tp + 2 * kv_heads) * width
     copied = 2 * facts.kv_heads * width if is_copied else 0  # rows of all key heads and all value heads
-    norm = (_whole((hidden,), shards), _whole((hidden,), shards))
     return (
-        *norm,
+        *_norm(hidden, shards),
         Parameter((qkv, hidden), summed=copied * hidden),
         Parameter((qkv,), summed=copied),
         Parameter((hidden, hidden // tp)),
         _whole((hidden,), shards),
-        *norm,
-        Parameter((4 * hidden // tp, hidden)),
-        Parameter((4 * hidden // tp,)),
-        Parameter((hidden, 4 * hidden // tp)),
+        *_norm(hidden, shards),
+    )
+
+
+def _mlp_parameters(hidden: int, width: int, shards: bool) -> tuple[Parameter, ...]:
+    """Two linear layers, ``width`` of the inner one on this rank."""
+    return (
+        Parameter((width, hidden)),
+        Parameter((width,)),
+        Parameter((hidden, width)),
         _whole((hidden,), shards),
     )
+
+
+def _expert_parameters(facts: GptFacts, num: int, tp: int, ep: int, etp: int) -> tuple[Parameter, ...]:
+    """The router, whose ranks of tp see different tokens each, this rank's experts, and a shared MLP with its coefficients."""
+    hidden, held, width, options = facts.hidden, num // ep, facts.expert_width // etp, facts.experts
+    assert options is not None
+    shapes = ((held, width, hidden), (held, width), (held, hidden, width), (held, hidden))
+    own = (
+        Parameter((num, hidden), summed=num * hidden if tp > 1 else 0, is_wide=True),
+        *(Parameter(shape, is_expert=True) for shape in shapes),
+    )
+    if not options.shared_width:
+        return own
+    shards, outputs = facts.sequence_parallel and tp > 1, COEFFICIENTS[options.shared]
+    weights = (_whole((outputs, hidden), shards),) if outputs else ()
+    biases = (_whole((outputs,), shards),) if options.shared == "residual" else ()
+    return (*own, *_mlp_parameters(hidden, options.shared_width // tp, shards), *weights, *biases)

@@ -9,6 +9,8 @@ from pptrace.analysis.volume.gpt_facts import GptFacts, Parameter, StageParamete
 from pptrace.analysis.volume.transformer import Volume, collective, total
 from pptrace.marks import Axis, Collective
 
+_COUNT_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class ShardedUnits:
@@ -47,9 +49,22 @@ class ShardedUnits:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientBucket:
+    """Gradients that travel together: ``is_late`` where they wait for the step to end. ``length`` counts numbers, with padding;
+    parameters have ``item_bytes`` each, and ``shard`` of them are updated by this rank.
+    """
+
+    is_late: bool
+    of_experts: bool
+    length: int
+    item_bytes: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
 class GradientVolume:
     """A rank's gradient sums of one step (:mod:`instrument.optim.gradient_sync`); ``units`` are its stages in the model's
-    order. ``tied_apart``: the embedding's other end is on another rank."""
+    order. ``tied_apart``: the embedding's other end is on another rank. ``expert_replicas`` hold the same experts (edp)."""
 
     facts: GptFacts
     units: tuple[ShardedUnits, ...]
@@ -59,6 +74,7 @@ class GradientVolume:
     replica_rank: int
     tied_apart: bool
     mirrored: bool
+    expert_replicas: int = 1
 
     def volumes(self) -> Iterator[Volume]:
         yield from self._partial_sums()
@@ -71,8 +87,9 @@ class GradientVolume:
                 if self.facts.zero == 2:  # kept from the first forward of a step to the last backward
                     yield unit.gathered()
             return
-        for is_late, length in self.buckets():
-            yield from self._mean(length, is_late)
+        for bucket in self.buckets():
+            yield from self._mean(bucket)
+        yield from self._bias_counts()
 
     def parameters(self) -> list[Parameter]:
         """List each parameter once: a tied embedding with both ends on this rank stands where its first end does."""
@@ -97,40 +114,58 @@ class GradientVolume:
             return parameter.numel
         return parameter.local_numel(self.replica_rank, self.replicas)
 
-    def _mean(self, length: int, is_late: bool) -> Iterator[Volume]:
-        """A bucket over the replicas: an all-reduce; with ZeRO-1 a reduce-scatter, and an all-gather of the parameters
+    def _mean(self, bucket: GradientBucket) -> Iterator[Volume]:
+        """A bucket over its replicas: an all-reduce; with ZeRO-1 a reduce-scatter, and an all-gather of the parameters
         (arXiv 1910.02054, section 7.2.1: as many bytes on the wire)."""
-        num_bytes = length * self.facts.sum_bytes
-        if is_late and self.mirrored:
+        axis, size = (Axis.EDP, self.expert_replicas) if bucket.of_experts else (self.axis, self.replicas)
+        num_bytes = bucket.length * self.facts.sum_bytes
+        if bucket.is_late and self.mirrored:
             yield collective(Axis.MIRROR, Collective.ALL_REDUCE, 2, num_bytes)
         if self.facts.zero == 0:
-            yield collective(self.axis, Collective.ALL_REDUCE, self.replicas, num_bytes)
+            yield collective(axis, Collective.ALL_REDUCE, size, num_bytes)
             return
-        yield collective(self.axis, Collective.REDUCE_SCATTER, self.replicas, num_bytes)
-        yield collective(self.axis, Collective.ALL_GATHER, self.replicas, length * self.facts.item_bytes)
+        yield collective(axis, Collective.REDUCE_SCATTER, size, num_bytes)
+        yield collective(axis, Collective.ALL_GATHER, size, bucket.length * bucket.item_bytes)
 
-    def buckets(self) -> Iterator[tuple[bool, int]]:
-        """(True if it waits for the step to end, numbers) of each bucket: in reverse order those that leave during backward."""
+    def _bias_counts(self) -> Iterator[Volume]:
+        """Routes to each expert of the global batch, where routers have a bias (:mod:`instrument.expert.bias`)."""
+        experts = self.facts.experts
+        if experts is None or not experts.bias_rate:
+            return
+        numbers = sum(parameter.shape[0] for parameter in self.parameters() if parameter.is_wide)
+        groups = ((Axis.TP, self.tp), (self.axis, self.replicas), (Axis.MIRROR, 2 if self.mirrored else 1))
+        for axis, size in groups:
+            yield collective(axis, Collective.ALL_REDUCE, size, numbers * _COUNT_BYTES, 1 if numbers else 0)
+
+    def buckets(self) -> Iterator[GradientBucket]:
+        """Buckets of all parameters but the experts', then those of the experts: of either in reverse order those that leave
+        during backward, then those that wait for the step to end.
+        """
         parameters = self.parameters()
-        late = [parameter for parameter in parameters if self._is_late(parameter)]
-        early = [parameter for parameter in reversed(parameters) if not self._is_late(parameter)]
-        for is_late, members in ((False, early), (True, late)):
-            for length in _fill(members, self.facts.bucket_bytes // self.facts.sum_bytes):
-                multiple = self.replicas if self.facts.zero else 1
-                yield is_late, -(-length // multiple) * multiple
+        for of_experts, replicas in ((False, self.replicas), (True, self.expert_replicas)):
+            own = [parameter for parameter in parameters if parameter.is_expert is of_experts]
+            late = [parameter for parameter in own if self._is_late(parameter)]
+            early = [parameter for parameter in reversed(own) if not self._is_late(parameter)]
+            multiple = replicas if self.facts.zero else 1
+            for is_late, members in ((False, early), (True, late)):
+                for item_bytes, length in self._fill(members):
+                    padded = -(-length // multiple) * multiple
+                    yield GradientBucket(is_late, of_experts, padded, item_bytes, padded // multiple)
 
     def _is_late(self, parameter: Parameter) -> bool:
         """Return whether parts of its gradient have to be summed before the mean."""
         return self.mirrored or parameter.summed > 0 or (self.tied_apart and parameter.is_embedding)
 
-
-def _fill(parameters: list[Parameter], limit: int) -> Iterator[int]:
-    """Lengths of buckets of at most ``limit`` numbers, or of one parameter (:func:`instrument.optim.buckets.make_buckets`)."""
-    length = 0
-    for parameter in parameters:
-        if length and length + parameter.numel > limit:
-            yield length
-            length = 0
-        length += parameter.numel
-    if length:
-        yield length
+    def _fill(self, parameters: list[Parameter]) -> Iterator[tuple[int, int]]:
+        """(bytes of a parameter, length) of buckets of one dtype and at most ``bucket_bytes``, or of one parameter
+        (:func:`instrument.optim.buckets.make_buckets`).
+        """
+        limit, length, last = self.facts.bucket_bytes // self.facts.sum_bytes, 0, 0
+        for parameter in parameters:
+            item_bytes = self.facts.bytes_of_each(parameter)
+            if length and (length + parameter.numel > limit or item_bytes != last):
+                yield last, length
+                length = 0
+            length, last = length + parameter.numel, item_bytes
+        if length:
+            yield last, length

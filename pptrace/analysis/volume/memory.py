@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.analysis.volume.gradients import GradientVolume
 from pptrace.analysis.volume.step import StepVolume
-from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.actions import Kind, iter_halves
 
 _MOMENTS = 2
 """Moments of AdamW, each as large as the parameters that the optimizer updates."""
@@ -50,6 +51,9 @@ class MemoryPrediction:
         self._sizes = ActivationSizes(volume.facts, mesh.tp or 1, mesh.cp or 1, bool(model.get("dropout")), on_device)
         self.stores_scores = model.get("attention_kernel") == _SCORES_STORED
         self.sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))
+        self._is_in_pieces = bool(model.get("experts_overlap")) and any(
+            action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank
+        )
 
     @property
     def reason(self) -> str | None:
@@ -58,6 +62,10 @@ class MemoryPrediction:
             return "stages that sleep keep no activations of a model"
         if self.stores_scores:
             return "the attention ran without a fused kernel, and what it stores is not known"
+        if self._is_in_pieces:
+            return "overlapped pairs run in pieces, whose cuts keep more than layers do"
+        if self._has_jitter:
+            return "the router sees noise, and what that keeps is not predicted"
         if self._volume.plan.splits_backward:
             return "the plan defers weight gradients, and what they need is not predicted"
         return None
@@ -68,20 +76,21 @@ class MemoryPrediction:
         if gradients is None or pp_rank is None:
             return None
         numbers = sum(parameter.numel for parameter in gradients.parameters())
-        has_stages = not (self.sleeps or self.stores_scores)
+        has_stages = not (self.sleeps or self.stores_scores or self._is_in_pieces or self._has_jitter)
+        of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
         return PredictedParts(
             self._weights(gradients),
             numbers * gradients.facts.sum_bytes,
             self._optimizer(gradients),
-            self._activations(pp_rank) if self.reason is None else None,
-            {stage: self._of_stage(stage) for stage in self._volume.plan.stages_of(pp_rank)} if has_stages else {},
+            self._activations(rank, pp_rank) if self.reason is None else None,
+            {stage: num_bytes for stage, num_bytes in of_stage.items() if has_stages and num_bytes is not None},
         )
 
     @staticmethod
     def _weights(gradients: GradientVolume) -> int:
         facts = gradients.facts
         if facts.zero < 2:
-            return sum(parameter.numel for parameter in gradients.parameters()) * facts.item_bytes
+            return sum(parameter.numel * facts.bytes_of_each(parameter) for parameter in gradients.parameters())
         shards = sum(parameter.padded_numel(gradients.replicas) for parameter in gradients.parameters())
         return (
             shards // gradients.replicas * facts.sum_bytes
@@ -92,31 +101,49 @@ class MemoryPrediction:
         """Two moments, and copies of the parameters where these have fewer bits or belong to several replicas' optimizers."""
         facts = gradients.facts
         if facts.zero == 1:
-            lengths = sum(length // gradients.replicas for _, length in gradients.buckets())
-            return (_MOMENTS + 1) * lengths * facts.sum_bytes
+            return (_MOMENTS + 1) * sum(bucket.shard for bucket in gradients.buckets()) * facts.sum_bytes
         if facts.zero >= 2:
             local = sum(p.local_numel(gradients.replica_rank, gradients.replicas) for p in gradients.parameters())
             return _MOMENTS * local * facts.sum_bytes
-        has_copies = facts.item_bytes < facts.sum_bytes
-        return (_MOMENTS + has_copies) * sum(p.numel for p in gradients.parameters()) * facts.sum_bytes
+        copies = sum(p.numel for p in gradients.parameters() if facts.bytes_of_each(p) < facts.sum_bytes)
+        return (_MOMENTS * sum(p.numel for p in gradients.parameters()) + copies) * facts.sum_bytes
 
-    def _of_stage(self, stage: int, recompute: str | None = None) -> int:
-        facts, plan = self._volume.facts, self._volume.plan
-        index = plan.model_stage(stage)
+    @property
+    def _has_jitter(self) -> bool:
+        experts = self._volume.facts.experts
+        return experts is not None and experts.jitter > 0
+
+    def _of_stage(self, rank: int, stage: int, recompute: str | None = None) -> int | None:
+        """Bytes of one microbatch of a stage; None where those of experts are not known."""
+        facts, index = self._volume.facts, self._volume.plan.model_stage(stage)
+        recompute = recompute or facts.recompute
+        of_experts = [self._of_experts(rank, layer, recompute) for layer in facts.layers_of(index)]
+        if any(
+            each is None and facts.experts_of(layer)
+            for each, layer in zip(of_experts, facts.layers_of(index), strict=True)
+        ):
+            return None
         is_first, is_last = index == 0, index == len(facts.layers_per_stage) - 1
-        return self._sizes.stage(facts.layers_per_stage[index], is_first, is_last, recompute or facts.recompute)
+        return self._sizes.stage(of_experts, is_first, is_last, recompute)
 
-    def _activations(self, pp_rank: int) -> int:
-        """The most along the plan, of forwards whose backward has not run."""
+    def _of_experts(self, rank: int, layer: int, recompute: str) -> int | None:
+        experts = self._volume.experts
+        if experts is None or not self._volume.facts.experts_of(layer):
+            return None
+        return experts.kept_bytes(rank, layer, recompute)
+
+    def _activations(self, rank: int, pp_rank: int) -> int | None:
+        """The most along the plan, of forwards whose backward has not run; None where that of a stage is not known."""
         recomputed = self._volume.fully_recomputed(pp_rank)
+        of_action = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute))
         held = most = 0
         for half in iter_halves(self._volume.plan.ranks[pp_rank]):
             if half.kind not in (Kind.F, Kind.B, Kind.I):
                 continue
-            held += self._of_action(half, recomputed) * (1 if half.kind is Kind.F else -1)
+            is_recomputed = (half.stage, half.microbatch) in recomputed
+            num_bytes = of_action(half.stage, "full" if is_recomputed else None)
+            if num_bytes is None:
+                return None
+            held += num_bytes * (1 if half.kind is Kind.F else -1)
             most = max(most, held)
         return most
-
-    def _of_action(self, action: Action, recomputed: frozenset[tuple[int, int | None]]) -> int:
-        is_recomputed = (action.stage, action.microbatch) in recomputed
-        return self._of_stage(action.stage, "full" if is_recomputed else None)

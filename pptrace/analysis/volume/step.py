@@ -2,14 +2,16 @@
 
 The calls of the runtime in ``instrument/``, one after another: the batch along tp, then for each action of the plan the
 layers of its stage and the transfers to its neighbours, then gradients, loss, clipping and the optimizer. An update that is
-taken back (post-validation) is not among them.
+taken back (post-validation) is not among them. What travels to experts depends on the routes: it is predicted from their counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from pptrace.analysis.volume.expert_step import ExpertVolume, Routes
 from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts, stage_parameters
 from pptrace.analysis.volume.gradients import GradientVolume, ShardedUnits
 from pptrace.analysis.volume.transformer import (
@@ -23,7 +25,7 @@ from pptrace.analysis.volume.transformer import (
     column_volume,
     cross_entropy_volume,
     messages,
-    tensor_volume,
+    pair_volume,
     times,
     total,
     vocabulary_volume,
@@ -45,12 +47,16 @@ class StepVolume:
         facts: of the model and the options.
         mesh: sizes and order of the axes; those of a run that recorded its facts are all known.
         plan: the run's own, with sends and receives or without.
+        routes: of each rank's tokens to experts, as they were counted.
     """
 
-    def __init__(self, facts: GptFacts, mesh: MeshInfo, plan: Plan) -> None:
+    def __init__(self, facts: GptFacts, mesh: MeshInfo, plan: Plan, routes: Routes | None = None) -> None:
         self.facts = facts
         self.mesh = mesh
         self.plan = plan
+        self.experts = None if facts.experts is None else ExpertVolume(facts, mesh, routes or {})
+        self._of_layers: dict[int, BothWays] = {}
+        self._again: dict[int, Mapping[int, Sequence[bool]]] = {}
         self._every_step: dict[int, Volume] = {}
 
     def of_rank(self, rank: int, step: int) -> Volume:
@@ -60,7 +66,7 @@ class StepVolume:
             return {}
         if rank not in self._every_step:
             self._every_step[rank] = self._always(rank, pp_rank)
-        return total((self._every_step[rank], *self._clipping(pp_rank, step)))
+        return total((self._every_step[rank], *self._clipping(pp_rank, step), *self._routed(rank, pp_rank, step)))
 
     def gradients_of(self, rank: int) -> GradientVolume | None:
         """The parameters of a global rank and the sums of their gradients; None where it is in no pipeline of the mesh."""
@@ -134,7 +140,7 @@ class StepVolume:
 
     def _forward(self, action: Action) -> Volume:
         model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
-        parts = [times(self._layer.forward, self.facts.layers_per_stage[model_stage_index])]
+        parts = [self._layers(model_stage_index).forward, *self._decided(model_stage_index)]
         parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).forward)
@@ -146,8 +152,7 @@ class StepVolume:
     def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
         """Communication of a B or an I: a W communicates nothing."""
         model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
-        num_layers = self.facts.layers_per_stage[model_stage_index]
-        parts = [times(self._layer.backward, num_layers), times(self._recomputed_volume(fully_recomputed), num_layers)]
+        parts = [self._layers(model_stage_index).backward, self._recomputed_volume(model_stage_index, fully_recomputed)]
         parts.append(self._transfers(action.stage, plan.previous_stage(action.stage), plan.next_stage(action.stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).backward)
@@ -155,16 +160,58 @@ class StepVolume:
             parts.append(column_volume(self._tensor).backward)
         return total((*parts, self._gathered_units(model_stage_index)))
 
-    @cached_property
-    def _layer(self) -> BothWays:
-        tensor, attention = tensor_volume(self._tensor), attention_volume(self._attention)
-        return BothWays(total((tensor.forward, attention.forward)), total((tensor.backward, attention.backward)))
+    def _layers(self, model_stage: int) -> BothWays:
+        """The layers of a stage of the model, but for what their experts make of routes."""
+        if model_stage not in self._of_layers:
+            attention, mlp = self._attention_layer, pair_volume(self._tensor)
+            parts = []
+            for layer in self.facts.layers_of(model_stage):
+                has_experts = self.experts is not None and self.facts.experts_of(layer) > 0
+                parts += [attention, self.experts.fixed(self._tensor) if self.experts and has_experts else mlp]
+            self._of_layers[model_stage] = BothWays(
+                total(part.forward for part in parts), total(part.backward for part in parts)
+            )
+        return self._of_layers[model_stage]
 
-    def _recomputed_volume(self, fully: bool) -> Volume:
-        """Communication of a layer's forward that its backward repeats (arXiv 2205.05198, section 5)."""
+    @cached_property
+    def _attention_layer(self) -> BothWays:
+        parts = (pair_volume(self._tensor), attention_volume(self._attention))
+        return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
+
+    def _decided(self, model_stage: int) -> Iterator[Volume]:
+        """Communication about the routes of a forward, which a recomputation knows."""
+        if self.experts is not None:
+            for layer in self.facts.layers_of(model_stage):
+                if self.facts.experts_of(layer):
+                    yield self.experts.decided(layer)
+
+    def _routed(self, rank: int, pp_rank: int, step: int) -> Iterator[Volume]:
+        """Communication of rows to experts and back in a step."""
+        if self.experts is None:
+            return
+        for model_stage, again in self._forwards_again(pp_rank).items():
+            for layer in self.facts.layers_of(model_stage):
+                if self.facts.experts_of(layer):
+                    yield self.experts.routed(rank, step, layer, again)
+
+    def _forwards_again(self, pp_rank: int) -> Mapping[int, Sequence[bool]]:
+        """Stage of the model → of each forward, in their order, whether the backward recomputes all of it."""
+        if pp_rank not in self._again:
+            recomputed, by_stage = self.fully_recomputed(pp_rank), defaultdict(list)
+            for half in iter_halves(self.plan.ranks[pp_rank]):
+                if half.kind is Kind.F:
+                    fully = (half.stage, half.microbatch) in recomputed or self.facts.recompute == "full"
+                    by_stage[self.plan.model_stage(half.stage)].append(fully)
+            self._again[pp_rank] = by_stage
+        return self._again[pp_rank]
+
+    def _recomputed_volume(self, model_stage: int, fully: bool) -> Volume:
+        """Communication of layers' forward that their backward repeats (arXiv 2205.05198, section 5)."""
         if fully or self.facts.recompute == "full":
-            return self._layer.forward
-        return attention_again_volume(self._attention) if self.facts.recompute == "selective" else {}
+            return self._layers(model_stage).forward
+        if self.facts.recompute != "selective":
+            return {}
+        return times(attention_again_volume(self._attention), self.facts.layers_per_stage[model_stage])
 
     def fully_recomputed(self, pp_rank: int) -> frozenset[tuple[int, int | None]]:
         """(stage, microbatch) of the forwards that keep their input alone beyond ``recompute_microbatches_beyond``.
@@ -192,7 +239,7 @@ class StepVolume:
         return self._units(model_stage_index).gathered() if self.facts.zero == 3 else {}
 
     def _units(self, model_stage_index: int) -> ShardedUnits:
-        parameters = stage_parameters(self.facts, model_stage_index, self._tp)
+        parameters = stage_parameters(self.facts, model_stage_index, self._tp, self.mesh.ep or 1, self.mesh.etp or 1)
         return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
 
     def _gradient_parts(self, rank: int, pp_rank: int) -> GradientVolume:
@@ -207,6 +254,7 @@ class StepVolume:
             group.index(rank),
             self._is_tied_apart(model_stages),
             self._has_mirror(pp_rank),
+            self._replicas * self._tp // ((self.mesh.ep or 1) * (self.mesh.etp or 1)),
         )
 
     def _is_tied_apart(self, model_stages: list[int]) -> bool:
@@ -230,7 +278,7 @@ class StepVolume:
         if not self.facts.clip_grad:
             return
         yield collective(Axis.TP, Collective.ALL_REDUCE, self._tp, _CONTROL_BYTES)
-        if self.facts.zero:
+        if self.facts.zero or self.facts.experts is not None:
             yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, _CONTROL_BYTES)
         if self.facts.optimizer_sync != "post-validation":
             yield collective(Axis.PP, Collective.ALL_REDUCE, self.plan.pp, _CONTROL_BYTES)
@@ -242,9 +290,11 @@ class StepVolume:
         yield times(messages(Axis.PP, _CONTROL_BYTES, sent=has_previous, received=has_next), validations)
 
 
-def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo) -> StepVolume | None:
+def volume_of_run(
+    models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo, routes: Routes | None = None
+) -> StepVolume | None:
     """The prediction for a run whose traces contain their ``models``; None where these are not the GPT's or do not match its
-    plan.
+    plan. ``routes`` are those that the run counted.
     """
     facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
     plan = schedule.plan
@@ -254,4 +304,6 @@ def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleIn
     is_consistent = (
         plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
     )
-    return StepVolume(facts, mesh, plan) if is_consistent else None
+    if facts.experts is not None:
+        is_consistent = is_consistent and mesh.ep is not None and mesh.etp is not None
+    return StepVolume(facts, mesh, plan, routes) if is_consistent else None

@@ -13,20 +13,27 @@ from dataclasses import dataclass
 from pptrace.marks import Axis, Collective
 
 SEND, RECV = "send", "recv"
+UNKNOWN = -1
+"""Bytes of calls that are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Number of calls or messages, and their bytes together."""
+    """Number of calls or messages, and their bytes together, :data:`UNKNOWN` where those of one are."""
 
     count: int
     bytes: int
 
     def __add__(self, other: Calls) -> Calls:
-        return Calls(self.count + other.count, self.bytes + other.bytes)
+        is_known = UNKNOWN not in (self.bytes, other.bytes)
+        return Calls(self.count + other.count, self.bytes + other.bytes if is_known else UNKNOWN)
 
     def __mul__(self, times: int) -> Calls:
-        return Calls(self.count * times, self.bytes * times)
+        return Calls(self.count * times, self.bytes if self.bytes == UNKNOWN else self.bytes * times)
+
+    @property
+    def known_bytes(self) -> int | None:
+        return None if self.bytes == UNKNOWN else self.bytes
 
 
 Volume = Mapping[tuple[str, str], Calls]
@@ -120,17 +127,20 @@ def row_volume(sizes: TensorSizes) -> BothWays:
     return BothWays(sizes.scattered(), sizes.gathered())
 
 
+def pair_volume(sizes: TensorSizes) -> BothWays:
+    """A column and a row layer, one behind the other."""
+    column, row = column_volume(sizes), row_volume(sizes)
+    return BothWays(total((column.forward, row.forward)), total((column.backward, row.backward)))
+
+
 def tensor_volume(sizes: TensorSizes) -> BothWays:
     """A transformer layer's two pairs of a column and a row layer: 4 all-reduces of b·s·h (arXiv 1909.08053, section 3).
 
     With SP 4 all-gathers and 4 reduce-scatters, as many bytes on the wire, and 2 all-gathers that fetch kept shards again
     (arXiv 2205.05198, section 4.2.2).
     """
-    column, row = column_volume(sizes), row_volume(sizes)
-    return BothWays(
-        times(total((column.forward, row.forward)), 2),
-        times(total((column.backward, row.backward)), 2),
-    )
+    pair = pair_volume(sizes)
+    return BothWays(times(pair.forward, 2), times(pair.backward, 2))
 
 
 def vocabulary_volume(sizes: TensorSizes) -> BothWays:

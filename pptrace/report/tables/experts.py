@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
 
@@ -30,7 +30,7 @@ def layer_name(layer: int | None, stage: int | None, nth: int | None) -> str:
 
 def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     """A row per layer; brief and of many, those with the most uneven rows."""
-    layers, notes = list(experts.layers), []
+    layers, notes = list(experts.layers), [_options_note(experts)] if experts.top_k is not None else []
     if amount is Amount.BRIEF and len(layers) > MAX_ROWS:
         notes.append(MORE.format(len(layers) - MAX_ROWS))
         worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
@@ -43,14 +43,42 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
     )
-    if experts.routing is not None:
-        gain = experts.routing
-        notes.append(
-            f"with equal rows for all experts a step would be {units.milliseconds(gain.gain_ns)} ms shorter "
-            f"({units.percent(gain.share)}), by replay; the bubble of all ranks {units.milliseconds(gain.equal_bubble_ns)} in "
-            f"place of {units.milliseconds(gain.bubble_ns)} ms"
-        )
+    notes += [_padding_note(experts)] if experts.padding_share else []
+    notes += [] if experts.routing is None else [_routing_note(experts.routing)]
     return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+
+
+def _padding_note(experts: ExpertsReport) -> str:
+    share = units.percent(experts.padding_share)
+    return f"{share} of the rows that experts compute are padding: balanced routes need less of it, which equal rows do not count"
+
+
+def gain_of_equal_rows(gain: RoutingGain) -> str:
+    """One line on what equal rows would change of a step."""
+    change = "longer" if gain.gain_ns < 0 else "shorter"
+    return (
+        f"with equal rows for all experts a step would be {units.milliseconds(abs(gain.gain_ns))} ms {change} "
+        f"({units.percent(abs(gain.share))}), by replay"
+    )
+
+
+def _routing_note(gain: RoutingGain) -> str:
+    """One line on what equal rows would change of a step and its bubble."""
+    return (
+        f"{gain_of_equal_rows(gain)}; all ranks together would be between ops for "
+        f"{units.milliseconds(gain.equal_bubble_ns)} ms, where now they are for {units.milliseconds(gain.bubble_ns)} ms"
+    )
+
+
+def _options_note(experts: ExpertsReport) -> str:
+    """One line on which experts there are, and on who has them."""
+    num = "several numbers of" if experts.num_experts is None else experts.num_experts
+    words = [f"{num} experts in a layer, {experts.top_k} of each token"]
+    if experts.dispatcher is not None:
+        words.append(f"dispatcher {experts.dispatcher}")
+    if experts.etp is not None and experts.etp > 1:
+        words.append(f"{experts.etp} ranks share each expert (etp), and each of them computes all of its rows in part")
+    return "; ".join(words)
 
 
 def _layer_row(layer: LayerLoad) -> tuple[str, ...]:
@@ -76,7 +104,7 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         worst = sorted(ranks, key=lambda rank: -_caused(rank))[:FEW_RANKS]
         ranks = [rank for rank in ranks if rank in worst]
     columns = (
-        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "× others", "waits ms"),
+        *("rank", "stage", "experts", "rows", "× mean", "in experts ms", "FLOP/s", "× others", "waits ms"),
         *("late before ms", "late after ms", "bytes", "predicted"),
         *("rows in flight", "× mean in flight"),
     )
@@ -85,7 +113,9 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         "late: what others wait for it before the experts, and after them"
     )
     rows = tuple(map(_rank_row, ranks))
-    return ReportTable("expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (11, 10, 12, 7))
+    return ReportTable(
+        "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)
+    )
 
 
 def _caused(rank: RankLoad) -> int:
@@ -101,6 +131,7 @@ def _rank_row(rank: RankLoad) -> tuple[str, ...]:
         _number(rank.rows),
         units.ratio(rank.ratio),
         units.milliseconds(rank.expert_ns),
+        "–" if rank.flops is None or not rank.expert_ns else units.flops(rank.flops / rank.expert_ns * 1e9),
         units.ratio(rank.slowness),
         units.milliseconds(rank.waited_ns),
         units.milliseconds(rank.caused_before_ns),
@@ -114,13 +145,14 @@ def _rank_row(rank: RankLoad) -> tuple[str, ...]:
 
 def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
     columns = (
-        *("layer", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
+        *("layer", "stage", "direction", "call", "count", "bytes", "wait ms", "transfer ms", "hidden ms", "exposed ms"),
         *("last rank", "in share of calls", "why"),
     )
     notes = ("why: its experts have most rows, it takes longer for as many, or it came late to the layer",)
     rows = tuple(
         (
             layer_name(call.layer, call.stage, call.nth),
+            _number(call.stage),
             call.direction or "–",
             call.role,
             str(call.count),
@@ -135,7 +167,7 @@ def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
         )
         for call in calls
     )
-    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 3)
+    return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
 
 
 def _number(value: int | None) -> str:

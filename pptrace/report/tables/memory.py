@@ -38,6 +38,7 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
         notes.append(MORE.format(len(shown) - MAX_ROWS))
         by_peak = sorted(shown, key=lambda rank: -(rank.peak_bytes or 0))[:MAX_ROWS]
         shown = [rank for rank in shown if rank in by_peak]
+    notes += [f"not predicted: {reason}" for reason in _unpredicted(memory)]
     if any(rank.predicted is not None for rank in shown):
         notes.append("predicted: without temporaries of ops, messages in transit and what the allocator rounds up")
     rows = [_row(rank) for rank in shown]
@@ -46,6 +47,13 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     kept = tuple(tuple(cell for cell, filled in zip(row, is_filled, strict=True) if filled) for row in rows)
     parts = [columns.index(name) for name in ("optimizer", "gradients", "weights", "at start") if name in columns]
     return ReportTable("memory", title, columns, kept, tuple(filter(None, notes)), num_labels=2, leave_out=tuple(parts))
+
+
+def _unpredicted(memory: MemoryReport) -> list[str]:
+    """Reasons why activations have no prediction, where other parts have one."""
+    prefix = "activations_bytes and total_bytes: "
+    reasons = [reason.removeprefix(prefix) for reason in memory.reasons if reason.startswith(prefix)]
+    return [f"activations, and so the sum of all parts: {reason}" for reason in reasons]
 
 
 def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:

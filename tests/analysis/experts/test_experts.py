@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.expert_parts import ExpertsReport
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven
 from pptrace.model.traces import Trace
@@ -31,7 +31,7 @@ class Experts:
     """A run with two layers of experts on two ranks, of which rank 0 has ``rows`` of 120 routes in each layer of each microbatch.
 
     ``slow`` is how many times as long rank 1 takes, ``late`` how much later it comes to each layer; with ``again`` layers are
-    recomputed in the backward.
+    recomputed in the backward. ``sharing`` ranks share each expert, of which these are one each, and count the rows of all.
     """
 
     rows: Sequence[tuple[int, int]] = ((60, 60),) * 3
@@ -40,6 +40,7 @@ class Experts:
     again: bool = False
     steps: int = 3
     dropped: int = 0
+    sharing: int = 1
 
     def passes(self, kind: str) -> list[tuple[str, int]]:
         """(direction, layer) of the exchanges of an op."""
@@ -64,7 +65,7 @@ class Experts:
     def _facts(self, job: Job, rank: int) -> dict[str, Any]:
         facts = job.metadata(rank)
         forwards = [(step, layer, of) for step in range(self.steps) for of in self.rows for layer in (0, 1)]
-        rows = [[of[layer] if rank == 0 else 120 - of[layer]] for _, layer, of in forwards]
+        rows = [[self.sharing * (of[layer] if rank == 0 else 120 - of[layer])] for _, layer, of in forwards]
         chosen = [[of[layer] // 2, 60 - of[layer] // 2] for _, layer, of in forwards]
         counts = {
             "num": 2,
@@ -143,7 +144,9 @@ def test_what_unequal_routes_cost_is_what_equal_ones_save(again: bool) -> None:
     expected = equal_gain(run)
     assert experts.routing.gain_ns == pytest.approx(expected, rel=0.01)
     assert finding.gain_ns == experts.routing.gain_ns
-    assert finding.evidence["where"] == {"rank": 0}
+    assert (finding.evidence["cause"], finding.evidence["where"]) == ("imbalance", {"axis": "ep", "rank": 0})
+    of_steps = [step.causes or () for step in analysis.report.steps]  # which call it the same
+    assert all(("imbalance", {"axis": "ep"}) in [(cause.cause, cause.where) for cause in causes] for causes in of_steps)
     assert finding.evidence["expert"] == 0
     assert not findings_of(analysis.report, "late member")  # it is no slow rank
     (scenario,) = predict_changes(analysis, Wishes(ideals=("routing",))).result.scenarios
@@ -171,6 +174,15 @@ def test_loads_are_those_of_the_routes() -> None:
     assert sum(call.count for call in experts.calls) == 2 * 2 * calls
     assert sum(call.bytes or 0 for call in experts.calls) == 2 * calls * 120 * ROW_BYTES
     assert sum(call.received_bytes or 0 for call in experts.calls) == 2 * calls * 120 * ROW_BYTES
+
+
+def test_ranks_that_share_experts_compute_the_rows_of_all_of_them() -> None:
+    one, both = experts_of(HOT), experts_of(replace(HOT, sharing=2))
+    assert [rank.rows for rank in both.ranks] == [2 * (rank.rows or 0) for rank in one.ranks]
+    assert [rank.ratio for rank in both.ranks] == [rank.ratio for rank in one.ranks]
+    assert one.routing is not None
+    assert both.routing is not None
+    assert both.routing.gain_ns == pytest.approx(one.routing.gain_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -230,6 +242,8 @@ def test_a_capacity_that_drops_too_much_is_a_finding() -> None:
     assert [layer.dropped_share for layer in report.experts.layers] == pytest.approx([20 / 80] * 2)
     (finding,) = findings_of(report, "dropped routes")
     assert finding.evidence["dropped_share"] == pytest.approx(20 / 80)
+    gains = [each.gain_ns for each in report.findings if each.severity is Severity.WARNING]
+    assert gains[0] is None  # it stands before those that have a gain
     assert not findings_of(analysed(Experts(dropped=2)).report, "dropped routes")
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
+from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert_counts import ExpertCounts
 from pptrace.analysis.experts.counts import read_counts
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.handed_in import TokenSizes, handed_in, sizes_of_run
+from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, sizes_of_run
 from pptrace.analysis.volume.experts import ExpertSizes, expert_calls
 from pptrace.axes import Axis
 from pptrace.slices import Slice
+from tests.instrument.models.cases.mixes import expert_facts
+from tests.support.gpt_runs import facts_of_run
 
 EP, EXPERTS, TOP_K, TOKENS, HIDDEN = 2, 6, 2, 12, 32
 
@@ -34,35 +39,65 @@ def test_bytes_by_counts_are_those_of_the_calls_of_tokens(dispatcher: str, etp: 
     kept = np.stack([np.bincount(rng.integers(0, EXPERTS, TOKENS * TOP_K), minlength=EXPERTS) for _ in range(ranks)])
     sizes = ExpertSizes(EP, etp, EXPERTS, TOP_K, HIDDEN, TOKENS, 4, 4, slots)
     held = EXPERTS // EP
+    counts = {}
     for rank in range(ranks):
-        if dispatcher == "padded":
-            rows = [ranks * slots] * held
-        else:  # those from the ranks at its place of each etp group
-            first = rank // etp * held
-            rows = kept[rank % etp :: etp, first : first + held].sum(axis=0).tolist()
-        fact = {"num": EXPERTS, "top_k": TOP_K, "first": 0, "forwards": [[0, 0, rows]], "chosen": [kept[rank].tolist()]}
+        first = rank // etp * held
+        rows = (
+            kept[:, first : first + held].sum(axis=0).tolist()
+        )  # ranks that share experts compute the rows of all of them
+        fact = {
+            "num": EXPERTS,
+            "top_k": TOP_K,
+            "first": first,
+            "forwards": [[0, 0, [ranks * slots] * held if dispatcher == "padded" else rows]],
+            "chosen": [kept[rank].tolist()],
+        }
+        counts[rank] = read_counts(fact)
+    known = {rank: of_rank for rank, of_rank in counts.items() if of_rank is not None}
+    groups = tuple(tuple(range(first, ranks, etp)) for first in range(etp))
+    of_run = TokenSizes(HIDDEN * 4, dispatcher, etp, TOKENS, ep_groups=groups)
+    for rank in range(ranks):
         calls = [
             call
             for call in expert_calls(dispatcher, sizes, kept, rank)
             if call.axis is Axis.EP and call.bytes > TOKENS * HIDDEN  # not those of counts, routes and weights
         ]
-        predicted = handed_in(exchanges(1), read_counts(fact), TokenSizes(HIDDEN * 4, dispatcher, etp))
         assert len(calls) == 4
-        assert predicted == sum(call.bytes for call in calls)
-        again = handed_in(exchanges(1, again=True), read_counts(fact), TokenSizes(HIDDEN * 4, dispatcher, etp))
+        assert handed_in(exchanges(1), rank, known, of_run) == sum(call.bytes for call in calls)
+        again = handed_in(exchanges(1, again=True), rank, known, of_run)
         assert again == 3 * sum(call.bytes for call in calls) // 2
+    if (dispatcher, etp) == ("all-to-all", 2):  # what came along ep, only the others' counts tell
+        assert handed_in(exchanges(1), 0, {0: known[0]}, of_run) is None
 
 
 def test_other_models_and_ops_with_other_calls_have_no_prediction() -> None:
     fact = {"num": 1, "top_k": 1, "first": 0, "forwards": [[0, 0, [3]]], "chosen": [[3]]}
-    sizes, counts = TokenSizes(8, "all-to-all", 1), read_counts(fact)
-    assert handed_in(exchanges(1), counts, sizes) == 8 * 2 * (3 + 3)
-    assert handed_in(exchanges(2), counts, sizes) is None
-    assert handed_in(exchanges(1), counts, None) is None
-    assert handed_in(exchanges(1), counts, TokenSizes(8, "by-hand", 1)) is None
+    counts = read_counts(fact)
+    assert counts is not None
+    sizes, known = TokenSizes(8, "all-to-all", 1, row_flops=10), {0: counts}
+    assert handed_in(exchanges(1), 0, known, sizes) == 8 * 2 * (3 + 3)
+    assert handed_in(exchanges(2), 0, known, sizes) is None
+    assert handed_in(exchanges(1), 0, known, None) is None
+    assert handed_in(exchanges(1), 1, known, sizes) is None
+    assert handed_in(exchanges(1), 0, known, TokenSizes(8, "by-hand", 1)) is None
+    # a forward, another one where it is recomputed, and a backward of twice as much
+    assert expert_flops(exchanges(1), counts, sizes) == 3 * 10 * 3
+    assert expert_flops(exchanges(1, again=True), counts, sizes) == 4 * 10 * 3
+    assert expert_flops(exchanges(2), counts, sizes) is None
     assert sizes_of_run([{"model": {"name": "other", "hidden": 3}, "mesh": {}}]) is None
-    model = {"name": "gpt", "hidden": 3, "dtype": "bfloat16", "experts_dispatcher": "padded"}
-    assert sizes_of_run([{"model": model, "mesh": {"etp": 2}}]) == TokenSizes(6, "padded", 2)
+
+
+def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:
+    """Of 8 ranks, tp 2 · dp 4 in one stage, with ep 2 and etp 2: {0, 2}, {1, 3} and so on exchange tokens."""
+    options = expert_facts(ExpertOptions(4, width=6, dispatcher=Dispatcher.PADDED))
+    experts = {f"experts_{name}": value for name, value in asdict(options).items()}
+    model = facts_of_run(dtype="bfloat16", experts=experts.pop("experts_num"), **experts)
+    mesh = {"pp": 1, "dp": 4, "cp": 1, "tp": 2, "ep": 2, "etp": 2, "order": "tp-cp-dp-pp"}
+    groups = ((0, 2), (1, 3), (4, 6), (5, 7))
+    expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups)
+    assert sizes_of_run([{"model": model, "mesh": mesh}]) == expected
+    assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": None}}]) is None
+    assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": 3}}]) is None
 
 
 def test_layers_with_different_numbers_of_experts_keep_their_own_counts() -> None:

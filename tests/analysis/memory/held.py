@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from instrument.data.text import TextData
+from instrument.expert.options import ExpertOptions
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
@@ -27,6 +28,8 @@ class Sharded:
 
     zero: Zero
     dtype: str
+    experts: ExpertOptions | None = None
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,10 @@ class Held:
 
 def hold(cases: Sequence[Sharded]) -> list[Held]:
     """Every case on two replicas."""
-    mesh = make_mesh(fit_shape(2, 1, 2), "cpu", "gloo")
     held = []
     for case in cases:
-        config = GptConfig(2, 32, 4, SEQUENCE, dtype=getattr(torch, case.dtype))
+        mesh = make_mesh(fit_shape(2, 1, 2, ep=case.ep), "cpu", "gloo", experts=case.experts is not None)
+        config = GptConfig(2, 32, 4, SEQUENCE, dtype=getattr(torch, case.dtype), experts=case.experts)
         plan = lower(build("1f1b", 1, MICROBATCHES))
         gpt = GptPipeline(plan, config, partition(2, 1), MICROBATCH)
         runtime = make_gpt_runtime(mesh, gpt, Wiring(torch.device("cpu"), zero=case.zero), Recorder())

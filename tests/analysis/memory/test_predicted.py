@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instrument.expert.options import ExpertOptions
 from instrument.models.activations import RankForm, rank_activations
 from instrument.models.gpt import GptConfig, Recompute
 from instrument.optim.main_parameters import Zero
@@ -17,6 +18,7 @@ from pptrace.analysis.volume.step import StepVolume
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from tests.analysis.memory.held import Held, Sharded, hold
+from tests.instrument.models.cases.mixes import expert_facts
 from tests.support.gpt_runs import facts, mesh
 from tests.support.pool import Pool
 
@@ -95,14 +97,16 @@ CASES = [
     Sharded(zero, dtype)
     for zero in (Zero.NONE, Zero.OPTIMIZER, Zero.GRADIENTS, Zero.PARAMETERS)
     for dtype in ("float32", "bfloat16")
-]
+] + [Sharded(zero, "bfloat16", ExpertOptions(4, width=6), ep) for zero in (Zero.NONE, Zero.OPTIMIZER) for ep in (1, 2)]
 
 
 def test_two_replicas_hold_the_parameters_and_moments_that_are_predicted(pool: Pool) -> None:
     replicas = mesh(dp=2)
     for rank, held in enumerate(pool.run(hold, CASES, world=2, timeout_s=120)):
         for case, measured in zip(CASES, held, strict=True):
-            predicted = parts(facts(layers_per_stage=(2,), zero=int(case.zero), dtype=case.dtype), replicas, rank=rank)
+            experts = None if case.experts is None else expert_facts(case.experts)
+            run = facts(layers_per_stage=(2,), zero=int(case.zero), dtype=case.dtype, experts=experts)
+            predicted = parts(run, replace(replicas, ep=case.ep, etp=1), rank=rank)
             assert measured == Held(predicted.weights, predicted.optimizer), (case, rank)
 
 

@@ -17,7 +17,10 @@ from instrument.expert.capacity import DropOrder
 from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
-from tests.instrument.models.cases.mixes import Mix, Outcome, reference, train_mixes
+from pptrace.analysis.experts.counts import routes_of_run
+from pptrace.analysis.volume.memory import MemoryPrediction
+from pptrace.analysis.volume.step import StepVolume
+from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, mesh_info, reference, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -35,7 +38,24 @@ def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
             assert outcome.loss_error < TOLERANCE, (mix, rank, outcome)
             assert outcome.unmarked == (), (mix, rank, outcome.unmarked[:3])
         assert any(len(row[index].losses) == mix.steps for row in outcomes)
+        check_predictions(mix, [row[index] for row in outcomes])
     return outcomes
+
+
+def check_predictions(mix: Mix, outcomes: list[Outcome]) -> None:
+    """Ranks hold the parameters that are predicted, and the marks of every step count what is, to the byte; but for steps in
+    which forwards may be abandoned and run again.
+    """
+    has_abandoned = mix.sync is OptimizerSync.POST_VALIDATION
+    routes = routes_of_run({rank: {"experts": outcome.experts} for rank, outcome in enumerate(outcomes)})
+    predicted = StepVolume(facts_of(mix, mix.steps), mesh_info(mix), mix.plan, routes)
+    memory = MemoryPrediction(predicted, {}, on_device=False)
+    for rank, outcome in enumerate(outcomes):
+        held = memory.of_rank(rank)
+        assert held is not None
+        assert outcome.weights == held.weights, (mix, rank)
+        for step in range(1 if has_abandoned else mix.steps):
+            assert outcome.volumes[step] == predicted.of_rank(rank, step), (mix, rank, step)
 
 
 @pytest.mark.parametrize("ep", [1, 2])

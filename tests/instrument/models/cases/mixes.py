@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -34,6 +34,7 @@ from instrument.pipeline.runtime import PipelineRuntime
 from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.sequence.dropout import MicrobatchKey
+from pptrace.analysis.volume.expert_facts import ExpertFacts
 from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.transformer import Volume
 from pptrace.marks import Axis
@@ -134,6 +135,8 @@ class Outcome:
     num_parameters: int
     unmarked: tuple[str, ...]
     volumes: tuple[Volume, ...]  # by step
+    weights: int  # bytes of its parameters
+    experts: Mapping[str, object] | None  # its counts of routes, as a trace has them
     turns: int  # all-to-alls of experts that were started while another one was on its way
 
 
@@ -160,6 +163,15 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         clip_grad=mix.clip or 0.0,
         optimizer_sync=mix.sync.value,
         steps=steps,
+        experts=None if mix.experts is None else expert_facts(mix.experts),
+    )
+
+
+def expert_facts(options: ExpertOptions) -> ExpertFacts:
+    """Facts of experts, as the training script would give them."""
+    values = {name: getattr(options, name) for name in ExpertFacts.__dataclass_fields__}
+    return ExpertFacts(
+        **values | {name: str(values[name]) for name in ("shared", "dispatcher", "drop_order", "scoring")}
     )
 
 
@@ -169,7 +181,18 @@ def mesh_info(mix: Mix) -> MeshInfo:
     indices = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
     pipelines = sorted(tuple(shape.rank_of(pp, *index) for pp in range(shape.pp)) for index in indices)
     chunks = mix.plan.num_chunks
-    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, pipelines=tuple(pipelines))
+    return MeshInfo(
+        shape.world,
+        shape.pp,
+        chunks,
+        shape.tp,
+        shape.cp,
+        shape.dp,
+        shape.ep,
+        pipelines=tuple(pipelines),
+        order=shape.order,
+        etp=shape.etp,
+    )
 
 
 def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
@@ -242,7 +265,8 @@ def _parallel_in(stage: GptStage) -> Parallel:
 
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
     watch = CallWatch()
-    runtime = runtime_of(mix, mesh, watch.recorder())
+    recorder = watch.recorder()
+    runtime = runtime_of(mix, mesh, recorder)
     with watch.watching():
         losses = run_steps(mix, mesh, runtime, mix.steps)
     experts = mix.experts  # one process has all of them, and nothing travels
@@ -257,7 +281,11 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     volumes = tuple(watch.volume(step) for step in range(mix.steps))
     parameters = len(list(runtime.program.parameters()))
     problems, turns = tuple(watch.problems), watch.concurrent(Axis.EP)
-    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, turns)
+    weights = sum(parameter.nbytes for parameter in runtime.program.parameters())
+    experts_counted = recorder.expert_counts.facts()
+    return Outcome(
+        max(loss_errors), max(errors), tuple(losses), parameters, problems, volumes, weights, experts_counted, turns
+    )
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:

@@ -1,0 +1,116 @@
+"""Bytes that a layer's experts keep of one microbatch, beyond what its attention and norms do, by the rows that they compute.
+
+Tensors that autograd keeps, and places of rows, which the runtime keeps besides (``instrument/expert``). Of n tokens with k
+routes each of h numbers of e bytes, weights and logits of w bytes, E experts, R rows of width f on this rank (with padding):
+
+    router       logits n·E·w and weights n·k·w, chosen experts 8·n·k; of 16 bits its input again, n·h·w, and weights n·k·e
+    rows         R·(h + 2·f)·e: what the experts get, and their inner layer before and after its activation
+    all-to-all   n·k·h·e that came back, places 16·n·k, and 16·R where rows of several ranks are sorted by expert
+    padded       the same, with places of E·C + 1 slots and n·k routes
+    all-gather   R·h·e twice, R weights, 8·R places and 8 bytes for each route of all ranks
+    shared MLP   n'·2·f'·e; of its coefficients what they weigh
+
+Tests hold them against what is alive after the forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pptrace.analysis.volume.expert_facts import COEFFICIENTS, ExpertFacts
+from pptrace.analysis.volume.experts import INDEX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """Sizes of a layer's experts on one rank.
+
+    ``num_tokens`` are those that the rank routes, ``held`` those of its shared MLP and ``between`` those of its output.
+    ``width`` and ``shared_width`` are this rank's, ``sharing`` counts the ranks of ep and etp together.
+    """
+
+    options: ExpertFacts
+    num_experts: int
+    sharing: int
+    held_experts: int
+    hidden: int
+    width: int
+    shared_width: int
+    sequences: int
+    num_tokens: int
+    held: int
+    between: int
+    item_bytes: int
+    weight_bytes: int
+
+    def kept(self, rows: float) -> float:
+        """Bytes with so many rows of this rank's experts."""
+        num_bytes = self._router() + rows * (self.hidden + 2 * self.width) * self.item_bytes
+        return num_bytes + self._travelled(rows) + self._places(rows) + self._shared() + self._losses()
+
+    def kept_for_recompute(self, rows: float) -> float:
+        """Bytes of the decisions that a recomputation follows."""
+        counts = (self.num_experts + 1) * INDEX_BYTES
+        counts += self.sequences * self.num_experts * INDEX_BYTES if self.options.aux_loss else 0
+        return self._routes * INDEX_BYTES + self._places(rows, again=True) + counts
+
+    @property
+    def _routes(self) -> int:
+        return self.num_tokens * self.options.top_k
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self.item_bytes < self.weight_bytes
+
+    def _router(self) -> int:
+        """Bytes of what leads to the choice and the weights."""
+        options, w = self.options, self.weight_bytes
+        num_bytes = self._routes * INDEX_BYTES + self.num_tokens * self.num_experts * w + self._weights()
+        if self._is_narrow:
+            num_bytes += self.num_tokens * self.hidden * w
+            if not options.shared_width:  # the norm's output is read as it was widened alone
+                num_bytes -= self.between * self.hidden * self.item_bytes
+        return num_bytes
+
+    def _weights(self) -> int:
+        """Bytes of the weights on their way from scores to what the product with the experts' output reads."""
+        options, of_routes = self.options, self._routes * self.weight_bytes
+        is_softmax = options.scoring == "softmax-after"  # whose backward reads its result
+        is_divided = options.scoring == "renormalised" or (options.scoring == "sigmoid" and options.top_k > 1)
+        num_bytes = of_routes * is_softmax + (of_routes + self.num_tokens * self.weight_bytes) * is_divided
+        if options.dispatcher == "all-gather" or (is_softmax and options.scale == 1 and not self._is_narrow):
+            return num_bytes
+        return num_bytes + self._routes * self.item_bytes
+
+    def _travelled(self, rows: float) -> float:
+        """Bytes of the rows that came back, or of what the experts made of them, and the same weighted."""
+        if self.options.dispatcher == "all-gather":
+            return rows * (2 * self.hidden * self.item_bytes + self.item_bytes)
+        return self._routes * self.hidden * self.item_bytes
+
+    def _places(self, rows: float, *, again: bool = False) -> float:
+        match self.options.dispatcher:
+            case "all-gather":
+                return (self._routes * self.sharing + (0 if again else rows)) * INDEX_BYTES
+            case "padded":
+                return (rows / self.sharing * (self.num_experts / self.held_experts) + 1 + self._routes) * INDEX_BYTES
+        is_sorted = self.sharing > 1 and self.held_experts > 1
+        return 2 * (self._routes + (rows if is_sorted else 0)) * INDEX_BYTES
+
+    def _shared(self) -> int:
+        options, e = self.options, self.item_bytes
+        if not options.shared_width:
+            return 0
+        outputs = COEFFICIENTS[options.shared]
+        weighed = self.between * self.hidden * e * outputs  # its output; of two coefficients the experts' too
+        return 2 * self.held * self.shared_width * e + self.between * outputs * e + weighed
+
+    def _losses(self) -> int:
+        w, num_bytes = self.weight_bytes, 0
+        if self.options.aux_loss:
+            num_bytes += (self.num_tokens + self.sequences) * self.num_experts * w
+            num_bytes += self.num_tokens * w * (self.options.scoring == "sigmoid")  # the sum that they are divided by
+        if self.options.z_loss:
+            num_bytes += self.num_tokens * w
+            num_bytes += self.num_tokens * self.num_experts * w * (self.options.scoring != "softmax-after")
+        return num_bytes

@@ -1,0 +1,214 @@
+"""Communication of a model's layers with experts in a step of one rank, from the run's facts and the routes that it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pptrace.analysis.volume.expert_activations import ExpertTensors
+from pptrace.analysis.volume.experts import (
+    INDEX_BYTES,
+    ExpertCall,
+    ExpertSizes,
+    LayerRows,
+    layer_calls,
+    rows_of_layer,
+)
+from pptrace.analysis.volume.gpt_facts import GptFacts
+from pptrace.analysis.volume.transformer import (
+    UNKNOWN,
+    BothWays,
+    Calls,
+    TensorSizes,
+    Volume,
+    collective,
+    pair_volume,
+    total,
+)
+from pptrace.marks import Axis, Collective
+from pptrace.model.mesh import MeshInfo
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRoutes:
+    """Forwards of one layer in one step on a rank, in their order: ``kept`` (forwards, experts) counts the routes of its tokens
+    without dropped ones, ``rows`` (forwards,) what its experts computed.
+    """
+
+    kept: Int64
+    rows: Int64
+
+
+Routes = Mapping[tuple[int, int, int], LayerRoutes]
+"""(rank, step, layer) → its forwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertVolume:
+    """Predicts calls of layers with experts.
+
+    Args:
+        facts: of a model that has some.
+        mesh: of the run.
+        routes: that it counted; none where nothing did.
+    """
+
+    facts: GptFacts
+    mesh: MeshInfo
+    routes: Routes = field(default_factory=dict)
+    _totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def fixed(self, tensor: TensorSizes) -> BothWays:
+        """Communication besides that along axes of experts: tokens that ranks of tp share out, and a shared MLP.
+
+        Its forward is repeated where the layer is recomputed.
+        """
+        options = self.facts.experts
+        assert options is not None
+        gathered: Volume = {} if tensor.sequence_parallel else tensor.gathered()
+        if not options.shared_width:
+            return BothWays(gathered, gathered)
+        shared = pair_volume(tensor)
+        return BothWays(total((gathered, shared.forward)), total((gathered, shared.backward)))
+
+    def decided(self, layer: int) -> Volume:
+        """Communication of ranks that share sequences before a forward's routes are certain: never repeated."""
+        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
+        assert options is not None
+        tp, cp, sequences = self.mesh.tp or 1, self.mesh.cp or 1, facts.microbatch_size
+        volumes: list[Volume] = []
+        if options.aux_loss:
+            num_bytes = sequences * num * INDEX_BYTES
+            volumes += [collective(axis, Collective.ALL_REDUCE, size, num_bytes) for axis, size in _of(tp, cp)]
+        if options.capacity_factor is not None:
+            by_weight = options.drop_order == "weights"
+            for (axis, size), tokens in zip(_of(tp, cp), (facts.sequence // cp, facts.sequence), strict=True):
+                routes = sequences * tokens * options.top_k
+                for item_bytes in (INDEX_BYTES, *([facts.sum_bytes] if by_weight else [])):
+                    volumes.append(collective(axis, Collective.ALL_GATHER, size, routes * item_bytes))
+        return total(volumes)
+
+    def routed(self, rank: int, step: int, layer: int, again: Sequence[bool]) -> Volume:
+        """Calls along ep and etp of all forwards of a layer in a step, and of their backwards.
+
+        Args:
+            again: of each forward, in their order, whether backward recomputes it.
+        """
+        sizes, options = self._sizes(layer), self.facts.experts
+        assert options is not None
+        every = (True,) * len(again)
+        rows = self._rows(rank, step, layer, sizes, every)
+        calls = layer_calls(options.dispatcher, sizes, rows or LayerRows(len(again), 0, 0, 0, 0))
+        volumes = [_volume((*calls.once, *calls.forward, *calls.backward), len(again))]
+        if any(again):
+            repeated = self._rows(rank, step, layer, sizes, again) or LayerRows(sum(again), 0, 0, 0, 0)
+            volumes.append(_volume(layer_calls(options.dispatcher, sizes, repeated).forward, sum(again)))
+        volume = total(volumes)
+        return volume if rows is not None else {key: Calls(each.count, UNKNOWN) for key, each in volume.items()}
+
+    @property
+    def counts_rows(self) -> bool:
+        """Return whether the rows that experts compute are known only where they were counted."""
+        options = self.facts.experts
+        return options is not None and (options.dispatcher != "padded" or options.capacity_factor is None)
+
+    def kept_bytes(self, rank: int, layer: int, recompute: str) -> int | None:
+        """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
+        known.
+        """
+        tensors, sizes = self._tensors(layer), self._sizes(layer)
+        rows: float = sizes.num_experts * sizes.slots * sizes.etp
+        if self.counts_rows:
+            if not self._totals:
+                self._add_totals()
+            computed, forwards = self._totals.get((rank, layer), (0, 0))
+            if not forwards:
+                return None
+            rows = computed / forwards
+        return round(tensors.kept_for_recompute(rows) if recompute == "full" else tensors.kept(rows))
+
+    def _add_totals(self) -> None:
+        """Fill (rows, forwards) of each (rank, layer), all steps together."""
+        for (rank, _, layer), each in self.routes.items():
+            rows, forwards = self._totals.get((rank, layer), (0, 0))
+            self._totals[rank, layer] = rows + int(each.rows.sum()), forwards + len(each.rows)
+
+    def _tensors(self, layer: int) -> ExpertTensors:
+        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
+        assert options is not None
+        tp, ep, etp = self.mesh.tp or 1, self.mesh.ep or 1, self.mesh.etp or 1
+        held = facts.microbatch_size * facts.sequence // (self.mesh.cp or 1)
+        return ExpertTensors(
+            options=options,
+            num_experts=num,
+            sharing=ep * etp,
+            held_experts=num // ep,
+            hidden=facts.hidden,
+            width=facts.expert_width // etp,
+            shared_width=options.shared_width // tp,
+            sequences=facts.microbatch_size,
+            num_tokens=held // tp,
+            held=held,
+            between=held // tp if facts.sequence_parallel else held,
+            item_bytes=facts.item_bytes,
+            weight_bytes=facts.sum_bytes,
+        )
+
+    def _sizes(self, layer: int) -> ExpertSizes:
+        facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
+        assert options is not None
+        ranks = (self.mesh.cp or 1) * (self.mesh.tp or 1)
+        held = facts.sequence // ranks
+        capacity = options.capacity(facts.sequence, num)
+        return ExpertSizes(
+            self.mesh.ep or 1,
+            self.mesh.etp or 1,
+            num,
+            options.top_k,
+            facts.hidden,
+            facts.microbatch_size * held,
+            facts.item_bytes,
+            facts.sum_bytes,
+            0 if capacity is None else facts.microbatch_size * min(held, capacity),
+            capacity is not None,
+        )
+
+    def _rows(self, rank: int, step: int, layer: int, sizes: ExpertSizes, which: Sequence[bool]) -> LayerRows | None:
+        """The rows of some forwards together, as far as the dispatcher's calls depend on them; None where none were counted."""
+        options, mask = self.facts.experts, np.asarray(which, dtype=bool)
+        assert options is not None
+        forwards = int(mask.sum())
+        if options.dispatcher == "all-gather" or (options.dispatcher == "padded" and sizes.is_fixed):
+            return LayerRows(forwards, 0, 0, 0, forwards * sizes.num_experts * sizes.slots)
+        own = self.routes.get((rank, step, layer))
+        if own is None or len(own.rows) != len(mask):
+            return None
+        if options.dispatcher == "padded":  # a rank computes the slots of all ranks of its etp group and of ep
+            return LayerRows(forwards, 0, 0, 0, int(own.rows[mask].sum()) // sizes.etp)
+        sharing = self._sharing(rank)
+        kept = [self.routes.get((each, step, layer)) for each in sharing]
+        known = [
+            each.kept[mask] for each in kept if each is not None and each.kept.shape == (len(mask), sizes.num_experts)
+        ]
+        if len(known) < len(sharing):
+            return None
+        return rows_of_layer(sizes, np.stack(known), sharing.index(rank), 0)
+
+    def _sharing(self, rank: int) -> list[int]:
+        """The ranks that share the experts of a layer, with etp fastest."""
+        along_ep = self.mesh.group_of(rank, Axis.EP) or (rank,)
+        groups = (self.mesh.group_of(each, Axis.ETP) or (each,) for each in along_ep)
+        return [each for group in groups for each in group]
+
+
+def _of(tp: int, cp: int) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
+    return (Axis.TP, tp), (Axis.CP, cp)
+
+
+def _volume(calls: Iterable[ExpertCall], forwards: int) -> Volume:
+    return total({(str(call.axis), call.kind): Calls(forwards, call.bytes)} for call in calls)
