@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pptrace.workflow.reopen
+from dashboards.answers import Answers
 from dashboards.store import Store
 from dashboards.tiles.cut import Range
 from dashboards.tiles.timeline import MEASURED
@@ -51,6 +52,7 @@ def shown(store: Store) -> Iterator[Any]:
             yield timeline.tile(MEASURED, 0, order, 0, Range(0, shift))
             yield timeline.group_tile(MEASURED, 0, order, Range(0, shift))
         yield timeline.memory_tile("stage", 0, Range(0, shift))
+    yield Answers(store).why_no_prediction()
     yield timeline.tile("planned", loaded.steps[0].step, "stage", 0, Range(0, 22))
 
 
@@ -105,7 +107,7 @@ def test_a_damaged_entry_is_no_entry(
     first = list(shown(Store([folder])))
     kept = sorted(tmp_path.glob("*.npz"))
     assert not any(str(folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
-    assert len(kept) == 2, "report and timeline"
+    assert len(kept) == 3, "report, timeline, and why nothing is predicted"
     for path in kept:
         damage(path)
     assert list(shown(Store([folder]))) == first

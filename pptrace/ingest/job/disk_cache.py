@@ -43,8 +43,8 @@ _FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
 _ALIGNMENT = 8
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
-ANY_CODE = (".", "../dashboards/tiles")
-"""All sources that an analysis and its timeline may be made by."""
+ANY_CODE = (".", "../dashboards")
+"""All sources that an analysis, its timeline and its pages may be made by."""
 
 
 @dataclass(frozen=True, slots=True)
