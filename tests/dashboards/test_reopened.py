@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plotly.utils import PlotlyJSONEncoder
 
 import pptrace.workflow.reopen
 from dashboards.answers import Answers
+from dashboards.pages import overview, steps
 from dashboards.store import Store
 from dashboards.tiles.cut import Range
 from dashboards.tiles.timeline import MEASURED
@@ -44,6 +47,8 @@ def shown(store: Store) -> Iterator[Any]:
     loaded = store.get()
     assert loaded.analysis is not None
     yield dump(report_in_parts(loaded.analysis.report, with_ops=True))
+    for page in (overview, steps):
+        yield json.dumps(page.body(loaded, loaded.steps[0].step), cls=PlotlyJSONEncoder)
     timeline = store.timeline(loaded.token)
     assert timeline is not None
     yield (timeline.span_ns, timeline.most_bytes, timeline.layout, timeline.windows)

@@ -123,6 +123,7 @@ def test_a_wide_screen_has_larger_texts_and_answers_where_it_is_pointed_at(timel
     timeline.mouse.move(*place_of(timeline, "F", 2, 3))
     timeline.wait_for_function("() => document.querySelector('.timeline-tip').textContent.includes('microbatch 2')")
     assert timeline.evaluate("document.documentElement.scrollWidth") == 3840
+    timeline.wait_for_load_state("networkidle")
     timeline.goto(timeline.url.partition("timeline")[0])
     bar = timeline.wait_for_selector("#rank-bars .barlayer .trace:first-child .point:last-child")
     box = bar.bounding_box()
