@@ -17,9 +17,12 @@ from pptrace.api.run import Run
 from pptrace.api.whatif import Predictions, Wishes, predict_changes, study_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.ingest.job.disk_cache import Packed
 from pptrace.workflow.find_hang import is_dump
 
 _MOST_KEPT = 64
+_WHY = "no-prediction"
+"""The entry of the cache that says why nothing is predicted."""
 _MOST_ACTIONS = 200_000
 """Larger plans are not predicted: a page that asks for one keeps all others waiting."""
 
@@ -99,14 +102,28 @@ class Answers:
         return self._keep(("study", wishes), lambda: study_of(run.analysis, wishes))
 
     def why_no_prediction(self) -> str:
-        """The reason for which no change of this run can be predicted, as a sentence; "" where changes can."""
+        """The reason for which no change of this run can be predicted, as a sentence; "" where changes can.
+
+        It is kept with a run, so that opening it again needs none of its tables.
+        """
+        return self._keep("why", self._why_no_prediction)
+
+    def _why_no_prediction(self) -> str:
+        store = self._store.get().store
+        kept = None if store is None else store.read(_WHY)
+        if kept is not None:
+            return kept.facts
         try:
             run = self.whole_run()
             _require_small(run, Wishes())
             self.study(Wishes())
         except PptraceError as err:
-            return sentence_of(err)
-        return ""
+            reason = sentence_of(err)
+        else:
+            reason = ""
+        if store is not None:
+            store.write(_WHY, Packed(reason, {}))
+        return reason
 
     def stages(self) -> Sequence[OpCost]:
         """The costs of ops by stage and kind.
@@ -165,7 +182,7 @@ def _run_of(loaded: Loaded) -> Run:
 
 def _with_tables(run: Run) -> Run:
     """The run, whose ops a dashboard may have let go for want of memory."""
-    if run.report.steps and not len(run.analysis.data.ops):
+    if run.report.steps and not run.analysis.num_ops:
         raise PptraceError(
             "this run has so many ops that the dashboard keeps its report alone; use pptrace whatif and pptrace compare, or look "
             "at fewer steps"

@@ -84,8 +84,9 @@ def still_picture(figure: Any, id: str) -> Node:
 
 
 def height_of(figure: Any) -> dict[str, str]:
-    """The figure's height as a style: a responsive figure would else have none."""
-    return {"height": f"{figure.layout.height}px"}
+    """The figure's height as a style: a responsive figure would else have none. ``--graph-height`` is for wide screens."""
+    height = f"{figure.layout.height}px"
+    return {"height": height, "--graph-height": height}
 
 
 def hang_panel(hang: Mapping[str, Any]) -> Node:

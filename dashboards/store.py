@@ -6,12 +6,14 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from dashboards.live import LiveSteps
+from dashboards.tiles.kept import DAMAGE, ENTRY, pack_bars, unpack_bars
 from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
@@ -20,7 +22,7 @@ from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.workflow.analyse import Analysis
-from pptrace.workflow.load import load
+from pptrace.workflow.reopen import RunStore, reopen
 
 _log = logging.getLogger(__name__)
 _MOST_FILES = 40
@@ -48,6 +50,8 @@ class Loaded:
     files: tuple[InputFile, ...] = ()
     token: str = ""
     """Stands for the state of the files that this was read from."""
+    store: RunStore | None = None
+    """The entries of the run in the cache, where it is kept."""
 
     @property
     def title(self) -> str:
@@ -92,7 +96,7 @@ class Store:
             if self._loaded is None or fingerprint != self._fingerprint:
                 self._timeline = None
                 loaded = replace(_load(self._paths, self._note), token=_token_of(fingerprint))
-                if loaded.analysis is not None and len(loaded.analysis.data.ops) > MOST_KEPT_OPS:
+                if loaded.analysis is not None and loaded.analysis.num_ops > MOST_KEPT_OPS:
                     timeline = Timeline(loaded.analysis)
                     self._timeline = loaded.token, timeline
                     alone = replace(without_tables(loaded.analysis), report=timeline.report)
@@ -118,8 +122,20 @@ class Store:
             if loaded is None or loaded.analysis is None or loaded.token != token:
                 return None
             if self._timeline is None or self._timeline[0] != token:
-                self._timeline = token, Timeline(loaded.analysis)
+                self._timeline = token, _timeline_of(loaded.analysis, loaded.store)
             return self._timeline[1]
+
+
+def _timeline_of(analysis: Analysis, store: RunStore | None) -> Timeline:
+    """The timeline, from the cache where it is there; else it is made and kept."""
+    packed = None if store is None else store.read(ENTRY)
+    if packed is not None:
+        with suppress(*DAMAGE):
+            return Timeline(analysis, unpack_bars(packed))
+    timeline = Timeline(analysis)
+    if store is not None:
+        store.write(ENTRY, pack_bars(timeline.bars))
+    return timeline
 
 
 def _token_of(fingerprint: Fingerprint) -> str:
@@ -129,7 +145,8 @@ def _token_of(fingerprint: Fingerprint) -> str:
 def _load(paths: tuple[Path, ...], on_progress: OnProgress) -> Loaded:
     run = read_run(paths)
     try:
-        return Loaded(paths, analysis=load(paths, on_progress=on_progress), run=run)
+        opened = reopen(paths, on_progress=on_progress)
+        return Loaded(paths, analysis=opened.analysis, run=run, store=opened.store)
     except PptraceError as err:
         return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_describe_files(paths))
     except Exception as err:  # a page that says so serves its reader better than an empty one

@@ -86,6 +86,17 @@ class Slice:
         return index[codes], tuple(values[ascending].tolist())
 
 
+def compact(values: Array) -> Array:
+    """The integers in the smallest type that holds them."""
+    if values.dtype.kind not in "iu" or not len(values):
+        return values
+    low, high = int(values.min()), int(values.max())
+    for dtype in (np.int8, np.int16, np.int32, np.uint32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return values.astype(dtype, copy=False)
+    return values
+
+
 class Texts:
     """A column of texts: ``names``, and for each row the index of its text among them.
 

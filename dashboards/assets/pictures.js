@@ -6,10 +6,10 @@
     if (!button) return;
     const plot = document.getElementById(button.dataset.picture)?.querySelector(".js-plotly-plot");
     if (!plot || !window.Plotly) return;
-    const box = plot.getBoundingClientRect();
-    const layout = { ...plot.layout, paper_bgcolor: "#ffffff", width: box.width, height: box.height };
+    const [width, height] = [plot.offsetWidth, plot.offsetHeight]; // without the scale of wide screens
+    const layout = { ...plot.layout, paper_bgcolor: "#ffffff", width, height };
     const format = button.dataset.format;
     const filename = `pptrace-${button.dataset.picture}`;
-    window.Plotly.downloadImage({ data: plot.data, layout }, { format, filename, scale: SCALE[format], width: box.width, height: box.height });
+    window.Plotly.downloadImage({ data: plot.data, layout }, { format, filename, scale: SCALE[format], width, height });
   });
 })();

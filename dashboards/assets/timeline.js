@@ -3,6 +3,7 @@
 (() => {
   const T = (window.pptraceTimeline = window.pptraceTimeline || {});
   const LABELS = 168;
+  const MINI = 34; // height of the whole run
   const LEAST_SPAN = 50; // ns
   const LANE = 6;
   const MOST_DEPTHS = 4;
@@ -54,6 +55,7 @@
       this.chosen = null; // the bar that was clicked
       this.kept = []; // bars whose details stay
       this.left = LABELS;
+      this.scale = T.scale();
       this.build();
       this.start();
     }
@@ -216,11 +218,11 @@
       if (this.about.steps[index]) this.goToStep(this.about.steps[index][0]);
     }
 
-    /* Rows */
+    /* Rows. All sizes are px of a screen of usual width; on wide ones everything is drawn larger by this.scale. */
 
     size() {
       const box = this.box.getBoundingClientRect();
-      return { width: Math.max(Math.round(box.width), 360), height: this.height || 400 };
+      return { width: Math.max(Math.round(box.width), 360) / this.scale, height: this.height || 400 };
     }
 
     lanesOf(source, compute) {
@@ -247,7 +249,8 @@
       const numRanks = this.about.ranks.length;
       const isGrouped = (this.isGrouped = numRanks > 16);
       const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
-      const room = Math.max(window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY - 60, 300) - T.AXIS;
+      this.scale = T.scale();
+      const room = Math.max((window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY) / this.scale - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
       const shown = groups.reduce((sum, [, ranks], index) => sum + ranks.filter((at) => this.isOpen(index) || this.pinned.has(at)).length, 0);
       const sources = this.sources;
@@ -480,18 +483,20 @@
       this.lay();
       const size = this.size();
       this.right = size.width;
-      const ratio = window.devicePixelRatio || 1;
-      if (this.canvas.width !== size.width * ratio || this.canvas.height !== size.height * ratio) {
-        this.canvas.width = size.width * ratio;
-        this.canvas.height = size.height * ratio;
-        this.canvas.style.height = `${size.height}px`;
+      const ratio = (window.devicePixelRatio || 1) * this.scale;
+      const [width, height] = [Math.round(size.width * ratio), Math.round(size.height * ratio)];
+      if (this.canvas.width !== width || this.canvas.height !== height) {
+        this.canvas.width = width;
+        this.canvas.height = height;
+        this.canvas.style.height = `${size.height * this.scale}px`;
       }
       this.gather();
       const ctx = this.canvas.getContext("2d", { alpha: false });
       ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
       T.draw(ctx, this, size, this.marks());
       const mini = this.mini.getContext("2d");
-      if (this.mini.width !== size.width - LABELS) this.mini.width = size.width - LABELS;
+      const wide = Math.round((size.width - LABELS) * this.scale);
+      if (this.mini.width !== wide) Object.assign(this.mini, { width: wide, height: Math.round(MINI * this.scale) });
       const tile = this.tiles.get(this.miniPath());
       if (tile && tile.sections) tile.bucket = 2 ** Math.max(Math.ceil(Math.log2(this.about.span / this.about.buckets)), 0);
       T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
@@ -644,7 +649,7 @@
       const width = this.tip.offsetWidth;
       const height = this.tip.offsetHeight;
       this.tip.style.left = `${x + 16 + width > box.width ? Math.max(x - width - 12, 0) : x + 16}px`;
-      this.tip.style.top = `${Math.max(Math.min(y + 14, this.height - height - 4), 0)}px`;
+      this.tip.style.top = `${Math.max(Math.min(y + 14, this.height * this.scale - height - 4), 0)}px`;
     }
 
     /* Journey, critical path, search */
@@ -804,7 +809,7 @@
     build() {
       this.palette = T.colours(this.root);
       this.canvas = make("canvas", { className: "timeline-canvas", tabindex: 0, role: "application", "aria-label": "Timeline of all ranks; press ? for keys" });
-      this.mini = make("canvas", { className: "timeline-mini", height: 34, "aria-hidden": "true" });
+      this.mini = make("canvas", { className: "timeline-mini", height: MINI, "aria-hidden": "true" });
       this.tip = make("div", { className: "timeline-tip", role: "tooltip" });
       this.tip.hidden = true;
       this.side = make("div", { className: "timeline-side", role: "group", "aria-label": "Details and the journey of a microbatch" });
@@ -968,7 +973,7 @@
 
     pointer(event) {
       const box = this.canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
+      return [(event.clientX - box.left) / this.scale, (event.clientY - box.top) / this.scale];
     }
 
     listen() {

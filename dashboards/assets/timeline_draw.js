@@ -17,6 +17,9 @@
     return { panel: of("--panel"), line: of("--line"), text: of("--text"), soft: of("--soft"), accent: of("--accent"), accentFill: of("--accent-fill"), bad: of("--bad"), ground: of("--ground") };
   };
 
+  /* How much larger than on screens of usual width everything is. */
+  T.scale = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--scale")) || 1;
+
   /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
   const hatches = new Map();
   const hatch = (ctx, cause, paper) => {
@@ -368,6 +371,7 @@
     ctx.globalAlpha = 1;
     let before = null;
     const joints = [];
+    const drawn = [];
     for (const hop of journey.hops) {
       const isComm = hop.table === "comms";
       const lane = isComm ? (hop.what === "send" ? 1 : 0) : COMPUTE;
@@ -391,6 +395,7 @@
           ctx.fillStyle = T.kindColour(view.about, hop.what, 0)[1];
           ctx.fillText(String(journey.microbatch), x + width / 2, spot[0] + spot[1] / 2 + 0.5);
         }
+        drawn.push({ hop, isComm, x, y: spot[0], width, height: spot[1] });
         if (hop === journey.focus) {
           ctx.strokeStyle = c.text;
           ctx.lineWidth = 2;
@@ -413,6 +418,34 @@
       ctx.stroke();
     }
     ctx.setLineDash([]);
+    drawDeviations(ctx, view, drawn, c);
+  };
+
+  /* How much later than in the plan each hop of a journey is, where there is room for it: ops first, which most look for. */
+  const drawDeviations = (ctx, view, drawn, c) => {
+    const taken = drawn.map(({ x, y, width, height }) => [x, y, x + width, y + height]);
+    const isFree = ([x0, y0, x1, y1]) => x0 >= view.left && x1 <= view.right && y0 >= T.AXIS && taken.every(([a, b, d, e]) => x1 <= a || d <= x0 || y1 <= b || e <= y0);
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    ctx.font = `600 11px ${FONT}`;
+    for (const { hop, x, y, width, height } of [...drawn].sort((one, other) => one.isComm - other.isComm)) {
+      if (hop.late_ns === null) continue;
+      const text = T.deviation(hop.late_ns);
+      const wide = ctx.measureText(text).width + 6;
+      const [middle, high] = [Math.min(Math.max(x + width / 2, view.left + wide / 2), view.right - wide / 2), 13];
+      const [left, right, top] = [Math.max(x, view.left), x + width, y + height / 2 - high / 2];
+      const box = [
+        [middle - wide / 2, y + height], [right + 1, top], [left - wide - 1, top], [middle - wide / 2, y - high - 4],
+      ].map(([a, b]) => [a, b, a + wide, b + high]).find(isFree);
+      if (!box) continue;
+      taken.push(box);
+      ctx.globalAlpha = 0.85;
+      ctx.fillStyle = c.panel;
+      ctx.fillRect(box[0], box[1], wide, high);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = hop.late_ns > 0 ? c.bad : c.soft;
+      ctx.fillText(text, box[0] + wide / 2, box[1] + high / 2 + 0.5);
+    }
   };
 
   const drawFound = (ctx, view, found, c) => {
@@ -673,6 +706,12 @@
     const [size, unit] = UNITS.find(([least]) => Math.abs(ns) >= least) || UNITS[3];
     const value = ns / size;
     return `${value.toLocaleString("en", { maximumFractionDigits: unit === "ns" ? 0 : 3, minimumFractionDigits: 0 })} ${unit}`;
+  };
+
+  /* A signed time with three digits, as labels in a picture have it. */
+  T.deviation = (ns) => {
+    const [size, unit] = UNITS.find(([least]) => Math.abs(ns) >= least) || UNITS[3];
+    return `${ns < 0 ? "−" : "+"}${(Math.abs(ns) / size).toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 })} ${unit}`;
   };
 
   const niceStep = (least) => {

@@ -18,6 +18,11 @@ _NO_ROWS = "The calls of experts do not tell how many rows they carry."
 _NO_MATCH = "The members of these calls are not known, or have no trace."
 
 
+_EQUAL = "1 is an equal share of the routes"
+_OF_GROUP = "× its group: over the mean of the ranks that share these experts"
+_OF_OTHERS = "× others: how long its experts take, over what others take for as many rows"
+
+
 def layout(loaded: Loaded, _answers: Answers) -> Node:
     return html.Div(guarded(lambda: body(loaded), "Experts", "experts-failed"), id="experts-body")
 
@@ -32,16 +37,22 @@ def body(loaded: Loaded) -> list[Node]:
                 "No experts", "Nothing communicates along ep in these traces, and no routes were counted.", "no-experts"
             )
         ]
-    note = (
-        f"of more than {MOST_RANKS} ranks, those for which others waited longest"
+    of_many = (
+        f"; of more than {MOST_RANKS} ranks, those for which others waited longest"
         if len(experts.ranks) > MOST_RANKS
         else ""
     )
     return [
         *_cost(experts),
-        chart("Routes of each expert, over the mean of its layer", routes_map(experts), "expert-routes", _NO_ROUTES),
-        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", _NO_ROWS, note=note),
-        chart("Who is waited for", lateness_chart(experts), "expert-lateness", _NO_MATCH, note=note),
+        chart(
+            "Routes of each expert, over the mean of its layer",
+            routes_map(experts),
+            "expert-routes",
+            _NO_ROUTES,
+            note=_EQUAL,
+        ),
+        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", _NO_ROWS, note=_OF_GROUP + of_many),
+        chart("Who is waited for", lateness_chart(experts), "expert-lateness", _NO_MATCH, note=_OF_OTHERS + of_many),
         *(data_table(table, table.key) for table in expert_tables(experts, Amount.WHOLE)),
         *([panel("What is not known, and why", lines(experts.reasons, "experts-reasons"))] if experts.reasons else []),
     ]

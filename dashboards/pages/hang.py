@@ -12,8 +12,8 @@ from dashboards.store import Loaded
 from pptrace.hang_diagnosis.words import rank_text
 
 _ADVICE = (
-    "Torch writes such dumps with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1; pptrace run watches for hangs by "
-    "itself and keeps its verdict in the run directory."
+    "Torch writes dumps of its flight recorder with TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1; pptrace run "
+    "watches for hangs by itself and keeps its verdict in the run directory."
 )
 
 

@@ -11,7 +11,7 @@ from dashboards.store import Loaded
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.tables import Amount
-from pptrace.report.tables.memory import memory_table
+from pptrace.report.tables.memory import measured_kinds, memory_table
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
 
@@ -35,9 +35,10 @@ def body(loaded: Loaded) -> list[Node]:
         if grouped
         else "each rank's highest step"
     )
+    measured = f"; measured: {kinds}" if (kinds := measured_kinds(memory.ranks)) else ""
     table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
     return [
-        chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=note),
+        chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=f"{note}{measured}"),
         chart(
             "Microbatches in flight",
             in_flight_chart(memory),

@@ -151,17 +151,18 @@ def _busy_of_buckets(
     tracks: Tracks, rows: Array, key: Int64, offset: Int64, num_keys: int, time: Range
 ) -> tuple[Array, Int64]:
     """(time by bucket and class, a bar that runs in each bucket or −1) of bars shorter than two buckets."""
-    width, length = 1 << time.shift, tracks.length[rows].astype(np.int64)
+    width, left = 1 << time.shift, tracks.length[rows].astype(np.int64)
     busy, runs = np.zeros((num_keys, NUM_CLASSES), dtype=np.float64), np.full(num_keys, -1, dtype=np.int64)
-    done = np.zeros(len(rows), dtype=np.int64)
-    left_in_bucket = width - (offset & (width - 1))
-    for hop in range(_SEEN_BUCKETS + 1):
-        part = np.minimum(length - done, left_in_bucket if hop == 0 else width)
-        continues = ((part > 0) | (hop == 0)) & (key % NUM_BUCKETS + hop < NUM_BUCKETS)
-        chosen, at = rows[continues], key[continues] + hop
-        busy += busy_by_class(tracks, chosen, at, num_keys, part[continues] / np.maximum(length[continues], 1))
-        runs[at] = chosen
-        done += part
+    length, room = np.maximum(left, 1), width - (offset & (width - 1))
+    for _ in range(_SEEN_BUCKETS + 1):
+        part = np.minimum(left, room)
+        busy += busy_by_class(tracks, rows, key, num_keys, part / length)
+        runs[key] = rows
+        goes_on = (left > part) & (key % NUM_BUCKETS < NUM_BUCKETS - 1)
+        if not goes_on.any():
+            break
+        rows, key, left, length = rows[goes_on], key[goes_on] + 1, (left - part)[goes_on], length[goes_on]
+        room = np.full(len(rows), width)
     return busy, runs
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from dashboards.tiles.measured import Table
-from dashboards.tiles.tracks import Array, compact
+from dashboards.tiles.tracks import Array
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import Report, StepReport
-from pptrace.slices import Slice, Texts
+from pptrace.slices import Slice, Texts, compact
 
 _COMPUTE_LANE = 0
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch"), ("kind", "phase", "pair")

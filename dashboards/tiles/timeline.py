@@ -14,7 +14,8 @@ import pandas as pd
 from dashboards.tiles.changed import CHANGED, changed_picture
 from dashboards.tiles.cut import Range, cut, cut_together, shares_of
 from dashboards.tiles.encode import encode, tile_arrays
-from dashboards.tiles.layout import Layout, layout_of
+from dashboards.tiles.kept import Bars
+from dashboards.tiles.layout import layout_of
 from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
@@ -25,11 +26,12 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis, planned_steps
+from pptrace.workflow.reopen import MOST_OPS
 
 K = TypeVar("K")
 V = TypeVar("V")
 MEASURED = "measured"
-MOST_KEPT_OPS = 2_000_000
+MOST_KEPT_OPS = MOST_OPS
 """Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
 _KEPT_STEPS = 6
 _COMPUTE_LANE = 0
@@ -38,18 +40,19 @@ _COMPUTE_LANE = 0
 class Timeline:
     """All bars of a run in tracks. Usable from any thread."""
 
-    def __init__(self, analysis: Analysis) -> None:
-        data = analysis.data
+    def __init__(self, analysis: Analysis, bars: Bars | None = None) -> None:
+        """Make the tracks of an analysis, or take ``bars`` that were made of it."""
+        self.bars = bars = bars or bars_of(analysis)
         self.windows = analysis.windows
         self.schedule, self.mesh, self.report = analysis.schedule, analysis.mesh, analysis.report
-        self.origin_ns = _origin(data.ops, data.comms)
-        self.layout: Layout = layout_of(_ranks(data.ops, data.comms), analysis.mesh, _stages_of_ranks(data.ops))
-        self.measured: Picture = measured_picture(analysis, self.layout.position, self.origin_ns)
-        for table in self.measured.tables.values():
-            table.levels  # noqa: B018  made now, not by the first who asks
-        self.memory = memory_tracks(data.memory, self.layout.position, self.origin_ns)
+        self.origin_ns, self.layout, self.measured, self.memory = (
+            bars.origin_ns,
+            bars.layout,
+            bars.measured,
+            bars.memory,
+        )
         self.most_bytes = most_bytes(self.memory)
-        self.is_light = len(data.ops) > MOST_KEPT_OPS
+        self.is_light = analysis.num_ops > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
         if self.is_light:
             ops = self.measured.tables[OPS]
@@ -178,6 +181,16 @@ class Timeline:
         if picture is None:
             raise LookupError(source)
         return picture
+
+
+def bars_of(analysis: Analysis) -> Bars:
+    """All that was measured as tracks, with their mipmaps."""
+    data, origin_ns = analysis.data, _origin(analysis.data.ops, analysis.data.comms)
+    layout = layout_of(_ranks(data.ops, data.comms), analysis.mesh, _stages_of_ranks(data.ops))
+    measured = measured_picture(analysis, layout.position, origin_ns)
+    for table in measured.tables.values():
+        table.levels  # noqa: B018  made now, not by the first who asks
+    return Bars(origin_ns, layout, measured, memory_tracks(data.memory, layout.position, origin_ns))
 
 
 def without_tables(analysis: Analysis) -> Analysis:

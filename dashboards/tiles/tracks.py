@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.model.tables import Int64
+from pptrace.slices import compact
 
 Array = npt.NDArray[Any]
 
@@ -111,17 +112,6 @@ def _ordered(values: Array, order: Int64) -> Array:
     if len(values) and bool((values == values[0]).all()):
         return np.broadcast_to(values[:1].copy(), len(values))
     return values[order]
-
-
-def compact(values: Array) -> Array:
-    """The integers in the smallest type that holds them."""
-    if values.dtype.kind not in "iu" or not len(values):
-        return values
-    low, high = int(values.min()), int(values.max())
-    for dtype in (np.int8, np.int16, np.int32, np.uint32):
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return values.astype(dtype, copy=False)
-    return values
 
 
 def _depths(lane: Int64, start: Int64, length: Array) -> Array:

@@ -25,6 +25,11 @@ class OpRows(Sequence[OpSummary]):
         """The table that these rows are part of."""
         return self._rows
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Place of these rows in the table: the first, and that after the last."""
+        return self._first, self._last
+
     def within(self, rows: Slice) -> OpRows:
         """The rows in the same places of a table that has the same in them."""
         return OpRows(rows, self._first, self._last)

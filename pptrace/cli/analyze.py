@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
 from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
+from pptrace.workflow.reopen import reopen
 
 
 @click.command(name="analyze")
@@ -95,6 +96,11 @@ class AnalyzeOptions:
                 raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")
 
     @property
+    def is_reopened(self) -> bool:
+        """Return whether a report of the cache will do."""
+        return self.is_report_only and self.engine == "local" and not self.no_cache
+
+    @property
     def is_report_only(self) -> bool:
         """Return whether nothing is written that shows the tables."""
         return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
@@ -108,12 +114,13 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         open_dask(options.scheduler, options.jobs) if options.engine == "dask" else nullcontext() as engine,
         reading_bar() as on_progress,
     ):
-        cache = not options.no_cache
-        analysis = load(
-            *(paths, options.schedule, options.step, options.jobs, on_progress, cache, engine), options.is_report_only
-        )
+        asked = (paths, options.schedule, options.step, options.jobs, on_progress)
+        if options.is_reopened:
+            analysis = reopen(*asked).analysis
+        else:
+            analysis = load(*asked, not options.no_cache, engine, options.is_report_only)
     if network_gbps is not None:
-        analysis = replace(analysis, report=with_network(analysis.report, network_gbps))
+        analysis = analysis.with_report(with_network(analysis.report, network_gbps))
     run = Run(analysis)
     try:
         _write_tables("--csv", run.to_csv, options.csv_dir)

@@ -87,3 +87,9 @@ def ink(colour: str) -> str:
 
 def _channels(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+SCALE = [[0.0, "#f3f7fa"], [0.5, "#9fc5de"], [0.6, "#3f79aa"], [1.0, "#16334d"]]
+"""Colours of a heat map, light for little and dark for much: it can be read in grey too. Few cells have the
+shades between, on which plotly's texts, white or dark grey, are hard to read.
+"""

@@ -224,7 +224,8 @@ def _waterfall_parts(measured: Mapping[str, int], span_ns: int) -> list[_Part]:
 
 def _label(value: int, total: int, *, first: bool) -> str:
     sign = "−" if value < 0 else "" if first else "+"
-    return f"{sign}{milliseconds(abs(value))} ms · {'−' if value < 0 else ''}{percent(abs(value) / (total or 1))}"
+    share = percent(abs(value) / (total or 1))
+    return f"{sign}{milliseconds(abs(value))} ms · {'−' if value < 0 and share != percent(0) else ''}{share}"
 
 
 def _label_position(part: _Part, whole: int) -> str:

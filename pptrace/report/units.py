@@ -10,7 +10,10 @@ def milliseconds(ns: int | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+    if share is None:
+        return "–"
+    text = f"{share:.1%}"
+    return "0.0%" if text == "-0.0%" else text
 
 
 def ratio(value: float | None) -> str:

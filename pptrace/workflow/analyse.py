@@ -85,6 +85,15 @@ class Analysis:
     run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def num_ops(self) -> int:
+        """Number of rows of the table of ops."""
+        return len(self.data.ops)
+
+    def with_report(self, report: Report) -> Analysis:
+        """The same with another report."""
+        return replace(self, report=report)
+
+    @property
     def ops_with_slack(self) -> pd.DataFrame:
         """The ops with ``slack_ns`` (−1 where unknown) and ``on_critical_path`` (nullable)."""
         slack = self.op_slack

@@ -1,16 +1,19 @@
 """The timeline in a headless Chromium: first picture, zoom and pan, requests, and the server's memory, at more and more ops.
 
-    python tests/bench/bench_dashboard.py [--ops N]… [--dp N] [--keep DIR]
+    python tests/bench/bench_dashboard.py [--ops N]… [--dp N] [--keep DIR] [--browsers N]
 
 The tables are those of bench_tables.py: 1F1B of 8 stages and 64 microbatches on 8 × DP ranks. The server is `pptrace dashboard`
 in a process of its own. *First picture*: from opening the address to the last bar, on a server that has loaded the run. *Moves*:
 60 zooms and pans from a step on, and 60 from the whole run with an open group; *drawn* is until the next frame shows the new
-view, with what is there already, *complete* until all its tiles have come.
+view, with what is there already, *complete* until all its tiles have come. With ``--browsers`` as many,
+each a process of its own, open one server's timeline at once and then all move at once; *answers* are those of the server to
+their requests while they move.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import os
 import subprocess
@@ -111,6 +114,68 @@ def measure(page: Any, url: str) -> dict[str, float]:
     }
 
 
+ANSWERS = """() => {
+    const answers = performance.getEntriesByType('resource').filter(entry => entry.initiatorType === 'fetch');
+    return answers.map(entry => entry.responseEnd - entry.requestStart);
+}"""
+
+
+async def measure_together(url: str, num_browsers: int, chromium: str) -> dict[str, float]:
+    """p95 over all browsers of the first picture, of moves, and of the server's answers while they move."""
+    from playwright.async_api import async_playwright
+
+    async def first_picture(page: Any) -> float:
+        began = time.perf_counter()
+        await page.goto(url + "timeline")
+        await page.wait_for_selector(DRAWN)
+        return time.perf_counter() - began
+
+    async def move_about(page: Any, seed: int) -> tuple[list[list[float]], list[float]]:
+        await page.evaluate("performance.setResourceTimingBufferSize(5000)")
+        await page.evaluate("performance.clearResourceTimings()")
+        times = [await page.evaluate(MOVE, list(move)) for move in moves(np.random.default_rng(seed))]
+        return times, await page.evaluate(ANSWERS)
+
+    async with async_playwright() as playwright:
+        args = ["--no-sandbox", "--disable-gpu"]
+        launched = [playwright.chromium.launch(executable_path=chromium, args=args) for _ in range(num_browsers)]
+        browsers = await asyncio.gather(*launched)
+        pages = [await browser.new_page(viewport={"width": 1280, "height": 800}) for browser in browsers]
+        for page in pages:
+            page.set_default_timeout(LOAD_S * 1000)
+        await first_picture(pages[0])  # the run is loaded
+        await pages[0].goto("about:blank")
+        firsts = await asyncio.gather(*map(first_picture, pages))
+        moved = await asyncio.gather(*(move_about(page, seed) for seed, page in enumerate(pages)))
+        for browser in browsers:
+            await browser.close()
+    times = [time for of_page, _ in moved for time in of_page]
+    return {
+        "first_s": p95(list(firsts)),
+        "drawn_ms": p95([drawn for drawn, _ in times]),
+        "complete_ms": p95([complete for _, complete in times]),
+        "answer_ms": p95([answer for _, answers in moved for answer in answers]),
+    }
+
+
+def run_together(folder: Path, num_ops: int, num_browsers: int) -> None:
+    """Measure one run with several browsers and print its line."""
+    process, url = server_of(folder)
+    load = os.getloadavg()[0]
+    try:
+        figures = asyncio.run(measure_together(url, num_browsers, browser_path()))
+        memory = memory_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    print(
+        f"{num_ops:>12,} ops, {num_browsers} browsers at once: p95 of the first picture {figures['first_s']:.2f} s; of a move "
+        f"{figures['drawn_ms']:.0f} ms drawn, {figures['complete_ms']:.0f} ms complete; of the server's answers "
+        f"{figures['answer_ms']:.0f} ms; server {memory / 1e6:,.0f} MB; load {load:.0f}, at the end {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
+
+
 def browser_path() -> str:
     spec = importlib.util.spec_from_file_location("get_browser", ROOT / "tests" / "tools" / "get_browser.py")
     assert spec is not None
@@ -157,6 +222,7 @@ def main() -> int:
     parser.add_argument("--ops", type=float, action="append", help="about so many ops (default: 10^5 and 10^6)")
     parser.add_argument("--dp", type=int, default=DP_OF_TABLES, help="pipelines of 8 ranks")
     parser.add_argument("--keep", type=Path, help="write the tables here and keep them; those that are here are taken")
+    parser.add_argument("--browsers", type=int, default=1, help="browsers at once")
     options = parser.parse_args()
     is_good = True
     for wanted in options.ops or [1e5, 1e6]:
@@ -167,7 +233,10 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "ops.parquet").is_file():
                 write_tables(folder, num_steps, messages=True, dp=options.dp)
-            is_good &= run(folder, num_ops, options.dp)
+            if options.browsers > 1:
+                run_together(folder, num_ops, options.browsers)
+            else:
+                is_good &= run(folder, num_ops, options.dp)
     return 0 if is_good else 1
 
 

@@ -49,7 +49,7 @@ def test_a_mistake_of_our_own_is_a_line_too(tmp_path: Path, monkeypatch: pytest.
     def fail(*_args: object, **_options: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(dashboards.store, "load", fail)
+    monkeypatch.setattr(dashboards.store, "reopen", fail)
     loaded = Store([tmp_path]).get()
     assert loaded.error.startswith("ZeroDivisionError: division by zero")
 

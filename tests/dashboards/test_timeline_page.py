@@ -49,7 +49,7 @@ def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, f
                     const spot = part.placeOf('ops', at, 0, 0);
                     if (!spot) continue;
                     const x = timeline.x(ops.start[bar] + ops.length[bar] / 2 + part.shift);
-                    return [frame.left + x, frame.top + spot[0] + spot[1] / 2];
+                    return [frame.left + x * timeline.scale, frame.top + (spot[0] + spot[1] / 2) * timeline.scale];
                 }
             }
         }""",
@@ -88,6 +88,14 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     down = [hop for stage in range(3) for hop in (("F", stage), ("send", stage), ("recv", stage + 1))]
     up = [hop for stage in (3, 2, 1) for hop in (("B", stage), ("send", stage), ("recv", stage - 1))]
     assert shown == [*down, ("F", 3), *up, ("B", 0)]
+    late = {ms_of(hop.locator(".hop-late").text_content()): hop.get_attribute("data-what") for hop in hops.all()}
+    drawing = ElementTree.fromstring(timeline.evaluate(f"{STATE}.svg()"))
+    labels = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    in_picture = {ms_of(text) for text in labels if text[:1] in "+−" and text[-1:] == "s"}
+    assert {ms for ms, what in late.items() if what in "FB"} <= in_picture <= late.keys(), (
+        "each op has its deviation there"
+    )
+    assert len(in_picture) > 0.8 * len(late), "and so have messages that leave room for it"
     lit = picture(timeline)
     link = address(timeline)
     assert "select=0.2.2" in link
@@ -96,6 +104,32 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     assert picture(drawn(timeline)) == lit
     timeline.keyboard.press("Escape")
     assert timeline.locator("#timeline-journey:visible").count() == 0
+
+
+def ms_of(text: str) -> float:
+    """The number of a signed time, ms."""
+    number, unit = text.replace("−", "-").split()
+    return float(number) * {"ms": 1, "µs": 1e-3, "ns": 1e-6}[unit]
+
+
+def test_a_wide_screen_has_larger_texts_and_answers_where_it_is_pointed_at(timeline: Any, serve: Serve) -> None:
+    size = "getComputedStyle(document.querySelector('.facts')).fontSize"
+    usual, rows = timeline.evaluate(size), timeline.evaluate(f"{STATE}.canvas.getBoundingClientRect().height")
+    timeline.set_viewport_size({"width": 3840, "height": 2160})
+    timeline.wait_for_function(f"() => {STATE}.scale > 1.5")
+    drawn(timeline)
+    assert float(timeline.evaluate(size)[:-2]) > 1.5 * float(usual[:-2])
+    assert timeline.evaluate(f"{STATE}.canvas.getBoundingClientRect().height") > 1.5 * rows
+    timeline.mouse.move(*place_of(timeline, "F", 2, 3))
+    timeline.wait_for_function("() => document.querySelector('.timeline-tip').textContent.includes('microbatch 2')")
+    assert timeline.evaluate("document.documentElement.scrollWidth") == 3840
+    timeline.wait_for_load_state("networkidle")
+    timeline.goto(timeline.url.partition("timeline")[0])
+    bar = timeline.wait_for_selector("#rank-bars .barlayer .trace:first-child .point:last-child")
+    box = bar.bounding_box()
+    timeline.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.8)
+    timeline.wait_for_selector("#rank-bars .hoverlayer .hovertext")
+    assert "rank 3: " in timeline.text_content("#rank-bars .hoverlayer .hovertext"), "the row that is drawn lowest"
 
 
 def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timeline: Any) -> None:

@@ -233,7 +233,8 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
         )
         lengths += f" ({span.change:+.2%}{interval})"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        return f"No difference: {lengths}"
+        is_known = span.low is not None and span.high is not None
+        return f"{'No difference' if is_known else 'No difference that so few steps can show'}: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (

@@ -43,6 +43,8 @@ _FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
 _ALIGNMENT = 8
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
+ANY_CODE = (".", "../dashboards")
+"""All sources that an analysis, its timeline and its pages may be made by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,18 @@ class Cache:
     def key(self, path: Path, hash_now: bool) -> str | None:
         """The key of a file; None if it cannot be read, or if its content hash is not stored and not ``hash_now``."""
         try:
-            stat_key = _stat_key(path)
-            content = self._content_hash_of(stat_key)
+            state = stat_key(path)
+            content = self._content_hash_of(state)
             if content is None:
                 if not hash_now:
                     return None
                 content = _hash_of(path)
-                if _stat_key(path) != stat_key:  # it is being written
+                if stat_key(path) != state:  # it is being written
                     return None
-                self._store_content_hash(stat_key, content)
+                self._store_content_hash(state, content)
         except OSError:
             return None
-        return _digest(content, path.name, code_version())
+        return key_of(content, path.name, code_version())
 
     def read(self, key: str) -> Packed | None:
         """The entry of a key; None where there is none, or it is damaged."""
@@ -164,27 +166,33 @@ def cache_for(path: Path) -> Cache:
 
 
 @cache
-def code_version() -> str:
-    """Version of the code that makes cached results: pptrace's version, and the sizes and times of its sources."""
-    package = Path(__file__).parents[2]
+def code_version(names: tuple[str, ...] = _CODE) -> str:
+    """Version of the code that makes cached results: pptrace's version, and the sizes and times of its sources ``names``."""
+    package = Path(__file__).resolve().parents[2]
     sources: list[str] = []
-    for name in _CODE:
-        source = package / name
+    for name in names:
+        source = (package / name).resolve()
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             with suppress(OSError):
                 stat = file.stat()
-                sources.append(f"{file.relative_to(package)} {stat.st_size} {stat.st_mtime_ns}")
-    return _digest(__version__, str(SCHEMA), np.__version__, *sources)
+                sources.append(f"{file.relative_to(package.parent)} {stat.st_size} {stat.st_mtime_ns}")
+    return key_of(__version__, str(SCHEMA), np.__version__, *sources)
 
 
-def _digest(*parts: str) -> str:
+def key_of(*parts: str) -> str:
+    """A key that only these parts have, in this order."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
-def _stat_key(path: Path) -> str:
+def stat_key(path: Path) -> str:
+    """The key of a file's state, which changes with its content.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
     stat = path.stat()
     numbers = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return _digest(str(path.resolve()), *map(str, numbers))
+    return key_of(str(path.resolve()), *map(str, numbers))
 
 
 def _hash_of(path: Path) -> str:

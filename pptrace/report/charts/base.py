@@ -8,13 +8,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.report.colours import FONT, HOVER_LABEL
+from pptrace.report.colours import FONT, HOVER_LABEL, SCALE
 
 GRID = "rgba(128, 134, 145, 0.25)"
 QUIET = "rgba(128, 134, 145, 0.7)"
 """Lines that are no data, on light and dark ground."""
-SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
-"""Colours of a heat map, light for little and dark for much: it can be read in grey too."""
 MOST_TEXTS = 12
 """Most columns of a heat map whose cells have texts."""
 

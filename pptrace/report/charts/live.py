@@ -54,7 +54,10 @@ def _highest_ms(steps: Sequence[LiveStepFigures]) -> float:
 
 
 def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
-    """Heat map of the compute of each rank in each step, against its own median; None where no compute is known."""
+    """Heat map of the compute of each rank in each step, against its own median; None where no compute is known.
+
+    Steps that were not observed are empty columns.
+    """
     known = [step for step in steps if step.slowest_rank is not None]
     if not known:
         return None
@@ -62,19 +65,20 @@ def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
     compute = {(step.step, rank.rank): rank.compute_ns for step in known for rank in step.ranks}
     rows = []
     for rank in ranks:
-        times = [compute.get((step.step, rank)) for step in known]
+        times = [compute.get((step.step, rank)) for step in steps]
         usual = median([ns for ns in times if ns]) if any(times) else 0
         rows.append([None if not ns or not usual else ns / usual - 1 for ns in times])
     figure = go.Figure(
         go.Heatmap(
-            x=[step.step for step in known],
+            x=[step.step for step in steps],
             y=list(range(len(ranks))),
             z=rows,
             zmin=-_MOST_PACE,
             zmax=_MOST_PACE,
             colorscale=_PACES,
             colorbar={"tickformat": "+.0%", "thickness": 12},
-            customdata=[[rank] * len(known) for rank in ranks],
+            customdata=[[rank] * len(steps) for rank in ranks],
+            hoverongaps=False,
             hovertemplate="<b>rank %{customdata}, step %{x}</b><br>%{z:+.1%} of its usual compute<extra></extra>",
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -13,6 +14,7 @@ from pptrace.report.tables.memory import fullest_of_stages
 
 MOST_RANKS = 48
 """Most ranks that are shown one by one; of more, that of each stage with the highest peak."""
+_MOST_TICKS = 8
 _PARTS = (
     ("weights_bytes", "weights", "#0072B2"),
     ("gradients_bytes", "gradients", "#D55E00"),
@@ -87,8 +89,13 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
         "",
         "microbatches in flight",
         xaxis=columns_axis(len(names)),
-        yaxis={"rangemode": "tozero", "tickformat": "d"},
+        yaxis={"rangemode": "tozero", "tickformat": "d", "dtick": _whole_ticks([*planned, *measured])},
     )
+
+
+def _whole_ticks(values: Sequence[int | None]) -> int:
+    """Distance of a handful of ticks at whole numbers."""
+    return max(math.ceil(max(value for value in values if value is not None) / _MOST_TICKS), 1)
 
 
 def rank_name(rank: RankMemory) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from pptrace.report import units
-from pptrace.report.colours import FONT, HOVER_LABEL
+from pptrace.report.colours import FONT, HOVER_LABEL, SCALE
 from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.simulator.sweep.run import Sweep, SweptPoint
 from pptrace.simulator.sweep.values import Microbatches
@@ -18,8 +18,6 @@ _MOST_TEXTS = 400
 _MOST_M = 4
 """Most values of m of which curves are drawn."""
 _GRID = "rgba(128, 134, 145, 0.25)"
-_SCALE = [[0.0, "#f3f7fa"], [0.25, "#a9cbe0"], [0.5, "#5b9bc4"], [0.75, "#2a6496"], [1.0, "#16334d"]]
-"""Light for a small bubble, dark for a large one: it can be read in grey too."""
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56708F", "#8A4B9B", "#66717F")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _BASE: Mapping[str, Any] = {
@@ -62,7 +60,7 @@ def _heat_map(members: Sequence[SweptPoint], most: float) -> go.Figure:
             z=ratios,
             zmin=0,
             zmax=most,
-            colorscale=_SCALE,
+            colorscale=SCALE,
             colorbar={"title": {"text": "bubble ratio"}, "thickness": 14},
             text=[["" if ratio is None else f"{ratio:.2f}" for ratio in row] for row in ratios] if few else None,
             texttemplate="%{text}" if few else None,

@@ -29,6 +29,12 @@ def has_memory(memory: MemoryReport | None) -> bool:
     )
 
 
+def measured_kinds(ranks: Sequence[RankMemory]) -> str:
+    """Kinds of memory that the peaks of some ranks are of; "" where nothing was measured."""
+    kinds = dict.fromkeys(rank.kind for rank in ranks if rank.kind is not None)
+    return "; ".join(_KINDS[MemoryKind(kind)] for kind in kinds)
+
+
 def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     """A row per rank; brief and of many, the rank of each stage with the highest peak."""
     shown, title, notes = list(memory.ranks), "Memory", [_kinds_note(memory.ranks)]
@@ -66,8 +72,7 @@ def fullest_of_stages(ranks: Sequence[RankMemory]) -> list[RankMemory]:
 
 
 def _kinds_note(ranks: Sequence[RankMemory]) -> str:
-    kinds = dict.fromkeys(rank.kind for rank in ranks if rank.kind is not None)
-    return f"peak: {'; '.join(_KINDS[MemoryKind(kind)] for kind in kinds)}" if kinds else ""
+    return f"peak: {kinds}" if (kinds := measured_kinds(ranks)) else ""
 
 
 def _row(rank: RankMemory) -> tuple[str, ...]:

@@ -1,0 +1,116 @@
+"""Bars of a run as an entry of the cache, with their mipmaps: see :mod:`pptrace.workflow.reopen`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dashboards.tiles.layout import Layout, RankRow
+from dashboards.tiles.measured import TABLES, Picture, Table
+from dashboards.tiles.memory import MemoryTracks
+from dashboards.tiles.pyramid import Level
+from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
+from pptrace.ingest.job.disk_cache import Packed
+
+ENTRY = "timeline"
+DAMAGE = (KeyError, ValueError, TypeError, IndexError)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``."""
+
+    origin_ns: int
+    layout: Layout
+    measured: Picture
+    memory: MemoryTracks
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTable:
+    """Parts of a table that are no arrays. ``lengths`` are those of columns of one value, of which the arrays have one entry."""
+
+    lanes: tuple[str, ...]
+    texts: Mapping[str, tuple[str, ...]]
+    columns: tuple[str, ...]
+    has_second: bool
+    shifts: tuple[int, ...]
+    lengths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptBars:
+    origin_ns: int
+    rows: tuple[RankRow, ...]
+    tables: Mapping[str, _KeptTable]
+    memory: tuple[int, ...]
+
+
+def pack_bars(bars: Bars) -> Packed:
+    arrays: dict[str, Array] = {}
+    tables = {name: _pack_table(name, bars.measured.tables[name], arrays) for name in TABLES}
+    for rank, (times, num_bytes) in bars.memory.items():
+        arrays[f"memory.{rank}.t"], arrays[f"memory.{rank}.bytes"] = times, num_bytes
+    kept = _KeptBars(bars.origin_ns, bars.layout.rows, tables, tuple(bars.memory))
+    return Packed(msgspec.json.encode(kept).decode(), arrays)
+
+
+def unpack_bars(packed: Packed) -> Bars:
+    """Restore the bars.
+
+    Raises:
+        KeyError, ValueError, TypeError, IndexError: the entry is damaged.
+    """
+    kept = msgspec.json.decode(packed.facts, type=_KeptBars)
+    tables = {name: _unpack_table(name, kept.tables[name], packed.arrays) for name in TABLES}
+    memory = {rank: (packed.arrays[f"memory.{rank}.t"], packed.arrays[f"memory.{rank}.bytes"]) for rank in kept.memory}
+    return Bars(kept.origin_ns, Layout(kept.rows), Picture(tables), memory)
+
+
+def _pack_table(name: str, table: Table, arrays: dict[str, Array]) -> _KeptTable:
+    tracks, lengths = table.tracks, {}
+    columns = {column: getattr(tracks, column) for column in _TRACKS}
+    columns |= {f"columns.{column}": values for column, values in tracks.columns.items()}
+    if tracks.second is not None:
+        columns["second"] = tracks.second
+    for column, values in columns.items():
+        if len(values) > 1 and values.strides == (0,):
+            lengths[column] = len(values)
+            values = values[:1]
+        arrays[f"{name}.{column}"] = values
+    for number, level in enumerate(table.levels):
+        for column in _LEVEL:
+            arrays[f"{name}.{number}.{column}"] = getattr(level, column).reshape(-1)
+    shifts = tuple(level.shift for level in table.levels)
+    return _KeptTable(table.lanes, table.texts, tuple(tracks.columns), tracks.second is not None, shifts, lengths)
+
+
+def _unpack_table(name: str, kept: _KeptTable, arrays: Mapping[str, Array]) -> Table:
+    def column(of: str) -> Array:
+        values = arrays[f"{name}.{of}"]
+        return np.broadcast_to(values, kept.lengths[of]) if of in kept.lengths else values
+
+    known: dict[str, Any] = {of: column(of) for of in _TRACKS}
+    tracks = Tracks(
+        **known,
+        second=column("second") if kept.has_second else None,
+        columns={of: column(f"columns.{of}") for of in kept.columns},
+    )
+    if any(len(values) != len(tracks) for values in (tracks.length, tracks.group, *tracks.columns.values())):
+        raise ValueError(f"{name}: columns of different lengths")
+    table = Table(tracks, kept.lanes, kept.texts)
+    vars(table)["levels"] = tuple(_unpack_level(f"{name}.{at}", shift, arrays) for at, shift in enumerate(kept.shifts))
+    return table
+
+
+def _unpack_level(name: str, shift: int, arrays: Mapping[str, Array]) -> Level:
+    known: dict[str, Any] = {column: arrays[f"{name}.{column}"] for column in _LEVEL}
+    return Level(**{**known, "busy": known["busy"].reshape(-1, NUM_CLASSES)}, shift=shift)
+
+
+_TRACKS = ("ptr", "rank", "lane", "depth", "start", "length", "group")
+_LEVEL = tuple(field.name for field in fields(Level) if field.name != "shift")

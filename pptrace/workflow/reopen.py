@@ -1,0 +1,281 @@
+"""Open runs that were analysed before: the report is read from the cache, and the rest made when it is asked for.
+
+An entry is what :mod:`pptrace.ingest.job.disk_cache` keeps: the report, plan, mesh and windows as JSON, read into their types
+again, and the ops that the report lists as columns. Its key is made of the names, sizes and times of all files that are read or
+stand there too, the options, and the code of pptrace. What does not fit is no entry, and the run is analysed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.op_rows import OpRows
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.errors import PptraceError
+from pptrace.ingest import OnProgress, open_inputs
+from pptrace.ingest.job.disk_cache import ANY_CODE, FOLDER, Cache, Packed, cache_for, code_version, key_of, stat_key
+from pptrace.live_records.file import SUFFIX
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.slices import Slice, Texts, compact
+from pptrace.timeline.windows import StepWindow
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
+
+FEWEST_OPS = 10_000
+"""Runs of fewer are analysed in less than half a second."""
+MOST_OPS = 2_000_000
+"""Most ops of a run that is kept: of larger ones the dashboard keeps no tables, which is decided when they are analysed."""
+_MOST_FILES = 20_000
+_NUMBERS, _TEXTS = ("stage", "chunk", "microbatch", "start_ns", "end_ns"), ("kind", "phase", "pair")
+_DAMAGE = (KeyError, ValueError, TypeError, IndexError, RecursionError)  # msgspec's errors are ValueErrors
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """The entries of a run in the cache, each by its name."""
+
+    cache: Cache
+    key: str
+
+    def read(self, name: str) -> Packed | None:
+        """The entry; None where there is none, or it is damaged."""
+        return self.cache.read(key_of(self.key, name))
+
+    def write(self, name: str, packed: Packed) -> None:
+        """Keep an entry, where that can be written."""
+        self.cache.write(key_of(self.key, name), packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An analysed run; ``store`` has its entries in the cache, None where it is not kept."""
+
+    analysis: Analysis
+    store: RunStore | None = None
+
+
+class ReopenedAnalysis(Analysis):
+    """An analysis whose report was read: its tables are made by analysing the run, when they are first asked for."""
+
+    def __init__(self, kept: _Kept, run: Mapping[str, Any], analyse: Callable[[], Analysis]) -> None:
+        """Take what was kept, and how to make the rest."""
+        lock = threading.Lock()
+        members = {"report": kept.report, "schedule": kept.schedule, "mesh": kept.mesh, "windows": kept.windows}
+        for name, value in {
+            **members,
+            "run": run,
+            "_num_ops": kept.num_ops,
+            "_lock": lock,
+            "_analyse": analyse,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_ops(self) -> int:
+        """Rows of the table of ops, which is not made for it."""
+        return int(vars(self)["_num_ops"])
+
+    @property
+    def data(self) -> AlignedRun:
+        return self._whole.data
+
+    @property
+    def costs(self) -> tuple[MeasuredCosts, ...]:
+        return self._whole.costs
+
+    @property
+    def facts(self) -> Mapping[int, Mapping[str, Any]]:
+        return self._whole.facts
+
+    @property
+    def _whole(self) -> Analysis:
+        members = vars(self)
+        with members["_lock"]:
+            if "whole" not in members:
+                members["whole"] = members["_analyse"]()
+            whole: Analysis = members["whole"]
+        return whole
+
+    def with_report(self, report: Report) -> Analysis:
+        """The same with another report."""
+        members = vars(self)
+        kept = _Kept(report, self.schedule, self.mesh, self.windows, self.num_ops)
+        return ReopenedAnalysis(kept, self.run, members["_analyse"])
+
+
+def reopen(
+    paths: Sequence[Path],
+    schedule: str | None = None,
+    step: int | None = None,
+    jobs: int | None = 1,
+    on_progress: OnProgress | None = None,
+) -> Opened:
+    """Load a run as :func:`pptrace.workflow.load.load` does; where it was analysed before and has not changed, read its report.
+
+    Raises:
+        PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
+    """
+
+    def analyse() -> Analysis:
+        return load(paths, schedule, step, jobs, on_progress)
+
+    before = run_store(paths, schedule, step)
+    packed = None if before is None else before.read(_REPORT)
+    if packed is not None:
+        try:
+            kept = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
+        except _DAMAGE:  # damaged, or from another version
+            pass
+        else:
+            return Opened(ReopenedAnalysis(kept, open_inputs(paths).run or {}, analyse), before)
+    analysis = analyse()
+    if before is None or not FEWEST_OPS <= analysis.num_ops <= MOST_OPS or run_store(paths, schedule, step) != before:
+        return Opened(analysis)  # the last: files changed meanwhile
+    packed = _pack(analysis)
+    before.write(_REPORT, Packed(_without_paths(packed.facts, paths), packed.arrays))
+    return Opened(analysis, before)
+
+
+_REPORT = "report"
+
+
+def _without_paths(facts: str, paths: Sequence[Path]) -> str:
+    """The text with marks in place of whole paths, which may name a home directory."""
+    for path, mark in _marks(paths):
+        facts = facts.replace(path, mark)
+    return facts
+
+
+def _with_paths(facts: str, paths: Sequence[Path]) -> str:
+    for path, mark in reversed(_marks(paths)):
+        facts = facts.replace(mark, path)
+    return facts
+
+
+def _marks(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """(Path, mark) in the form of JSON."""
+    whole = [path for path in map(Path, paths) if path.is_absolute() and path != path.parent]
+    return [(_in_json(str(path)), _in_json(f"\0path{index}\0")) for index, path in enumerate(whole)]
+
+
+def _in_json(text: str) -> str:
+    return msgspec.json.encode(text).decode()[1:-1]
+
+
+def run_store(paths: Sequence[Path], schedule: str | None = None, step: int | None = None) -> RunStore | None:
+    """The store of a run as its files are now; None where there are too many, or one cannot be looked at."""
+    try:
+        inputs = open_inputs(paths)
+        given = [*(file.path for file in inputs.files), *inputs.dumps]
+        cache = cache_for(given[0]) if given else Cache(())
+        files = sorted({*given, *_present(paths, cache.folders)})
+        if not given or len(files) > _MOST_FILES:
+            return None
+        states = [f"{path} {stat_key(path)}" for path in files]
+    except (OSError, PptraceError):
+        return None
+    asked = [*map(str, paths), str(schedule), str(step)]
+    return RunStore(cache, key_of(code_version(ANY_CODE), *asked, "", *states))
+
+
+def _present(paths: Iterable[Path], caches: Sequence[Path]) -> Iterator[Path]:
+    """The files below directories, and in those of files: a table has partners, and a run tells of itself."""
+    for path in map(Path, paths):
+        folder = path if path.is_dir() else path.parent
+        for num_folders, (at, folders, names) in enumerate(os.walk(folder)):
+            below = [name for name in folders if name != FOLDER and Path(at, name) not in caches]
+            folders[:] = sorted(below) if path.is_dir() and num_folders < _MOST_FILES else []
+            yield from (Path(at, name) for name in names[: _MOST_FILES + 1] if not name.endswith(SUFFIX))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Parts of an analysis that are kept. The report is without its ops.
+
+    ``ops``: for each rank of each step, in order, the table of its ops and which of its rows they are. ``texts`` are the values
+    of the columns of texts of each table.
+    """
+
+    report: Report
+    schedule: ScheduleInfo
+    mesh: MeshInfo
+    windows: tuple[StepWindow, ...]
+    num_ops: int
+    ops: tuple[tuple[int, int, int] | None, ...] = ()
+    texts: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+
+
+def _pack(analysis: Analysis) -> Packed:
+    tables: dict[int, int] = {}
+    arrays: dict[str, Any] = {}
+    texts: list[Mapping[str, tuple[str, ...]]] = []
+    places: list[tuple[int, int, int] | None] = []
+    for rank in (rank for step in analysis.report.steps for rank in step.ranks):
+        rows = rank.ops
+        if not isinstance(rows, OpRows):
+            places.append(None)
+            continue
+        at = tables.setdefault(id(rows.rows), len(tables))
+        if at == len(texts):
+            texts.append(_pack_rows(rows.rows, at, arrays))
+        places.append((at, *rows.place))
+    kept = _Kept(
+        _with_ops(analysis.report, lambda rank: replace(rank, ops=())),
+        *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops),
+        *(tuple(places), tuple(texts)),
+    )
+    return Packed(msgspec.json.encode(kept).decode(), arrays)
+
+
+def _pack_rows(rows: Slice, at: int, arrays: dict[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    for name in _NUMBERS:
+        arrays[f"{at}.{name}"] = compact(rows[name])
+    texts = {}
+    for name in _TEXTS:
+        codes, values = rows.codes(name)
+        arrays[f"{at}.{name}"], texts[name] = compact(codes), tuple(map(str, values))
+    return texts
+
+
+def _unpack(packed: Packed) -> _Kept:
+    """Restore what was kept.
+
+    Raises:
+        KeyError, ValueError, TypeError, IndexError, RecursionError: the entry is damaged.
+    """
+    kept = msgspec.json.decode(packed.facts, type=_Kept)
+    tables = [_unpack_rows(packed.arrays, at, texts) for at, texts in enumerate(kept.texts)]
+    places = iter(kept.ops)
+
+    def with_ops(rank: RankStep) -> RankStep:
+        place = next(places, None)
+        return rank if place is None else replace(rank, ops=OpRows(tables[place[0]], *place[1:]))
+
+    return replace(kept, report=_with_ops(kept.report, with_ops), ops=(), texts=())
+
+
+def _unpack_rows(arrays: Mapping[str, Any], at: int, texts: Mapping[str, tuple[str, ...]]) -> Slice:
+    columns: dict[str, Any] = {name: arrays[f"{at}.{name}"] for name in _NUMBERS}
+    for name in _TEXTS:
+        codes, values = arrays[f"{at}.{name}"], texts[name]
+        if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(values):
+            raise ValueError(f"{at}.{name}: codes of no text")
+        columns[name] = Texts(codes, values)
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError(f"{at}: columns of different lengths")
+    return Slice(columns)
+
+
+def _with_ops(report: Report, change: Callable[[RankStep], RankStep]) -> Report:
+    steps: tuple[StepReport, ...] = tuple(replace(step, ranks=tuple(map(change, step.ranks))) for step in report.steps)
+    return replace(report, steps=steps)

@@ -1,0 +1,135 @@
+"""A run that was analysed before and has not changed: what is read of it is what was analysed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plotly.utils import PlotlyJSONEncoder
+
+import pptrace.workflow.reopen
+from dashboards.answers import Answers
+from dashboards.pages import overview, steps
+from dashboards.store import Store
+from dashboards.tiles.cut import Range
+from dashboards.tiles.timeline import MEASURED
+from pptrace.analysis.result import OpSummary
+from pptrace.report.to_json import dump, report_in_parts
+from pptrace.workflow.load import load
+from pptrace.workflow.reopen import ReopenedAnalysis, reopen
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reopened") / "run"
+    shutil.copytree(SAMPLES / "1f1b_p2", folder)
+    return folder
+
+
+@pytest.fixture
+def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The analyses that were made, of runs of any size."""
+    made: list[object] = []
+    monkeypatch.setattr(pptrace.workflow.reopen, "FEWEST_OPS", 0)
+    monkeypatch.setattr(pptrace.workflow.reopen, "load", lambda *given: made.append(given) or load(*given))
+    return made
+
+
+def shown(store: Store) -> Iterator[Any]:
+    """All that pages show without tables: the report with its ops, and tiles of the timeline at two zooms."""
+    loaded = store.get()
+    assert loaded.analysis is not None
+    yield dump(report_in_parts(loaded.analysis.report, with_ops=True))
+    for page in (overview, steps):
+        yield json.dumps(page.body(loaded, loaded.steps[0].step), cls=PlotlyJSONEncoder)
+    timeline = store.timeline(loaded.token)
+    assert timeline is not None
+    yield (timeline.span_ns, timeline.most_bytes, timeline.layout, timeline.windows)
+    for shift in (8, 22):
+        for order in ("stage", "pipeline"):
+            yield timeline.tile(MEASURED, 0, order, 0, Range(0, shift))
+            yield timeline.group_tile(MEASURED, 0, order, Range(0, shift))
+        yield timeline.memory_tile("stage", 0, Range(0, shift))
+    yield Answers(store).why_no_prediction()
+    yield timeline.tile("planned", loaded.steps[0].step, "stage", 0, Range(0, 22))
+
+
+def test_a_run_is_shown_the_same_without_a_second_analysis(
+    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+    folder = SAMPLES / "dualpipe_p4"  # it has overlapped pairs and memory events
+    first = list(shown(Store([folder])))
+    store = Store([folder])
+    assert list(shown(store)) == first
+    assert len(analyses) == 1, "the second one is read"
+    analysis = store.get().analysis
+    assert isinstance(analysis, ReopenedAnalysis)
+    expected = load([folder])
+    assert analysis.num_ops == len(expected.data.ops)
+    assert any(isinstance(op, OpSummary) and op.parts for op in analysis.report.steps[0].ranks[0].ops)
+    assert analysis.with_report(expected.report).report is expected.report
+    assert len(analyses) == 1
+    assert analysis.data.comms.equals(expected.data.comms), "tables are made when they are asked for"
+    assert (len(analysis.costs), analysis.facts.keys()) == (len(expected.costs), expected.facts.keys())
+    assert len(analyses) == 2, "once"
+
+
+def another_entry(path: Path) -> None:
+    """An entry of other columns, as a version with the same key would write it."""
+    with path.open("wb") as file:
+        np.savez(
+            file,
+            facts=np.frombuffer(b'{"report": {}}', np.uint8),
+            columns=np.zeros(0, np.uint8),
+            index=np.zeros(0, np.uint8),
+        )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-200]),
+        lambda path: path.write_bytes(b"no archive"),
+        another_entry,
+    ],
+)
+def test_a_damaged_entry_is_no_entry(
+    damage: Callable[[Path], None],
+    folder: Path,
+    analyses: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+    first = list(shown(Store([folder])))
+    kept = sorted(tmp_path.glob("*.npz"))
+    assert not any(str(folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
+    assert len(kept) == 3, "report, timeline, and why nothing is predicted"
+    for path in kept:
+        damage(path)
+    assert list(shown(Store([folder]))) == first
+    assert len(analyses) == 2
+
+
+def test_another_file_or_option_is_another_run(
+    folder: Path, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    first = reopen([copy]).analysis
+    step = first.report.steps[-1].step
+    assert [part.step for part in reopen([copy], step=step).analysis.report.steps] == [step]
+    (copy / "rank0.json.gz").unlink()
+    changed = reopen([copy]).analysis
+    assert len(changed.report.inputs) == len(first.report.inputs) - 1
+    assert len(analyses) == 3
+    assert isinstance(reopen([copy]).analysis, ReopenedAnalysis)
