@@ -175,7 +175,10 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         yield others, change
     for schedule in wishes.schedules:
         if schedule == ALL:
-            yield from ((_joined(name, others), one) for name, one in all_schedules(study, change))
+            every = all_schedules(study, change)
+            if not every:
+                raise UsageError(f"--schedule all: no schedule of the catalogue has such a plan ({others})")
+            yield from ((_joined(name, others), one) for name, one in every)
         else:
             registry.get(schedule)
             yield _joined(schedule, others), _with_schedule(change, schedule)

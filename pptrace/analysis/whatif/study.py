@@ -16,9 +16,9 @@ from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
-from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_split
+from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
@@ -99,9 +99,12 @@ class Study:
         )
 
     def _peak(self, change: Change, plan: Plan) -> int | None:
-        if change.split is None:
+        """The largest peak of a rank: from that of the same rank now, where its stages stay, else from that of its layers."""
+        stays = change.split is None and plan.placement == self.costs.plan.placement
+        if stays or self.memory_of_layers is None:
             return predicted_peak(self.uses, self.costs.plan, plan, change)
-        return peak_of_split(self.memory_of_layers, plan, change)
+        layers = change.split or layers_of_stages(self.costs, plan.chain_length)
+        return peak_of_layers(self.memory_of_layers, plan, layers, change.microbatch_size)
 
     @cached_property
     def memory_of_layers(self) -> LayerMemory | None:
@@ -210,7 +213,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
     warnings = list(study.warnings)
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
     scenarios = [study.scenario(change, name) for name, change in changes]
-    scenarios = [one for one in scenarios if not one.ideal or one.gain_ns >= least]
+    is_ideal_alone = {name: change == Change(ideals=change.ideals) for name, change in changes}
+    scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
     ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
     return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings))
@@ -251,10 +255,10 @@ def _can_build(study: Study, change: Change) -> bool:
     if size > _MOST_PLAN_OPS:
         return False
     try:
-        plan_of(change, study.name, study.costs)
+        built = plan_of(replace(change, split=None), study.name, study.costs)
     except ScheduleError:
         return False
-    return True
+    return change.split is None or len(change.split) == built.chain_length
 
 
 def all_changes(study: Study) -> list[tuple[str, Change]]:

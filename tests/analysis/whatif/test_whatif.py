@@ -251,6 +251,15 @@ def test_what_does_not_fit_is_refused_in_one_line(one_f_one_b: Analysis, wishes:
     assert "\n" not in str(caught.value)
 
 
+def test_of_all_schedules_a_split_goes_with_those_that_have_as_many_stages(one_f_one_b: Analysis) -> None:
+    for split in ((3, 1, 2, 2), (1, 1, 1, 1, 2, 1, 1, 1)):
+        result = predict_changes(one_f_one_b, Wishes(schedules=("all",), split=split)).result
+        stages = {4 * one.num_chunks for one in result.scenarios if one.schedule != "dualpipe"}
+        assert stages == {len(split)}
+    with pytest.raises(UsageError, match="no schedule of the catalogue has such a plan \\(split 1,2\\)"):
+        predict_changes(one_f_one_b, Wishes(schedules=("all",), split=(1, 2)))
+
+
 def test_a_trace_without_whole_steps_says_what_is_expected(one_f_one_b: Analysis) -> None:
     with pytest.raises(PptraceError, match="no whole step whose plan is known"):
         predict_changes(replace(one_f_one_b, costs=()), Wishes())
@@ -314,6 +323,8 @@ def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     assert predicted_peak(uses, now, chunks, Change()) == round(held)
     held = max(2 * start + count * 100 for start, count in zip((1000, 900), peak_inflight(twice), strict=True))
     assert predicted_peak(uses, now, twice, Change()) == round(held)
+    with_base = {rank: replace(use, base=800.0) for rank, use in uses.items()}  # which is there once on a rank
+    assert predicted_peak(with_base, now, twice, Change()) == round(held) - 800
     assert predicted_peak(uses, now, now, Change(split=(3, 5))) is None
     assert predicted_peak({}, now, now, Change()) is None
 
@@ -329,4 +340,6 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
     assert uses == {rank: RankUse(500, 60.0, 0.0) for rank in (0, 1)}  # 30 for each of two chunks
     assert predicted_peak(uses, plan, plan, Change()) == 500 + 30 * first
     unknown = SimpleNamespace(ranks=[*ranks, SimpleNamespace(pp_rank=0, start_bytes=None, peak_bytes=9)])
+    kept = SimpleNamespace(ranks=[SimpleNamespace(**{**vars(rank), "kind": "device_reserved"}) for rank in ranks])
+    assert rank_uses(cast(Any, kept), plan) == {}
     assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}
