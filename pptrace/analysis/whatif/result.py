@@ -42,7 +42,7 @@ class Scenario:
 
     @property
     def same_work_ns(self) -> int:
-        """What as much work as a step then does takes now, ns: a step of today, where it does as much."""
+        """Time that as much work as a step then does takes now, ns: that of a step of today, where it does as much."""
         return self.span_ns + self.gain_ns
 
     @property
