@@ -59,10 +59,16 @@ def _total(use: RankUse, in_flight: float) -> float:
 
 
 def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, change: Change) -> int | None:
-    """The largest peak of a rank with a plan, bytes; None where it is not known, and after another split (``peak_of_split``)."""
+    """The largest peak of a rank with a plan, bytes.
+
+    None where it is not known: after another split (``peak_of_layers``), and with other copies of every stage (a bidirectional
+    plan has two) where it is not known what a rank has besides.
+    """
     if not uses or change.split is not None:
         return None
-    copies = plan.num_chains / measured.num_chains  # a bidirectional plan has every stage twice
+    copies = plan.num_chains / measured.num_chains
+    if copies != 1 and any(use.base is None for use in uses.values()):
+        return None
     peaks = []
     for rank, held in enumerate(peak_inflight(plan)):
         use = uses[rank]
