@@ -31,7 +31,7 @@ class Target:
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
     depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
-    is its link's latency where that is not known.
+    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late.
     """
 
     plan: Plan
@@ -43,6 +43,7 @@ class Target:
     placement: tuple[int, ...] | None = None
     fixed: float = 0.0
     latency_share: float = 0.0
+    scales_delays: bool = False
 
     @property
     def changes_messages(self) -> bool:
@@ -133,6 +134,8 @@ class _Builder:
     def durations(self, windows: slice) -> tuple[Floats, Floats]:
         """(length of each row, its delay), ns, shape (windows, rows)."""
         late = self.costs.delay[windows][:, self.target.stages.source][:, self._stage, self._source, self._output]
+        if self.target.scales_delays:
+            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[self._output, self._stage]
         return self._rows(self.costs.work, windows), late
 
     def inner(self, windows: slice) -> Floats:

@@ -39,6 +39,8 @@ _MOST_CELLS = 4_000_000
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
 _PREFETCH_DEPTHS = (1, 2)
+_MUCH_DELAY = 0.05
+"""Delays of ops as a part of their lengths from which on it is noted what is assumed of them."""
 _LEAST_GAIN = 0.005
 """Ideals that gain a smaller part of the step are left out of the table of all changes."""
 
@@ -340,6 +342,9 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         action.parts for actions in costs.plan.ranks for action in actions
     ):
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
+    if does_other_parts and _is_late(costs):
+        yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
     if change.prefetch is not None:
         yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
     if change.microbatch_size != change.link_speed and costs.num_stages > 1:
@@ -350,6 +355,11 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         )
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+
+
+def _is_late(costs: StageCosts) -> bool:
+    """Return whether what delays ops is much against what they take."""
+    return float(costs.delay.sum()) > _MUCH_DELAY * float(costs.work.sum())
 
 
 def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
