@@ -215,8 +215,8 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
 def _name(wishes: Wishes) -> str:
     """The changes besides the schedule, in words."""
     parts = [
-        f"{wishes.chunks} chunks" if wishes.chunks else "",
-        f"{wishes.microbatches} microbatches" if wishes.microbatches else "",
+        counted(wishes.chunks, "chunk") if wishes.chunks else "",
+        counted(wishes.microbatches, "microbatch", "microbatches") if wishes.microbatches else "",
         f"microbatches {wishes.microbatch_size:g} times the size" if wishes.microbatch_size else "",
         f"split {_commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",

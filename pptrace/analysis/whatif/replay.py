@@ -119,6 +119,17 @@ def changes_ops(costs: StageCosts, target: Target) -> bool:
     return not np.allclose(_Builder(costs, target).ops_in_rows, 1.0)
 
 
+def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
+    table = plan.table
+    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
+    reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
+    if placement is None:
+        return sender, reader
+    actual = np.array(placement, dtype=np.int64)
+    return actual[sender], actual[reader]
+
+
 def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
     most = max(1, _CELLS // max(1, num_rows))
     return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
@@ -237,12 +248,8 @@ class _Builder:
 
     def _of_links(self, measured: Floats, output: npt.NDArray[np.int64]) -> Floats:
         """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
-        table, links = self.target.plan.table, self.costs.links()
-        sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
-        reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
-        if self.target.placement is not None:
-            actual = np.array(self.target.placement, dtype=np.int64)
-            sender, reader = actual[sender], actual[reader]
+        links = self.costs.links()
+        sender, reader = link_ends(self.target.plan, self.target.placement)
         flat = measured.reshape(len(measured), -1)
         times = np.empty((len(measured), len(output)))
         keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)

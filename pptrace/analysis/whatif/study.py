@@ -21,7 +21,7 @@ from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
-from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
+from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, link_ends, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.split import best_split, goes_round, paste_lines
 from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
@@ -353,6 +353,8 @@ def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             if costs.knows_latency
             else "the whole time of a message is scaled, its latency too, as none could be fitted (in the interval, none of it)"
         )
+    if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
+        yield "messages on links that the run did not use are taken to take what its messages usually do"
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
 

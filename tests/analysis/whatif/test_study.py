@@ -227,6 +227,9 @@ def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> 
         (Change(schedule="zb-h1"), "W is taken to be half of a B"),
         (Change(schedule="interleaved-1f1b"), "layers of a stage are taken to cost alike"),
         (Change(microbatches=16), "a step does 2 times the work"),
+        (Change(placement=(3, 2, 1, 0)), None),
+        (Change(placement=(0, 2, 1, 3)), "messages on links that the run did not use"),
+        (Change(schedule="looped-bfs"), "messages on links that the run did not use"),
     ],
 )
 def test_what_a_prediction_assumes_is_noted(change: Change, note: str | None) -> None:
