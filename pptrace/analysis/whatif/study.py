@@ -20,10 +20,11 @@ from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
+from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
-from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, link_ends, replay_step
+from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.split import best_split, goes_round, paste_lines
+from pptrace.analysis.whatif.split import best_split
 from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
@@ -39,8 +40,6 @@ _MOST_CELLS = 4_000_000
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
 _PREFETCH_DEPTHS = (1, 2)
-_MUCH_DELAY = 0.05
-"""Delays of ops as a part of their lengths from which on it is noted what is assumed of them."""
 _LEAST_GAIN = 0.005
 """Ideals that gain a smaller part of the step are left out of the table of all changes."""
 
@@ -95,7 +94,7 @@ class Study:
             peak_inflight=max(peak_inflight(plan)),
             peak_memory_bytes=peak,
             verified_span_ns=None,
-            note="; ".join(_notes(change, plan, self.costs)),
+            note="; ".join(notes_of(change, plan, self.costs)),
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
         )
@@ -186,6 +185,7 @@ def study_run(
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
+    warnings += warnings_of_costs(baseline.costs)
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
@@ -318,50 +318,6 @@ def _slowest(costs: StageCosts) -> list[Ideal]:
     if costs.num_stages < 2:
         return []
     return [parse_ideal(f"stage={int(costs.typical().sum(axis=1).argmax())}")]
-
-
-def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
-    """Assumptions behind a prediction, a sentence each."""
-    if plan.splits_backward and not costs.splits_backward:
-        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
-    if plan.chain_length != costs.num_stages:
-        yield (
-            "layers of a stage are taken to cost alike"
-            if costs.layers
-            else "a stage's work is taken to be spread evenly over its layers"
-        )
-    if change.split is not None:
-        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
-    if change.split is not None and costs.layers is None:
-        yield "the run is taken to have as many layers in every stage"
-    if change.microbatch_size != 1:
-        yield "ops are taken to cost in proportion to the size of a microbatch"
-    if (work := change.work(costs.plan)) != 1:
-        yield f"a step does {work:g} times the work; the gain is for the same work"
-    if any(action.parts for actions in plan.ranks for action in actions) and not any(
-        action.parts for actions in costs.plan.ranks for action in actions
-    ):
-        yield "an overlapped pair is taken to cost what its halves cost one after the other"
-    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
-    if does_other_parts and _is_late(costs):
-        yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
-    if change.prefetch is not None:
-        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
-    if change.microbatch_size != change.link_speed and costs.num_stages > 1:
-        yield (
-            "messages keep the latency that was fitted to their links"
-            if costs.knows_latency
-            else "the whole time of a message is scaled, its latency too, as none could be fitted (in the interval, none of it)"
-        )
-    if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
-        yield "messages on links that the run did not use are taken to take what its messages usually do"
-    if plan.num_chains > costs.plan.num_chains:
-        yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
-
-
-def _is_late(costs: StageCosts) -> bool:
-    """Return whether what delays ops is much against what they take."""
-    return float(costs.delay.sum()) > _MUCH_DELAY * float(costs.work.sum())
 
 
 def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:

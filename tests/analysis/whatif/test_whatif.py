@@ -130,6 +130,11 @@ def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
     # A table of ops has no messages: what they took is time before ops, which stays with them.
     result = predict_changes(analysis, Wishes()).result
     assert result.replay_error < 0.05
+    assert "no message between stages is known" in result.warnings[0]
+
+
+def test_a_run_whose_ops_are_not_late_needs_no_messages(one_f_one_b: Analysis) -> None:
+    assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.warnings == ()
 
 
 def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis) -> None:
