@@ -175,7 +175,10 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         yield others, change
     for schedule in wishes.schedules:
         if schedule == ALL:
-            yield from ((_joined(name, others), one) for name, one in all_schedules(study, change))
+            every = all_schedules(study, change)
+            if not every:
+                raise UsageError(f"--schedule all: no schedule of the catalogue has such a plan ({others})")
+            yield from ((_joined(name, others), one) for name, one in every)
         else:
             registry.get(schedule)
             yield _joined(schedule, others), _with_schedule(change, schedule)
@@ -212,8 +215,8 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
 def _name(wishes: Wishes) -> str:
     """The changes besides the schedule, in words."""
     parts = [
-        f"{wishes.chunks} chunks" if wishes.chunks else "",
-        f"{wishes.microbatches} microbatches" if wishes.microbatches else "",
+        counted(wishes.chunks, "chunk") if wishes.chunks else "",
+        counted(wishes.microbatches, "microbatch", "microbatches") if wishes.microbatches else "",
         f"microbatches {wishes.microbatch_size:g} times the size" if wishes.microbatch_size else "",
         f"split {_commas(wishes.split)}" if wishes.split else "",
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",

@@ -25,20 +25,15 @@ def headline(result: WhatIf) -> str:
     choices = [one for one in result.scenarios if one.is_choice] or list(result.scenarios)
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
-    sure = next((one for one in choices if _is_sure(one, result)), None)
+    sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
     best = sure or next(iter(choices), None)
     if best is None or best.gain_ns <= 0:
         return "Nothing that was tried is faster than the run as it was"
+    what = "the step" if best.same_work_ns == result.measured_span_ns else "what the same work takes"
     return (
-        f"{best.name} would take {best.gain_ns / result.measured_span_ns:.1%} off the step: {_span(best)} ms instead of "
-        f"{units.milliseconds(result.measured_span_ns)}{'' if sure else ', but the interval includes no gain'}"
+        f"{best.name} would take {best.gain_share:.1%} off {what}: {_span(best)} ms instead of "
+        f"{units.milliseconds(best.same_work_ns)}{'' if sure else ', but the interval includes no gain'}"
     )
-
-
-def _is_sure(one: Scenario, result: WhatIf) -> bool:
-    """Return whether its whole interval is below what the same work takes now."""
-    work = (one.gain_ns + one.span_ns) / result.measured_span_ns
-    return one.high_ns < result.measured_span_ns * work
 
 
 def replay_line(result: WhatIf) -> str:
@@ -53,7 +48,8 @@ def replay_line(result: WhatIf) -> str:
 def span_words(one: Scenario, result: WhatIf) -> str:
     """A scenario's step with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
     low, high = units.milliseconds(one.low_ns), units.milliseconds(one.high_ns)
-    return f"{_span(one)} ms (90 %: {low} to {high}) instead of {units.milliseconds(result.measured_span_ns)}"
+    work = "" if one.same_work_ns == result.measured_span_ns else " for the same work"
+    return f"{_span(one)} ms (90 %: {low} to {high}) instead of {units.milliseconds(one.same_work_ns)}{work}"
 
 
 def whatif_tables(result: WhatIf) -> list[ReportTable]:
@@ -62,7 +58,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         return []
     notes = {note: number for number, note in enumerate(dict.fromkeys(_notes(result)), 1)}
     shown = [*result.scenarios, *([] if result.today is None else [result.today])]
-    rows = [_row(one, result, notes) for one in shown]
+    rows = [_row(one, notes) for one in shown]
     ran = any(one.verified_span_ns is not None for one in shown)
     columns = (*_COLUMNS[:2], *(("verified ms",) if ran else ()), *_COLUMNS[2:])
     if ran:
@@ -95,14 +91,14 @@ def _notes(result: WhatIf) -> list[str]:
     return [note for one in result.scenarios for note in one.note.split("; ") if note]
 
 
-def _row(one: Scenario, result: WhatIf, notes: dict[str, int]) -> tuple[str, ...]:
+def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
     return (
         one.name,
         _span(one),
         units.milliseconds(one.low_ns),
         units.milliseconds(one.high_ns),
         units.milliseconds(one.gain_ns),
-        units.percent(one.gain_ns / result.measured_span_ns),
+        units.percent(one.gain_share),
         units.ratio(one.bubble_ratio),
         str(one.peak_inflight),
         "–"

@@ -3,9 +3,11 @@
 Each is one microbatch's pattern, repeated every six ticks: the four ops F, F, I, I of a rank fall on four different ticks of
 the six, the two W's take the others. That is the steady state, whose memory is the lifespan of the pattern. The fill and
 the drain are then packed: whenever a rank would wait, it runs the first later op that is ready, a forward only if the memory
-never grows beyond that of the steady state. W's are packed in two ways, in the pattern's order or after everything else that is
-ready, and the shorter plan is taken. The patterns assume f = i = w: with other costs the pattern's ticks drift apart and ranks
-wait in the steady state, the more the less memory there is.
+never grows beyond that of the steady state. W's are packed in two ways, and the shorter plan is taken: all of them after
+everything else that is ready; or in the pattern's order while microbatches come in, so that no forward waits for the memory
+of a late W, and after everything else that is ready from then on, where the last backwards alone count. The patterns assume
+f = i = w: with other costs the pattern's ticks drift apart and ranks wait in the steady state, the more the less memory
+there is.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362);
 sail-sg/zero-bubble-pipeline-parallelism ``scheduler/zbv_greedy.py`` has the same patterns and another packing.
@@ -61,7 +63,7 @@ def _build(name: str, shape: Shape, pattern: Pattern) -> Plan:
     orders = [_steady_order(shape, rank, pattern(shape.pp, rank)) for rank in range(shape.pp)]
     limit = max(map(_peak, orders))
     packed = min(
-        (_pack(orders, shape, limit, weights_last) for weights_last in (False, True)),
+        (_pack(orders, shape, limit, always_last) for always_last in (False, True)),
         key=lambda candidate: candidate[0],
     )
     return make_plan(name, (_tag_phases(shape.pp, row) for row in packed[1]))
@@ -102,19 +104,25 @@ def _peak(order: list[_Op]) -> int:
     return peak
 
 
-def _pack(orders: list[list[_Op]], shape: Shape, limit: int, weights_last: bool) -> tuple[int, list[list[_Op]]]:
-    """Run the orders in ticks of one op, ranks filling their waits; returns (number of ticks, the ops of each rank)."""
+def _pack(orders: list[list[_Op]], shape: Shape, limit: int, always_last: bool) -> tuple[int, list[list[_Op]]]:
+    """Run the orders in ticks of one op, ranks filling their waits; returns (number of ticks, the ops of each rank).
+
+    ``always_last``: W's come after everything else that is ready, and not only once the rank has all microbatches.
+    """
     pending = [list(order) for order in orders]
+    to_come = [shape.num_microbatches] * len(orders)
     done: list[list[_Op]] = [[] for _ in orders]
     held = [0] * len(orders)
     ended: dict[_Op, int] = {}
     tick = 0
     while any(pending):
         for rank, ops in enumerate(pending):
+            weights_last = always_last or not to_come[rank]
             index = _next_index(ops, limit - held[rank], tick, ended, 2 * shape.pp - 1, weights_last)
             if index is not None:
                 op = ops.pop(index)
                 held[rank] += _HOLDS[op.kind]
+                to_come[rank] -= op.kind is Kind.F and op.stage < shape.pp
                 ended[op] = tick + 1
                 done[rank].append(op)
         tick += 1

@@ -232,9 +232,10 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
             "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"
         )
         lengths += f" ({span.change:+.2%}{interval})"
+    if span.low is None or span.high is None:
+        return f"Too few steps to tell a difference: {lengths}"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        is_known = span.low is not None and span.high is not None
-        return f"{'No difference' if is_known else 'No difference that so few steps can show'}: {lengths}"
+        return f"No difference found: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (

@@ -43,13 +43,15 @@ class StepFigures:
     All else is the mean over all ranks: ``compute of ranks`` by kind, ``bubble`` by phase, ``exposed communication`` by axis and
     kind, ``device idle`` by reason, ``range`` (what a rank does besides its ops: OPTIMIZER, …) by kind. ``cause`` has the step's
     causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: everything that was
-    communicated is in the traces, so that an axis without a figure has nothing exposed.
+    communicated is in the traces, so that an axis without a figure has nothing exposed. ``num_stages`` is that of the run, traced
+    or not; None where it is not known.
     """
 
     span: Int64 | None
     window: Int64
     parts: Mapping[str, Mapping[Place, Series]] = field(default_factory=dict)
     knows_communication: bool = False
+    num_stages: int | None = None
 
     @property
     def num_steps(self) -> int:
@@ -76,6 +78,7 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         np.array(windows, dtype=np.int64),
         {name: of_part for name, of_part in parts.items() if of_part},
         _knows_communication(report, steps),
+        report.schedule.num_stages,
     )
 
 

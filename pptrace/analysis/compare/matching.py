@@ -64,6 +64,7 @@ def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) 
 def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Iterator[MatchedPart]:
     """Compute by kind and stage; by kind alone, the mean over ranks, where the runs do not have the same stages.
 
+    Where runs of as many stages lack the traces of some, those that both have are compared.
     Kinds of backwards are taken together where the runs split them differently, pairs with all else where the schedules differ.
     """
     if COMPUTE not in a.parts or COMPUTE not in b.parts:
@@ -71,14 +72,25 @@ def _match_compute(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> It
     kinds_a, kinds_b = (_values(run.parts[COMPUTE], "kind") for run in (a, b))
     kind_of = _kind_level(kinds_a, kinds_b, is_same_schedule)
     stages_a, stages_b = (_values(run.parts[COMPUTE], "stage") for run in (a, b))
-    by_stage = stages_a == stages_b and _UNKNOWN not in stages_a and kind_of(_FORWARD) != _ALL
+    common = stages_a & stages_b
+    lacks_some = a.num_stages is not None and a.num_stages == b.num_stages
+    has_same = bool(common) if lacks_some else stages_a == stages_b
+    by_stage = has_same and _UNKNOWN not in stages_a | stages_b and kind_of(_FORWARD) != _ALL
 
     def level(place: Place) -> Place:
         (_, kind), *stage = place
         return (("kind", kind_of(str(kind))), *stage)
 
-    of_a, of_b = (_summed(run.parts[COMPUTE if by_stage else COMPUTE_OF_RANKS], level) for run in (a, b))
+    parts_a, parts_b = (run.parts[COMPUTE if by_stage else COMPUTE_OF_RANKS] for run in (a, b))
+    if by_stage:
+        parts_a, parts_b = (_within(parts, common) for parts in (parts_a, parts_b))
+    of_a, of_b = _summed(parts_a, level), _summed(parts_b, level)
     yield from _match(COMPUTE, of_a, of_b, a, b)
+
+
+def _within(parts: Parts, stages: set[object]) -> Parts:
+    """The parts of some stages."""
+    return {place: series for place, series in parts.items() if dict(place).get("stage") in stages}
 
 
 def unmatched_names(a: StepFigures, b: StepFigures) -> Iterator[tuple[str, str]]:

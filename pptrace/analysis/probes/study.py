@@ -137,7 +137,8 @@ class _Study:
 
 def _few(count: int) -> str:
     return (
-        f"no interval: that takes {FEWEST} probed steps of a target, and there {'is' if count == 1 else 'are'} {count}"
+        f"no interval: that takes {FEWEST} probed steps of a target, and there {'is' if count == 1 else 'are'} {count}; "
+        "record more steps (without --steps there are enough)"
     )
 
 

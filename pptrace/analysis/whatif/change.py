@@ -101,9 +101,7 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     measured = costs.layers or (1,) * costs.num_stages
     usual, split = costs.typical(), change.split
     if split is None:
-        has_same = num_stages == costs.num_stages
-        even = even_split(sum(measured), num_stages, costs.layers is not None)
-        return stage_map(usual, measured, measured if has_same else even)
+        return stage_map(usual, measured, layers_of_stages(costs, num_stages))
     wanted = f"--split {','.join(map(str, split))}"
     if len(split) != num_stages:
         raise UsageError(f"{wanted}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
@@ -112,6 +110,16 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     if sum(split) != sum(costs.layers):
         raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
     return stage_map(usual, measured, split)
+
+
+def layers_of_stages(costs: StageCosts, num_stages: int) -> tuple[float, ...]:
+    """Layers of each of ``num_stages`` without another split: as measured where there are as many, else even shares.
+
+    Of a run whose layers are not known they are in parts of a measured stage.
+    """
+    if num_stages == costs.num_stages:
+        return costs.layers or (1,) * num_stages
+    return even_split(sum(costs.layers or (1,) * costs.num_stages), num_stages, costs.layers is not None)
 
 
 def even_split(num_layers: int, num_stages: int, whole: bool) -> tuple[float, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
 from pptrace.model.tables import Int64
@@ -33,13 +32,20 @@ class LayerMemory:
         peaks: Floats = self.base[rank] + state[end] - state[begins] + activations * (kept[end] - kept[begins])
         return peaks
 
-    def peaks_of(self, split: Sequence[int], activations: Sequence[float]) -> Floats:
-        """The peak of each rank with its layers of a split."""
-        ends = np.cumsum(np.array(split, dtype=np.int64))
-        begins = ends - split
-        return np.array(
-            [self.peaks(rank, begins[rank : rank + 1], int(end), activations[rank])[0] for rank, end in enumerate(ends)]
+    def peaks_of(self, plan: Plan, split: Sequence[float], activations: Sequence[float]) -> Floats:
+        """The peak of each rank of a plan whose stages have the layers of a split; ``activations`` are those of one stage that
+        each rank holds, which are shared out over its stages.
+        """
+        bounds = np.concatenate(([0.0], np.cumsum(split)))
+        state, kept = (
+            np.diff(np.interp(bounds, np.arange(len(part) + 1), np.concatenate(([0.0], np.cumsum(part)))))
+            for part in (self.state, self.activations)
         )
+        peaks = self.base.copy()
+        for stage, rank in enumerate(plan.placement):
+            at = stage % plan.chain_length
+            peaks[rank] += state[at] + activations[rank] / plan.num_chunks * kept[at]
+        return peaks
 
 
 def layer_memory(uses: Mapping[int, RankUse], layers: Sequence[int] | None) -> LayerMemory | None:
@@ -67,12 +73,10 @@ def layer_memory(uses: Mapping[int, RankUse], layers: Sequence[int] | None) -> L
     return LayerMemory(base, *by_layer)
 
 
-def peak_of_split(memory: LayerMemory | None, plan: Plan, change: Change) -> int | None:
-    """The largest peak of a rank with a plan and the layers that a change says, bytes; None where it is not known."""
-    if memory is None or change.split is None or plan.num_stages != len(memory.base):
-        return None
-    held = [change.microbatch_size * count for count in peak_inflight(plan)]
-    return round(float(memory.peaks_of(change.split, held).max()))
+def peak_of_layers(memory: LayerMemory, plan: Plan, layers: Sequence[float], microbatch_size: float) -> int:
+    """The largest peak of a rank with a plan and so many layers in each stage of the model, bytes."""
+    held = [microbatch_size * count for count in peak_inflight(plan)]
+    return round(float(memory.peaks_of(plan, layers, held).max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

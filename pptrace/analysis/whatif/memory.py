@@ -11,6 +11,8 @@ from pptrace.model.step_memory import MemoryKind
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
 
+_RESERVED = MemoryKind.DEVICE_RESERVED
+
 
 @dataclass(frozen=True, slots=True)
 class RankUse:
@@ -27,12 +29,13 @@ class RankUse:
 def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
     """The use of each pipeline rank (of several replicas, the largest); {} where it is not known of all of them.
 
-    What a step's peak has beyond its start is shared out over the activations in flight.
+    What a step's peak has beyond its start is shared out over the activations in flight. What an allocator has reserved stays
+    from one step to the next, so that it does not tell them.
     """
     uses: dict[int, RankUse] = {}
     planned = peak_inflight(plan)
     for rank in memory.ranks if memory is not None else ():
-        if rank.pp_rank is None or rank.peak_bytes is None or rank.start_bytes is None:
+        if rank.pp_rank is None or rank.peak_bytes is None or rank.start_bytes is None or rank.kind == _RESERVED:
             return {}
         in_flight = planned[rank.pp_rank] / plan.num_chunks
         per_activation = max(rank.peak_bytes - rank.start_bytes, 0) / in_flight
@@ -56,12 +59,20 @@ def _total(use: RankUse, in_flight: float) -> float:
 
 
 def predicted_peak(uses: Mapping[int, RankUse], measured: Plan, plan: Plan, change: Change) -> int | None:
-    """The largest peak of a rank with a plan, bytes; None where it is not known, and after another split (``peak_of_split``)."""
+    """The largest peak of a rank with a plan, bytes.
+
+    None where it is not known: after another split (``peak_of_layers``), and with other copies of every stage (a bidirectional
+    plan has two) where it is not known what a rank has besides.
+    """
     if not uses or change.split is not None:
         return None
-    copies = plan.num_chains / measured.num_chains  # a bidirectional plan has every stage twice
-    peaks = [
-        copies * (uses[rank].start + uses[rank].per_activation * change.microbatch_size * held / plan.num_chunks)
-        for rank, held in enumerate(peak_inflight(plan))
-    ]
+    copies = plan.num_chains / measured.num_chains
+    if copies != 1 and any(use.base is None for use in uses.values()):
+        return None
+    peaks = []
+    for rank, held in enumerate(peak_inflight(plan)):
+        use = uses[rank]
+        base = use.base or 0.0
+        activations = use.per_activation * change.microbatch_size * held / plan.num_chunks
+        peaks.append(base + copies * (use.start - base + activations))
     return round(max(peaks))

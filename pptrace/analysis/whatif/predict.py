@@ -176,14 +176,15 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
 
 def _variants(costs: StageCosts, target: Target, replayed: Replayed) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
-    costs whatever it does, where ops do more or less than the measured ones; and that messages are all latency, where that is not
-    known and would change the step.
+    costs and how late it begins whatever it does, where ops do more or less than the measured ones; and that messages are all
+    latency, where that is not known and would change the step.
     """
     yield costs, target, replayed
     shares = () if costs.splits_backward or not target.plan.splits_backward else _WEIGHT_SHARES
     others = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
         others.append((costs, replace(target, fixed=_MOST_FIXED)))
+        others += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         others.append((costs, replace(target, latency_share=1.0)))
     yield from ((*other, replay(*other)) for other in others)

@@ -31,7 +31,7 @@ class Target:
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
     depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
-    is its link's latency where that is not known.
+    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late.
     """
 
     plan: Plan
@@ -43,6 +43,7 @@ class Target:
     placement: tuple[int, ...] | None = None
     fixed: float = 0.0
     latency_share: float = 0.0
+    scales_delays: bool = False
 
     @property
     def changes_messages(self) -> bool:
@@ -118,6 +119,17 @@ def changes_ops(costs: StageCosts, target: Target) -> bool:
     return not np.allclose(_Builder(costs, target).ops_in_rows, 1.0)
 
 
+def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(sending, reading) measured pipeline rank of each message of a plan; ``placement`` is that of each of its ranks."""
+    table = plan.table
+    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
+    reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
+    if placement is None:
+        return sender, reader
+    actual = np.array(placement, dtype=np.int64)
+    return actual[sender], actual[reader]
+
+
 def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
     most = max(1, _CELLS // max(1, num_rows))
     return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
@@ -133,6 +145,8 @@ class _Builder:
     def durations(self, windows: slice) -> tuple[Floats, Floats]:
         """(length of each row, its delay), ns, shape (windows, rows)."""
         late = self.costs.delay[windows][:, self.target.stages.source][:, self._stage, self._source, self._output]
+        if self.target.scales_delays:
+            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[self._output, self._stage]
         return self._rows(self.costs.work, windows), late
 
     def inner(self, windows: slice) -> Floats:
@@ -234,12 +248,8 @@ class _Builder:
 
     def _of_links(self, measured: Floats, output: npt.NDArray[np.int64]) -> Floats:
         """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
-        table, links = self.target.plan.table, self.costs.links()
-        sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
-        reader = table.rank[table.dep_reader[table.dep_is_message]].astype(np.int64)
-        if self.target.placement is not None:
-            actual = np.array(self.target.placement, dtype=np.int64)
-            sender, reader = actual[sender], actual[reader]
+        links = self.costs.links()
+        sender, reader = link_ends(self.target.plan, self.target.placement)
         flat = measured.reshape(len(measured), -1)
         times = np.empty((len(measured), len(output)))
         keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)

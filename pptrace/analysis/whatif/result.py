@@ -41,6 +41,16 @@ class Scenario:
         return not self.ideal and not self.over_limit_bytes
 
     @property
+    def same_work_ns(self) -> int:
+        """Time that as much work as a step then does takes now, ns: that of a step of today, where it does as much."""
+        return self.span_ns + self.gain_ns
+
+    @property
+    def gain_share(self) -> float:
+        """The gain as a part of what the same work takes now."""
+        return self.gain_ns / self.same_work_ns if self.same_work_ns else 0.0
+
+    @property
     def activations(self) -> float:
         """Most activations that a rank holds, of a microbatch of the run in 1/p of the model."""
         return self.peak_inflight / self.num_chunks * self.microbatch_size

@@ -16,14 +16,15 @@ from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
-from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_split
+from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
+from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.split import best_split, goes_round, paste_lines
+from pptrace.analysis.whatif.split import best_split
 from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.model.schedule_info import ScheduleInfo
@@ -93,15 +94,18 @@ class Study:
             peak_inflight=max(peak_inflight(plan)),
             peak_memory_bytes=peak,
             verified_span_ns=None,
-            note="; ".join(_notes(change, plan, self.costs)),
+            note="; ".join(notes_of(change, plan, self.costs)),
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
         )
 
     def _peak(self, change: Change, plan: Plan) -> int | None:
-        if change.split is None:
+        """The largest peak of a rank: from that of the same rank now, where its stages stay, else from that of its layers."""
+        stays = change.split is None and plan.placement == self.costs.plan.placement
+        if stays or self.memory_of_layers is None:
             return predicted_peak(self.uses, self.costs.plan, plan, change)
-        return peak_of_split(self.memory_of_layers, plan, change)
+        layers = change.split or layers_of_stages(self.costs, plan.chain_length)
+        return peak_of_layers(self.memory_of_layers, plan, layers, change.microbatch_size)
 
     @cached_property
     def memory_of_layers(self) -> LayerMemory | None:
@@ -181,6 +185,7 @@ def study_run(
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
+    warnings += warnings_of_costs(baseline.costs)
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
@@ -210,7 +215,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
     warnings = list(study.warnings)
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
     scenarios = [study.scenario(change, name) for name, change in changes]
-    scenarios = [one for one in scenarios if not one.ideal or one.gain_ns >= least]
+    is_ideal_alone = {name: change == Change(ideals=change.ideals) for name, change in changes}
+    scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
     ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
     return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings))
@@ -251,10 +257,10 @@ def _can_build(study: Study, change: Change) -> bool:
     if size > _MOST_PLAN_OPS:
         return False
     try:
-        plan_of(change, study.name, study.costs)
+        built = plan_of(replace(change, split=None), study.name, study.costs)
     except ScheduleError:
         return False
-    return True
+    return change.split is None or len(change.split) == built.chain_length
 
 
 def all_changes(study: Study) -> list[tuple[str, Change]]:
@@ -312,40 +318,6 @@ def _slowest(costs: StageCosts) -> list[Ideal]:
     if costs.num_stages < 2:
         return []
     return [parse_ideal(f"stage={int(costs.typical().sum(axis=1).argmax())}")]
-
-
-def _notes(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
-    """Assumptions behind a prediction, a sentence each."""
-    if plan.splits_backward and not costs.splits_backward:
-        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
-    if plan.chain_length != costs.num_stages:
-        yield (
-            "layers of a stage are taken to cost alike"
-            if costs.layers
-            else "a stage's work is taken to be spread evenly over its layers"
-        )
-    if change.split is not None:
-        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
-    if change.split is not None and costs.layers is None:
-        yield "the run is taken to have as many layers in every stage"
-    if change.microbatch_size != 1:
-        yield "ops are taken to cost in proportion to the size of a microbatch"
-    if (work := change.work(costs.plan)) != 1:
-        yield f"a step does {work:g} times the work; the gain is for the same work"
-    if any(action.parts for actions in plan.ranks for action in actions) and not any(
-        action.parts for actions in costs.plan.ranks for action in actions
-    ):
-        yield "an overlapped pair is taken to cost what its halves cost one after the other"
-    if change.prefetch is not None:
-        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
-    if change.microbatch_size != change.link_speed and costs.num_stages > 1:
-        yield (
-            "messages keep the latency that was fitted to their links"
-            if costs.knows_latency
-            else "the whole time of a message is scaled, its latency too, as none could be fitted (in the interval, none of it)"
-        )
-    if plan.num_chains > costs.plan.num_chains:
-        yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
 
 
 def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:

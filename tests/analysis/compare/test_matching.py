@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, COMPUTE_OF_RANKS, EXPOSED, IDLE, Place, StepFigures
@@ -75,6 +77,13 @@ def test_backwards_that_are_partly_split_are_taken_together_unless_the_schedule_
 def test_other_stages_are_compared_by_kind_over_all_ranks() -> None:
     one = {("F", 0): 100, ("B", 0): 300}
     assert matched(figures(one), figures(SPLIT)) == {("compute", "F"): (1, 3), ("compute", "B"): (3, 6)}
+
+
+def test_of_runs_with_as_many_stages_those_are_compared_that_both_have_traces_of() -> None:
+    of_first = {place: ns for place, ns in WHOLE.items() if place[1] == 0}
+    whole, first = (replace(figures(compute), num_stages=2) for compute in (WHOLE, of_first))
+    assert matched(whole, first) == {("compute", "F", 0): (100, 100), ("compute", "B", 0): (300, 300)}
+    assert matched(whole, replace(first, num_stages=1)) == {("compute", "F"): (3, 1), ("compute", "B"): (7, 3)}
 
 
 def test_stages_that_are_not_known_are_not_compared() -> None:

@@ -310,12 +310,32 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     replayed = replay(costs, same)
     assert [target.fixed for _, target, _ in _variants(costs, same, replayed)] == [0.0]
     half = Target(costs.plan, own, scale=0.5)
-    (_, first, _), (_, second, longer), (_, third, _) = _variants(costs, half, replay(costs, half))
-    assert (first.fixed, second.fixed, third.fixed) == (0.0, 0.06, 0.0)
-    assert (first.latency_share, second.latency_share, third.latency_share) == (0.0, 0.0, 1.0)
-    assert (longer.spans > replay(costs, half).spans).all()
+    targets, spans = zip(
+        *((target, replayed.spans) for _, target, replayed in _variants(costs, half, replay(costs, half))), strict=True
+    )
+    assert [target.fixed for target in targets] == [0.0, 0.06, 0.0, 0.0]
+    assert [target.scales_delays for target in targets] == [False, False, True, False]
+    assert [target.latency_share for target in targets] == [0.0, 0.0, 0.0, 1.0]
+    assert (spans[1] > spans[0]).all()
+    punctual = replace(costs, delay=np.zeros_like(costs.delay))
+    assert not any(target.scales_delays for _, target, _ in _variants(punctual, half, replay(punctual, half)))
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
     assert [of.weight_share for of, _, _ in _variants(costs, split, replay(costs, split))][:3] == [0.5, 0.4, 0.6]
+
+
+def test_delays_may_go_in_proportion_to_what_ops_do() -> None:
+    """Stages of one, two, … layers become one stage each of as many halves, with microbatches of three times the size."""
+    _, costs = measured(1, "1f1b")
+    layers = tuple(range(1, costs.num_stages + 1))
+    none = np.zeros_like(costs.typical())
+    halves = stage_map(none, layers, [count / 2 for count in layers for _ in range(2)])
+    plan = build("interleaved-1f1b", costs.plan.pp, costs.plan.num_microbatches).compute_only()
+    target = Target(plan, halves, scale=3.0)
+    everything = slice(0, len(costs.step))
+    _, late = _Builder(costs, target).durations(everything)
+    _, scaled = _Builder(costs, replace(target, scales_delays=True)).durations(everything)
+    assert late.any()
+    assert scaled == pytest.approx(1.5 * late)
 
 
 def test_the_error_of_a_replay_is_the_median_of_those_of_its_steps() -> None:

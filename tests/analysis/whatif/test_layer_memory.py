@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.layer_memory import layer_memory, peak_of_split
+from pptrace.analysis.whatif.layer_memory import layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.predict import Baseline
 from pptrace.analysis.whatif.stage_costs import stage_costs
@@ -41,14 +41,38 @@ def test_layers_of_the_ranks_between_tell_what_the_ends_have_besides_theirs() ->
 
 def test_the_peak_of_a_split_is_that_of_its_layers_and_the_microbatches_in_flight() -> None:
     memory, plan = layer_memory(uses(), LAYERS), build("1f1b", 4, 8)
+    assert memory is not None
     split = (4, 3, 3, 2)
     expected = [
         BASE + count * STATE + of_end[0] + held * (count * ACTIVATIONS + of_end[1])
         for count, of_end, held in zip(split, [EMBEDDING, (0, 0), (0, 0), HEAD], peak_inflight(plan), strict=True)
     ]
-    assert peak_of_split(memory, plan, Change(split=split)) == max(expected)
-    half = Change(split=split, microbatch_size=0.5)
-    assert peak_of_split(memory, plan, half) < max(expected)  # type: ignore[operator]
+    assert peak_of_layers(memory, plan, split, 1.0) == max(expected)
+    assert peak_of_layers(memory, plan, split, 0.5) < max(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("interleaved-1f1b", (2, 2, 2, 2, 1, 1, 1, 1)), ("zbv", (2, 2, 2, 2, 1, 1, 1, 1)), ("dualpipe", LAYERS)],
+)
+def test_layers_take_their_memory_along_to_the_ranks_of_another_schedule(name: str, layers: tuple[int, ...]) -> None:
+    """Of interleaved chunks rank r has stages r and r + 4; on a V, stages r and 7 − r; of DualPipe, both r and 3 − r whole."""
+    plan, expected = build(name, 4, 8), []
+    second = {
+        "interleaved-1f1b": lambda rank: rank + 4,
+        "zbv": lambda rank: 7 - rank,
+        "dualpipe": lambda rank: 3 - rank,
+    }
+    for rank, held in enumerate(peak_inflight(plan)):
+        stages = (rank, second[name](rank))
+        state = kept = 0
+        for stage in stages:
+            of_end = EMBEDDING if stage == 0 else HEAD if stage == len(layers) - 1 else (0, 0)
+            state += layers[stage] * STATE + of_end[0]
+            kept += layers[stage] * ACTIVATIONS + of_end[1]
+        expected.append(BASE + state + held / 2 * kept)
+    found = study(None).scenario(Change(schedule=name), "")
+    assert found.peak_memory_bytes == round(max(expected))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
         return base + loads_of(split, state) + np.array(held) * loads_of(split, activations)
 
     splits = all_splits(num_layers, num_stages)
-    assert memory.peaks_of(splits[-1], held).tolist() == peaks(splits[-1]).tolist()
+    assert memory.peaks_of(build("1f1b", num_stages, 8), splits[-1], held).tolist() == peaks(splits[-1]).tolist()
     of_splits = sorted(float(peaks(split).max()) for split in splits)
     most = int(of_splits[len(of_splits) // 4])  # a quarter of them fit
     fitting = [split for split in splits if peaks(split).max() <= most]

@@ -17,7 +17,7 @@ from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_schedules, answer, pictures
 from pptrace.errors import ShapeError, UsageError
-from pptrace.report.whatif import headline
+from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.shape import OpCosts
@@ -227,6 +227,9 @@ def test_a_scenario_has_the_split_of_the_model_where_it_has_as_many_stages() -> 
         (Change(schedule="zb-h1"), "W is taken to be half of a B"),
         (Change(schedule="interleaved-1f1b"), "layers of a stage are taken to cost alike"),
         (Change(microbatches=16), "a step does 2 times the work"),
+        (Change(placement=(3, 2, 1, 0)), None),
+        (Change(placement=(0, 2, 1, 3)), "messages on links that the run did not use"),
+        (Change(schedule="looped-bfs"), "messages on links that the run did not use"),
     ],
 )
 def test_what_a_prediction_assumes_is_noted(change: Change, note: str | None) -> None:
@@ -324,6 +327,23 @@ def test_ideals_that_gain_nothing_are_left_out_where_several_changes_are_asked_f
     heavy = study_of(costs_of(heavy=3))
     stage = ("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))
     assert [one.name for one in answer(heavy, [gpipe, stage]).scenarios] == ["ideal stage=3", "gpipe"]
+
+
+def test_a_gain_is_a_part_of_what_the_same_work_takes_now() -> None:
+    """16 microbatches take two steps of 11·3,000 ns now and one of 19·3,000 then: 3 of 22 are gained."""
+    study = study_of(costs_of())
+    result = answer(study, [("twice as many", Change(microbatches=16))])
+    assert result.scenarios[0].gain_share == pytest.approx(3 / 22)
+    words = "would take 13.6% off what the same work takes: 0.06 ms instead of 0.07"
+    assert words in headline(result)
+    assert span_words(result.scenarios[0], result).endswith("instead of 0.07 for the same work")
+    assert "13.6%" in whatif_tables(result)[0].rows[0]
+
+
+def test_other_changes_with_an_ideal_stay_however_little_they_gain() -> None:
+    ideals = (parse_ideal("jitter"),)
+    wanted = [(name, Change(schedule=name, ideals=ideals)) for name in ("1f1b", "gpipe")]
+    assert len(answer(study_of(costs_of()), wanted).scenarios) == 2
 
 
 def test_a_scenario_has_the_gain_of_the_same_work_and_the_memory_beyond_the_limit() -> None:

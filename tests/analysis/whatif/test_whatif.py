@@ -130,6 +130,11 @@ def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
     # A table of ops has no messages: what they took is time before ops, which stays with them.
     result = predict_changes(analysis, Wishes()).result
     assert result.replay_error < 0.05
+    assert "no message between stages is known" in result.warnings[0]
+
+
+def test_a_run_whose_ops_are_not_late_needs_no_messages(one_f_one_b: Analysis) -> None:
+    assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.warnings == ()
 
 
 def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis) -> None:
@@ -251,6 +256,15 @@ def test_what_does_not_fit_is_refused_in_one_line(one_f_one_b: Analysis, wishes:
     assert "\n" not in str(caught.value)
 
 
+def test_of_all_schedules_a_split_goes_with_those_that_have_as_many_stages(one_f_one_b: Analysis) -> None:
+    for split in ((3, 1, 2, 2), (1, 1, 1, 1, 2, 1, 1, 1)):
+        result = predict_changes(one_f_one_b, Wishes(schedules=("all",), split=split)).result
+        stages = {4 * one.num_chunks for one in result.scenarios if one.schedule != "dualpipe"}
+        assert stages == {len(split)}
+    with pytest.raises(UsageError, match="no schedule of the catalogue has such a plan \\(split 1,2\\)"):
+        predict_changes(one_f_one_b, Wishes(schedules=("all",), split=(1, 2)))
+
+
 def test_a_trace_without_whole_steps_says_what_is_expected(one_f_one_b: Analysis) -> None:
     with pytest.raises(PptraceError, match="no whole step whose plan is known"):
         predict_changes(replace(one_f_one_b, costs=()), Wishes())
@@ -313,7 +327,10 @@ def test_a_peak_is_the_start_and_the_activations_in_flight() -> None:
     held = max(start + count / 2 * 100 for start, count in zip((1000, 900), peak_inflight(chunks), strict=True))
     assert predicted_peak(uses, now, chunks, Change()) == round(held)
     held = max(2 * start + count * 100 for start, count in zip((1000, 900), peak_inflight(twice), strict=True))
-    assert predicted_peak(uses, now, twice, Change()) == round(held)
+    assert predicted_peak(uses, now, twice, Change()) is None  # what of it is the stages'?
+    for base in (0, 800):  # which is there once on a rank
+        with_base = {rank: replace(use, base=float(base)) for rank, use in uses.items()}
+        assert predicted_peak(with_base, now, twice, Change()) == round(held) - base
     assert predicted_peak(uses, now, now, Change(split=(3, 5))) is None
     assert predicted_peak({}, now, now, Change()) is None
 
@@ -329,4 +346,6 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
     assert uses == {rank: RankUse(500, 60.0, 0.0) for rank in (0, 1)}  # 30 for each of two chunks
     assert predicted_peak(uses, plan, plan, Change()) == 500 + 30 * first
     unknown = SimpleNamespace(ranks=[*ranks, SimpleNamespace(pp_rank=0, start_bytes=None, peak_bytes=9)])
+    kept = SimpleNamespace(ranks=[SimpleNamespace(**{**vars(rank), "kind": "device_reserved"}) for rank in ranks])
+    assert rank_uses(cast(Any, kept), plan) == {}
     assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}

@@ -1,0 +1,67 @@
+"""Notes on predictions: what each takes for granted, and what the costs of the run do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.replay import link_ends
+from pptrace.analysis.whatif.split import goes_round, paste_lines
+from pptrace.analysis.whatif.stage_costs import StageCosts
+from pptrace.schedule.plan import Plan
+
+_MUCH_DELAY = 0.05
+"""Delays of ops as a part of their lengths from which on it is noted what is assumed of them."""
+
+
+def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
+    """Assumptions behind a prediction, a sentence each."""
+    if plan.splits_backward and not costs.splits_backward:
+        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
+    if plan.chain_length != costs.num_stages:
+        yield (
+            "layers of a stage are taken to cost alike"
+            if costs.layers
+            else "a stage's work is taken to be spread evenly over its layers"
+        )
+    if change.split is not None:
+        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
+    if change.split is not None and costs.layers is None:
+        yield "the run is taken to have as many layers in every stage"
+    if change.microbatch_size != 1:
+        yield "ops are taken to cost in proportion to the size of a microbatch"
+    if (work := change.work(costs.plan)) != 1:
+        yield f"a step does {work:g} times the work; the gain is for the same work"
+    if any(action.parts for actions in plan.ranks for action in actions) and not any(
+        action.parts for actions in costs.plan.ranks for action in actions
+    ):
+        yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
+    if does_other_parts and _is_late(costs):
+        yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
+    if change.prefetch is not None:
+        yield f"--prefetch {change.prefetch} of this project's runtime; sends are taken to hold up nobody"
+    if change.microbatch_size != change.link_speed and costs.num_stages > 1:
+        yield (
+            "messages keep the latency that was fitted to their links"
+            if costs.knows_latency
+            else "the whole time of a message is scaled, its latency too, as none could be fitted (in the interval, none of it)"
+        )
+    if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
+        yield "messages on links that the run did not use are taken to take what its messages usually do"
+    if plan.num_chains > costs.plan.num_chains:
+        yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+
+
+def warnings_of_costs(costs: StageCosts) -> Iterator[str]:
+    """Lines about costs in which ops are late, and no message has any."""
+    if costs.num_stages > 1 and not costs.transfer.any() and _is_late(costs):
+        yield (
+            "no message between stages is known: what ops wait for them counts as delays of ops, which other schedules are taken "
+            "to have as well, and other links change nothing; record with `pptrace run`, or with ranges that name messages"
+        )
+
+
+def _is_late(costs: StageCosts) -> bool:
+    """Return whether what delays ops is much against what they take."""
+    return float(costs.delay.sum()) > _MUCH_DELAY * float(costs.work.sum())
