@@ -294,6 +294,38 @@ def test_backward_passes_without_any_update_are_one_step() -> None:
     assert without_optimizer(gradients_only) == 0
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["parameters", "plain tensors"])
+def test_inputs_of_a_stage_that_are_gone_after_their_microbatch_end_no_step(plain: bool) -> None:
+    """A stage by hand whose received activations are leaves with gradients: four microbatches a step."""
+    weight = torch.ones(4, 4, requires_grad=True)
+
+    def stage(model: torch.nn.Module, _: torch.Tensor) -> None:
+        layer = model.get_submodule("0")
+        for _microbatch in range(4):
+            received = torch.ones(1, 4, requires_grad=True)
+            output = received @ weight if plain else layer(received)
+            torch.autograd.backward(output, torch.ones_like(output))
+            del received, output
+        with torch.no_grad():
+            for tensor in [weight] if plain else layer.parameters():
+                assert tensor.grad is not None
+                tensor.sub_(tensor.grad)
+                tensor.grad = None
+
+    assert without_optimizer(stage) == 6
+
+
+def test_plain_tensors_that_are_replaced_end_a_step_each_time() -> None:
+    weights = [torch.ones(4, requires_grad=True)]
+
+    def replace(_: torch.nn.Module, __: torch.Tensor) -> None:
+        weight = weights.pop()
+        (gradient,) = torch.autograd.grad((weight * 2).sum(), weight)
+        weights.append((weight - gradient).detach().requires_grad_())
+
+    assert without_optimizer(replace) == 6
+
+
 def test_gradients_that_grow_outside_of_a_backward_pass_end_no_step() -> None:
     """Weight gradients by hand, as of a backward that is split, between the forwards of one step."""
 
