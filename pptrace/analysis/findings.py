@@ -76,6 +76,7 @@ def find(
     study: Study = _NOT_STUDIED,
     series: StepSeries | None = None,
     missing: Sequence[MissingEvidence] = (),
+    others: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
@@ -85,6 +86,7 @@ def find(
     Args:
         study: reasons with findings of their own, the gains of places, and what chance explains, so that it is no finding.
         missing: what the run does not show.
+        others: findings about what is no part of any step.
     """
     findings = [
         Finding(
@@ -100,7 +102,12 @@ def find(
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
+        return (
+            *findings,
+            *of_series,
+            *others,
+            *_host_without_pipeline([step for step in steps if not step.has_pipeline]),
+        )
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     if "host" in losses:  # devices tell what their hosts were late with
@@ -117,7 +124,9 @@ def find(
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
-    ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
+    ordered = sorted(
+        [*filter(None, of_reasons), *named, *of_series, *others], key=lambda finding: -(finding.gain_ns or 0)
+    )
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
     return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
 
