@@ -53,8 +53,8 @@ _CAUSES = {
     "unexplained": (
         "goes to time that belongs to neither ops nor transfers",
         "goes to time that belongs to neither ops nor transfers",
-        "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive; on devices also "
-        "copies, and gaps between kernels that had been launched in time",
+        "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages that "
+        "were not recorded; on devices also copies, and gaps between kernels that had been launched in time",
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""

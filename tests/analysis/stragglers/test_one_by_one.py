@@ -232,6 +232,9 @@ def test_late_launches_are_those_of_the_worst_rank_or_of_all() -> None:
             assert reason.where == {}
             assert reason.evidence == {"typical_ns": 100, "usual_ns": 100}
         assert hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)], [delays]) is None
+        unknown = replace(costs, transfers=np.full_like(costs.transfers, -1))
+        reason = hosts.late_launches([unknown], [np.zeros(STEPS, dtype=np.int64)])
+        assert (reason is None) == (delays.max() == 100)  # transfers would make all ranks late alike
 
 
 def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:

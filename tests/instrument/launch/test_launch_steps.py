@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from instrument import session
 from instrument.launch.optimizer_steps import IterationRule, OptimizerSteps
+from instrument.launch.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
 from instrument.recorder import Range, Recorder
 from instrument.session import Session
@@ -46,6 +47,16 @@ def test_a_text_that_is_no_window_is_quoted_with_what_was_expected(text: str) ->
 def test_an_empty_window_is_refused_with_a_window_that_is_not(text: str) -> None:
     with pytest.raises(UsageError, match=rf"'{text}' holds no step: .*did you mean '{text[0]}:{int(text[0]) + 1}'\?"):
         parse_steps(text)
+
+
+def test_why_a_trace_is_short_names_the_profiler_that_ran_before() -> None:
+    assert ended_early("2:4", "2:5", 4, later=False) == (
+        "recorded steps 2:4 of --steps 2:5: the script ended after 4 steps"
+    )
+    assert ended_early("7:8", "2:5", 8, later=True) == (
+        "recorded steps 7:8 instead of --steps 2:5: the script's own torch.profiler ran before, "
+        "and the script ended after 8 steps"
+    )
 
 
 def ends(order: str) -> str:
