@@ -26,7 +26,8 @@ class TrainedTensors:
     """A few of the tensors that a script trains, and what they were like when it was last asked.
 
     A leaf that is no parameter may be what a stage of a pipeline received, which lives for a microbatch: leaves that are
-    gone say nothing while others are there, and are replaced by those of the next backward pass when all are.
+    gone say nothing while others are there, and are replaced by those of the next backward pass when all are. What FSDP gathers
+    anew for every pass, and frees, is not what is trained.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,8 @@ class TrainedTensors:
         """Remember how they are now, after a backward pass from ``roots``."""
         self._watched = [item for item in self._watched if item() is not None]
         if not self._watched:
-            self._watched = [ref(leaf) for leaf in itertools.islice(_leaves(roots), _MOST_WATCHED)]
+            kept = (leaf for leaf in _leaves(roots) if not _is_freed(leaf))
+            self._watched = [ref(leaf) for leaf in itertools.islice(kept, _MOST_WATCHED)]
         self._before = self._state()
 
     def have_changed(self, *, with_gradients: bool) -> bool:
@@ -61,6 +63,11 @@ class TrainedTensors:
 
     def _state(self) -> list[tuple[object, object]]:
         return [(None, None) if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements and no memory of its own for them, as FSDP's gathered parameters after a pass."""
+    return not hasattr(tensor, "to_local") and tensor.numel() > 0 and tensor.untyped_storage().size() == 0
 
 
 def _is_cleared(tensor: torch.Tensor | None) -> bool:
