@@ -233,7 +233,7 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
         )
         lengths += f" ({span.change:+.2%}{interval})"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        return f"No difference: {lengths}"
+        return f"{'Too few steps to tell a difference' if span.low is None else 'No difference'}: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (
