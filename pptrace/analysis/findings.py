@@ -18,6 +18,7 @@ from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
@@ -123,6 +124,7 @@ def find(
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
+    of_reasons = [None if finding and _is_contained(finding, candidates) else finding for finding in of_reasons]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted(
         [*filter(None, of_reasons), *named, *of_series, *others], key=lambda finding: -(finding.gain_ns or 0)
@@ -243,6 +245,18 @@ def _is_chance(finding: Finding, noise: Noise | None) -> bool:
     """Return whether ops that vary by chance explain a finding."""
     evidence = finding.evidence
     return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
+
+
+def _is_contained(finding: Finding, others: Sequence[Finding | None]) -> bool:
+    """Return whether others wait for a rank inside their ops, and a larger finding has all that it is slower by."""
+    at = finding.evidence["where"]
+    return finding.evidence["reason"] == LATE_MEMBER and any(
+        other.evidence["cause"] == "straggler"
+        and other.evidence["where"] == at
+        and (other.gain_ns or 0) >= (finding.gain_ns or 0)
+        for other in others
+        if other is not None
+    )
 
 
 def _with_doubt(finding: Finding) -> Finding:
