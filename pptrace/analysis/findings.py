@@ -67,6 +67,7 @@ _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
+_SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 _MOST_FINDINGS = 10
 _NOT_STUDIED = Study()
 
@@ -79,7 +80,7 @@ def find(
     missing: Sequence[MissingEvidence] = (),
     others: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
-    """Findings over all steps, the largest gain first, ten at most.
+    """Findings over all steps, ten at most: those of most severity first, of these the largest gain.
 
     Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others. The time that a reason
     explains is no part of its cause's any more, and steps that are long for a reason are no outliers.
@@ -126,11 +127,10 @@ def find(
         candidates = [_with_doubt(finding) for finding in candidates if finding]
     of_reasons = [None if finding and _is_contained(finding, candidates) else finding for finding in of_reasons]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
-    ordered = sorted(
-        [*filter(None, of_reasons), *named, *of_series, *others], key=lambda finding: -(finding.gain_ns or 0)
-    )
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
-    return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
+    unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
+    ordered = sorted(unordered, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
+    return (*findings, *ordered)[:_MOST_FINDINGS]
 
 
 def _finding_of(reason: Reason, span: int) -> Finding | None:

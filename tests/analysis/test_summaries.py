@@ -207,16 +207,16 @@ def step_with(fall: Waterfall | None, span: int = 1000, causes: tuple[Cause, ...
     return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), (), 600, causes)
 
 
-def test_findings_name_causes_worth_saying_with_the_largest_gain_first() -> None:
+def test_findings_name_causes_worth_saying_warnings_first_and_of_these_the_largest_gain() -> None:
     falls = [Waterfall(600, 100, 19, 80, 200, None, 1), Waterfall(600, 120, 19, 60, 180, None, 21)]
     findings = find([step_with(fall) for fall in falls], SCHEDULE)
     assert [(finding.evidence["cause"], finding.gain_ns) for finding in findings] == [
-        ("structural", 110),
         ("communication", 190),
         ("jitter", 70),
+        ("structural", 110),
     ]
-    assert findings[0].severity is Severity.INFO
-    assert findings[1].title == "Communication: 19.0% of the step goes to communication that no compute hides"
+    assert findings[2].severity is Severity.INFO
+    assert findings[0].title == "Communication: 19.0% of the step goes to communication that no compute hides"
 
 
 def test_steps_without_a_waterfall_give_no_causes() -> None:
@@ -235,7 +235,7 @@ def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
 def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share() -> None:
     """Of 2 × 1,000 ns: exactly 2 % of imbalance, 1.9 % of jitter."""
     falls = [Waterfall(600, 300, 25, 38, 0, None, 0), Waterfall(600, 300, 15, 0, 0, None, 0)]
-    structural, imbalance = find([step_with(fall) for fall in falls], SCHEDULE)
+    imbalance, structural = find([step_with(fall) for fall in falls], SCHEDULE)
     assert imbalance.evidence == {"cause": "imbalance", "where": {}, "share": 0.02}
     assert imbalance.gain_ns == 20
     assert imbalance.title == "Imbalance: 2.0% of the step goes to stages of unequal cost"
@@ -251,12 +251,12 @@ def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_o
         return [finding.evidence["cause"] for finding in findings]
 
     assert findings_with(49) == ["structural"]
-    assert findings_with(50) == ["structural", name]
+    assert findings_with(50) == [name, "structural"]
 
 
 def test_steps_without_a_waterfall_count_neither_in_shares_nor_in_gains() -> None:
     falls = [Waterfall(600, 300, 0, 0, 100, None, 0), None]
-    structural, communication = find([step_with(fall) for fall in falls], SCHEDULE)
+    communication, structural = find([step_with(fall) for fall in falls], SCHEDULE)
     assert (structural.gain_ns, structural.evidence["share"]) == (300, 0.3)
     assert (communication.gain_ns, communication.evidence["share"]) == (100, 0.1)
 
@@ -272,12 +272,12 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
     ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
     fall = Waterfall(600, 240, 0, 60, 100, None, 0)
     step = replace(step_with(fall), ranks=ranks)
-    _, communication, jitter = find([step], SCHEDULE)
+    communication, jitter, _ = find([step], SCHEDULE)
     assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
     assert communication.detail.startswith("of what is exposed: tp 75%, pp 25%; overlap it")
     assert "exposed_by_axis" not in jitter.evidence
     none_exposed = replace(step_with(fall), ranks=(rank_with(("pp", 0)),))
-    assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[1].evidence
+    assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[0].evidence
 
 
 def series_with(*, outlier: StepOutlier | None = None, change: StepChange | None = None) -> StepSeries:

@@ -137,7 +137,7 @@ class Outcome:
 
     @property
     def first(self) -> Finding | None:
-        """The first finding of a fault: structural ones, which every run has, stand before it."""
+        """The first finding; structural ones, which every run has, come after those of faults."""
         wanted = Severity.INFO if self.case.cause == "structural" else Severity.WARNING
         named = [finding for finding in self.findings if finding.severity is not Severity.INFO]
         if wanted is Severity.INFO:

@@ -52,7 +52,7 @@ def test_a_rank_slower_than_its_replicas_is_named_and_its_stage_is_not(tmp_path:
     assert [finding.evidence["cause"] for finding in healthy.findings] == ["structural"]
     durations[1] = np.where(table.rank == 2, 16 * usual // 10, usual)
     report = report_of(tmp_path, table, durations)
-    structural, straggler = report.findings
+    straggler, structural = report.findings
     slow_rank = 2 * DP + 1
     assert straggler.evidence["cause"] == "straggler"
     assert straggler.evidence["where"] == {"rank": slow_rank}
@@ -67,6 +67,6 @@ def test_a_rank_slower_than_its_replicas_is_named_and_its_stage_is_not(tmp_path:
 def test_a_stage_that_is_heavy_on_every_replica_is_no_straggler(tmp_path: Path) -> None:
     table = build("1f1b", PP, 8).table
     durations = np.where(table.stage == 3, 20_000, 10_000)
-    _, imbalance = report_of(tmp_path, table, np.stack([durations] * DP)).findings
+    imbalance, _ = report_of(tmp_path, table, np.stack([durations] * DP)).findings
     assert imbalance.evidence["cause"] == "imbalance"
     assert imbalance.evidence["where"] == {"stage": 3}
