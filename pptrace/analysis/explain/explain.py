@@ -315,7 +315,7 @@ class _Lateness:
     excess: Int64
 
     def of_ranks(self, times: StepTimes, window: int) -> tuple[_Places, _Places]:
-        """(what is due to ranks that are slower, the rest) of the time for which the ops of a window waited, by global rank."""
+        """The time for which the ops of a window waited, by global rank: what is due to ranks that are slower, and the rest."""
         late: Counter[tuple[int, int]] = Counter()
         of_window = self.waits.step == window
         columns = (self.waits.late_step, self.waits.late_row, self.waits.ns)
