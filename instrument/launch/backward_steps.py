@@ -23,7 +23,12 @@ _MOST_NODES = 20_000
 
 
 class TrainedTensors:
-    """A few of the tensors that a script trains, and what they were like when it was last asked."""
+    """A few of the tensors that a script trains, and what they were like when it was last asked.
+
+    A leaf that is no parameter may be what a stage of a pipeline received, which lives for a microbatch: leaves that are
+    gone say nothing while others are there, and are replaced by those of the next backward pass when all are. What FSDP gathers
+    anew for every pass, and frees, is not what is trained.
+    """
 
     def __init__(self) -> None:
         self._watched: list[ref[torch.Tensor]] = []
@@ -31,8 +36,10 @@ class TrainedTensors:
 
     def look(self, roots: Iterable[Any]) -> None:
         """Remember how they are now, after a backward pass from ``roots``."""
+        self._watched = [item for item in self._watched if item() is not None]
         if not self._watched:
-            self._watched = [ref(leaf) for leaf in itertools.islice(_leaves(roots), _MOST_WATCHED)]
+            kept = (leaf for leaf in _leaves(roots) if not _is_freed(leaf))
+            self._watched = [ref(leaf) for leaf in itertools.islice(kept, _MOST_WATCHED)]
         self._before = self._state()
 
     def have_changed(self, *, with_gradients: bool) -> bool:
@@ -41,18 +48,26 @@ class TrainedTensors:
         An update through ``.data`` leaves no trace on the tensor itself, but the gradients are cleared after it. Gradients that
         only grew are no sign: a backward by hand, or a split one, adds to them outside of any backward pass.
         """
-        now = self._state()
-        if [value for value, _ in now] != [value for value, _ in self._before]:
+        alive = [item() is not None for item in self._watched]
+        if not any(alive):
+            return bool(self._watched)
+        pairs = list(itertools.compress(zip(self._before, self._state(), strict=True), alive))
+        if any(before != after for (before, _), (after, _) in pairs):
             return True
         changed = [
             item
-            for item, (_, before), (_, after) in zip(self._watched, self._before, now, strict=True)
+            for item, ((_, before), (_, after)) in zip(itertools.compress(self._watched, alive), pairs, strict=True)
             if before != after
         ]
         return with_gradients and bool(changed) and all(_is_cleared(item()) for item in changed)
 
     def _state(self) -> list[tuple[object, object]]:
         return [(None, None) if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements and no memory of its own for them, as FSDP's gathered parameters after a pass."""
+    return not hasattr(tensor, "to_local") and tensor.numel() > 0 and tensor.untyped_storage().size() == 0
 
 
 def _is_cleared(tensor: torch.Tensor | None) -> bool:
@@ -71,21 +86,24 @@ def _state_of(tensor: torch.Tensor) -> tuple[object, object]:
 
 
 def _leaves(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The leaves of a graph, those that are parameters of a module first."""
+    """The leaves of a graph: the parameters of modules, or all where it has none of them."""
     others: list[torch.Tensor] = []
+    has_parameters = False
     queue = deque(root.grad_fn for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None)
     seen = set(queue)
     while queue and len(seen) < _MOST_NODES:
         node = queue.popleft()
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.nn.Parameter):
+            has_parameters = True
             yield leaf
         elif isinstance(leaf, torch.Tensor):
             others.append(leaf)
         following = {entry for entry, _ in node.next_functions if entry is not None} - seen
         seen |= following
         queue.extend(following)
-    yield from others
+    if not has_parameters:
+        yield from others
 
 
 class BackwardSteps:

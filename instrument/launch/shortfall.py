@@ -34,6 +34,14 @@ def script_recorded(window: str, *, written: bool) -> str:
     return line if written else f"{line}, and it wrote no trace: {remedy}"
 
 
+def ended_early(recorded: str, window: str, seen: int, *, later: bool) -> str:
+    """``later``: a profiler of the script kept pptrace from the window that was asked for."""
+    ended = f"the script ended after {steps_text(seen)}"
+    if later:
+        return f"recorded steps {recorded} instead of --steps {window}: {THEIRS} ran before, and {ended}"
+    return f"recorded steps {recorded} of --steps {window}: {ended}"
+
+
 def steps_text(steps: int) -> str:
     return "1 step" if steps == 1 else f"{steps} steps"
 

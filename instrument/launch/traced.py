@@ -30,7 +30,15 @@ from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
-from instrument.launch.shortfall import THEIRS, describe_activity, in_window, no_step, script_recorded, steps_text
+from instrument.launch.shortfall import (
+    THEIRS,
+    describe_activity,
+    ended_early,
+    in_window,
+    no_step,
+    script_recorded,
+    steps_text,
+)
 from instrument.launch.started_processes import StartedProcesses
 from instrument.launch.step_memory import StepMemory, keep_maxrss
 from instrument.launch.user_marks import UserMarks
@@ -430,8 +438,7 @@ class TracedSession(Session):
             return f"{steps_text(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {in_window(seen)}"
         recorded = self._recorded
         if window.stop is not None and seen < recorded.stop:
-            steps = f"{recorded.start}:{seen}"
-            return f"recorded steps {steps} of --steps {window}: the script ended after {steps_text(seen)}"
+            return ended_early(f"{recorded.start}:{seen}", str(window), seen, later=recorded.start > window.first)
         if recorded.start > window.first:
             return f"recorded steps {recorded.start}:{recorded.stop} instead of --steps {window}: {THEIRS} ran before"
         return None

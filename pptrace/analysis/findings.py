@@ -18,6 +18,7 @@ from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
+from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
@@ -53,8 +54,8 @@ _CAUSES = {
     "unexplained": (
         "goes to time that belongs to neither ops nor transfers",
         "goes to time that belongs to neither ops nor transfers",
-        "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive; on devices also "
-        "copies, and gaps between kernels that had been launched in time",
+        "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages that "
+        "were not recorded; on devices also copies, and gaps between kernels that had been launched in time",
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
@@ -77,6 +78,7 @@ def find(
     study: Study = _NOT_STUDIED,
     series: StepSeries | None = None,
     missing: Sequence[MissingEvidence] = (),
+    others: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, ten at most: those of most severity first, of these the largest gain.
 
@@ -86,6 +88,7 @@ def find(
     Args:
         study: reasons with findings of their own, the gains of places, and what chance explains, so that it is no finding.
         missing: what the run does not show.
+        others: findings about what is no part of any step.
     """
     findings = [
         Finding(
@@ -101,7 +104,12 @@ def find(
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
+        return (
+            *findings,
+            *of_series,
+            *others,
+            *_host_without_pipeline([step for step in steps if not step.has_pipeline]),
+        )
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     if "host" in losses:  # devices tell what their hosts were late with
@@ -117,9 +125,10 @@ def find(
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
+    of_reasons = [None if finding and _is_contained(finding, candidates) else finding for finding in of_reasons]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
-    unordered = (*filter(None, of_reasons), *named, *of_series, *structural)
+    unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
     ordered = sorted(unordered, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
     return (*findings, *ordered)[:_MOST_FINDINGS]
 
@@ -236,6 +245,18 @@ def _is_chance(finding: Finding, noise: Noise | None) -> bool:
     """Return whether ops that vary by chance explain a finding."""
     evidence = finding.evidence
     return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
+
+
+def _is_contained(finding: Finding, others: Sequence[Finding | None]) -> bool:
+    """Return whether others wait for a rank inside their ops, and a larger finding has all that it is slower by."""
+    at = finding.evidence["where"]
+    return finding.evidence["reason"] == LATE_MEMBER and any(
+        other.evidence["cause"] == "straggler"
+        and other.evidence["where"] == at
+        and (other.gain_ns or 0) >= (finding.gain_ns or 0)
+        for other in others
+        if other is not None
+    )
 
 
 def _with_doubt(finding: Finding) -> Finding:

@@ -190,7 +190,8 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
     gains: list[tuple[int, str]] = []
     for finding in findings:
         cause = str(finding.evidence.get("cause"))
-        if finding.severity is Severity.INFO or cause == "unexplained":
+        is_unexplained = cause == "unexplained" and "reason" not in finding.evidence
+        if finding.severity is Severity.INFO or is_unexplained:
             continue
         if of_some := _of_some_steps(finding):
             gains.append((finding.gain_ns or 0, f"on average of {of_some}"))

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
+from pptrace.analysis.between_steps import between_steps
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
@@ -193,6 +194,9 @@ def make_report(
         missing: what there is too little evidence for.
     """
     summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
+    marked = marked_steps(ops if step is None else ops[ops["step"] == step])
+    between = between_steps(steps, marked, device)
+    findings = find(steps, summary, study, series, missing, [between] if between else [])
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
@@ -203,9 +207,9 @@ def make_report(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
         ),
         steps=steps,
-        marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
+        marked_steps=marked,
         device=device,
-        findings=tuple(with_core_wait(finding, waits) for finding in find(steps, summary, study, series, missing)),
+        findings=tuple(with_core_wait(finding, waits) for finding in findings),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pptrace.analysis.result import StepReport
@@ -47,3 +48,17 @@ def test_the_window_of_each_rank_is_its_own_and_waiting_for_the_other_is_bubble(
     assert late.comms[0].wait_ns == 0
     assert [dict(rank.spans) for rank in second.ranks] == [{"OPTIMIZER": 150}, {}]
     assert [rank.comms for rank in second.ranks] == [(), ()]
+
+
+def test_a_profile_without_a_pipeline_has_the_steps_of_torchs_profiler(tmp_path: Path) -> None:
+    ranges = [("user_annotation", "ProfilerStep#4", 0, 100), ("user_annotation", "ProfilerStep#5", 100, 80)]
+    operators = [("cpu_op", "aten::mm", 10, 50), ("cpu_op", "aten::mm", 110, 20)]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+        for cat, name, ts, dur in (*ranges, *operators)
+    ]
+    trace = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    steps = load([tmp_path / "rank0.json"], cache=False).report.steps
+    assert [(step.step, step.span_ns, step.has_pipeline) for step in steps] == [(4, 100_000, False), (5, 80_000, False)]
+    assert [step.ranks[0].compute_ns for step in steps] == [50_000, 20_000]

@@ -176,7 +176,8 @@ def _explain_part(
     costs_of_causes = replace(
         _costs(equal, moving, step, explained, chosen, before), transfers=transfers[chosen], graph=graph
     )
-    causes = _causes(times, chosen, costs_of_causes, on_path, axes, equal.left_of(waits))
+    lateness = _Lateness(equal.left_of(waits), _excess_over_replicas(equal, step))
+    causes = _causes(times, chosen, costs_of_causes, on_path, axes, lateness)
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before, graph)
     collecting = [rank for rank in ranks if len(rank.collections)]
     collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
@@ -218,19 +219,32 @@ def _costs(equal: EqualRows, moving: Int64, step: Int64, explained: Int64, chose
     )
 
 
+def _excess_over_replicas(equal: EqualRows, step: Int64) -> Int64:
+    """Time by which the ops of each rank usually take longer than its replicas' in every window, shape (steps, pp), ns."""
+    table = equal.times.table
+    key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
+    medians = group_medians(equal.computing, of_key, len(key))
+    excess = np.zeros_like(medians)
+    for number in np.unique(step).tolist():
+        replicas = medians[step == number]
+        excess[step == number] = np.maximum(replicas - np.sort(replicas, axis=0)[(len(replicas) - 1) // 2], 0)
+    return group_sums(excess[:, of_key], table.rank, table.pp)
+
+
 def _rounded(values: npt.NDArray[np.float64]) -> Int64:
     rounded: Int64 = np.rint(values).astype(np.int64)
     return rounded
 
 
 def _causes(
-    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int], waits: InnerWaits
+    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int], lateness: _Lateness
 ) -> list[tuple[int, tuple[Cause, ...]]]:
     """(the ideal of each step, its causes).
 
     What ops of the critical path communicate inside them is partly waiting for the members of collectives that come last: that
-    part is jitter of these.
+    part is due to these, as :class:`_Lateness` says.
     """
+    waits = lateness.waits
     table = times.table
     shares = shapley_values(costs, table)
     ideal = costs.of_kind.sum(axis=1) // table.pp
@@ -241,6 +255,10 @@ def _causes(
         held = np.minimum(waits.sums(times.start.shape)[chosen], inner).sum(axis=1)
         added[_WAITING] = _part_of(added[INNER], held, inner.sum(axis=1))
         added[INNER] = added[INNER] - added[_WAITING]
+        of_ranks = [lateness.of_ranks(times, window) for window in chosen.tolist()]
+        usual, rest = (np.array([sum(part.values()) for part in parts]) for parts in zip(*of_ranks, strict=True))
+        added[_SLOW] = _part_of(added[_WAITING], usual, usual + rest)
+        added[_WAITING] = added[_WAITING] - added[_SLOW]
     by_stage = group_sums(
         np.where(on_path > 0, np.maximum(costs.of_stage - costs.of_kind, 0), 0), table.stage, table.num_stages
     )
@@ -262,7 +280,7 @@ def _causes(
             MESSAGES: {("axis", "pp"): 1},
             INNER: {("axis", axis): weight for axis, weight in axes.items()},
             ROUTING: {("axis", "ep"): 1},
-            _WAITING: _late_ranks(times, waits, window) if _WAITING in added else {},
+            **(dict(zip((_SLOW, _WAITING), of_ranks[index], strict=True)) if _WAITING in added else {}),
         }
         causes = _merged(
             cause for name, values in added.items() for cause in _placed(name, int(values[index]), places.get(name, {}))
@@ -274,7 +292,10 @@ def _causes(
 
 
 _WAITING = "waiting"
-"""The part of the communication inside ops in which they wait for members of collectives that come last."""
+_SLOW = "waiting for slower ranks"
+"""The part of the communication inside ops in which they wait for members of collectives that come last, and what of it is due to
+members that are slower than their replicas.
+"""
 
 
 def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
@@ -284,14 +305,33 @@ def _part_of(amount: Int64, part: Int64, whole: Int64) -> Int64:
     return parts
 
 
-def _late_ranks(times: StepTimes, waits: InnerWaits, window: int) -> dict[tuple[str, int | str], int]:
-    """Time for which the ops of a window waited in collectives for each global rank, ns."""
-    late: Counter[tuple[str, int | str]] = Counter()
-    of_window = waits.step == window
-    columns = (waits.late_step, waits.late_row, waits.ns)
-    for step, row, ns in zip(*(column[of_window].tolist() for column in columns), strict=True):
-        late["rank", times.windows[step].ranks[times.table.rank[row]]] += ns
-    return dict(late)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lateness:
+    """Waits for members that come last, and by how much the ops of each rank usually exceed its replicas' in each window
+    (:func:`_excess_over_replicas`): up to so much a rank is late as it is slower than its replicas, beyond that as its ops vary.
+    """
+
+    waits: InnerWaits
+    excess: Int64
+
+    def of_ranks(self, times: StepTimes, window: int) -> tuple[_Places, _Places]:
+        """The time for which the ops of a window waited, by global rank: what is due to ranks that are slower, and the rest."""
+        late: Counter[tuple[int, int]] = Counter()
+        of_window = self.waits.step == window
+        columns = (self.waits.late_step, self.waits.late_row, self.waits.ns)
+        for step, row, ns in zip(*(column[of_window].tolist() for column in columns), strict=True):
+            late[step, int(times.table.rank[row])] += ns
+        slower: Counter[tuple[str, int | str]] = Counter()
+        rest: Counter[tuple[str, int | str]] = Counter()
+        for (step, place), ns in late.items():
+            rank = times.windows[step].ranks[place]
+            usual = min(ns, int(self.excess[step, place]))
+            slower["rank", rank] += usual
+            rest["rank", rank] += ns - usual
+        return slower, rest
+
+
+_Places = Mapping[tuple[str, int | str], int]
 
 
 def _merged(causes: Iterable[Cause]) -> list[Cause]:
@@ -303,7 +343,13 @@ def _merged(causes: Iterable[Cause]) -> list[Cause]:
     return [Cause(name, dict(where), ns) for (name, where), ns in merged.items()]
 
 
-_CAUSE_OF = {MESSAGES: "communication", INNER: "communication", _WAITING: "jitter", ROUTING: "imbalance"}
+_CAUSE_OF = {
+    MESSAGES: "communication",
+    INNER: "communication",
+    _WAITING: "jitter",
+    _SLOW: "straggler",
+    ROUTING: "imbalance",
+}
 _LEAST_PLACE = 0.05
 """A place with a smaller part of a cause is not named."""
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.stragglers.reason import Reason, step_lengths, window_lengths
 from pptrace.model.tables import Int64
+from pptrace.slices import group_sums
 
 Place = tuple[str, int | str]
 """("stage", its number) or ("rank", its number)."""
@@ -166,7 +167,29 @@ def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> 
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
-    return _rounded(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations))
+    durations = _rounded(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations))
+    return _with_shorter_waits(costs, durations, rank)
+
+
+def _with_shorter_waits(costs: MeasuredCosts, durations: Int64, rank: int) -> Int64:
+    """The durations, ops of other pipelines that wait for the rank in collectives shortened by as much as its own pipeline is."""
+    holds, place = costs.holds, costs.table.rank
+    waits = holds.where((holds["rank"] == rank) & (holds["is_late"] == 0))
+    if not len(waits):
+        return durations
+    is_own = (costs.ranks == rank).any(axis=1)
+    before, after = (window_lengths(costs, ops, costs.transfers) for ops in (costs.durations, durations))
+    steps, number = np.unique(costs.step, return_inverse=True)
+    saved = np.zeros(len(steps), dtype=np.int64)
+    np.maximum.at(saved, number[is_own], (before - after)[is_own])
+    waited = np.zeros(durations.shape, dtype=np.int64)
+    waited[waits["window"], waits["row"]] = costs.inner[waits["window"], waits["row"]]
+    waited[is_own] = 0
+    of_ranks = group_sums(waited, place, costs.table.pp)
+    part: Floats = np.minimum(saved[number][:, np.newaxis] / np.maximum(of_ranks, 1), 1.0)
+    taken: Floats = waited * part[:, place]
+    shorter: Int64 = durations - np.minimum(_rounded(taken), durations)
+    return shorter
 
 
 def _excess(costs: MeasuredCosts) -> Int64:

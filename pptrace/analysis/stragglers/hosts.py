@@ -46,8 +46,8 @@ def late_launches(
 ) -> Reason | None:
     """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
 
-    Where all ranks are about as late, what they would get back if none was late. ``apart`` is the part of the delays that is a
-    reason of its own, as late starts and pauses are.
+    Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
+    would look the same. ``apart`` is the part of the delays that is a reason of its own, as late starts and pauses are.
     """
     delays = [costs.delays - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
@@ -59,6 +59,8 @@ def late_launches(
         removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
         times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
         title = "Host: {share:.1%} of the step is lost between the ops of " + f"rank {rank}, which begin late"
+    elif not any((costs.transfers >= 0).any() for costs in plans):
+        return None
     else:
         removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
         title = "Host: {share:.1%} of the step is lost between the ops of all ranks, which begin late"

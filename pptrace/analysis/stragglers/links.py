@@ -49,7 +49,7 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
         "Slow link: {share:.1%} of the step goes to messages between ranks "
         + " and ".join(map(str, sorted(link.ranks))),
         f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: look at "
-        "the network between the two hosts, and at what else uses it",
+        "the network between the two, and at what else uses it; on one host, at who else wants its cores",
         np.concatenate(gains),
         {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
     )

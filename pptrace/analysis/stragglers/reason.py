@@ -56,7 +56,18 @@ def step_lengths(
     delays: Int64 | None = None,
     moving: Int64 | None = None,
 ) -> Int64:
-    """The length of each step, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
+    """The length of each step, ns: :func:`window_lengths` of the pipeline that takes longest."""
+    return longest_of_steps(costs.step, window_lengths(costs, durations, transfers, delays, moving))
+
+
+def window_lengths(
+    costs: MeasuredCosts,
+    durations: Int64,
+    transfers: Int64,
+    delays: Int64 | None = None,
+    moving: Int64 | None = None,
+) -> Int64:
+    """The length of each window, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
 
     Without ``delays``, ops begin as late as was measured, and without ``moving`` transfers keep them as long. Where messages are
     replayed along a graph, it says what they keep.
@@ -71,7 +82,7 @@ def step_lengths(
             continue
         latencies = np.where(costs.sender_is_last[part], np.maximum(transfers[part], 0), 0)
         spans[part] = makespans(costs.table, taken + moved[part], latencies)
-    return longest_of_steps(costs.step, spans)
+    return spans
 
 
 def measured_lengths(plans: Sequence[MeasuredCosts]) -> list[Int64]:

@@ -21,7 +21,7 @@ from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, 
 from pptrace.recognise.calls.host_calls import host_calls
 from pptrace.recognise.calls.kernels import with_kernels
 from pptrace.recognise.calls.named_layers import axes_of_ranges
-from pptrace.recognise.calls.thread_activity import are_backward, busy_until
+from pptrace.recognise.calls.thread_activity import are_backward, busy_until, copies_of_buckets
 from pptrace.recognise.calls.works import with_works
 from pptrace.recognise.device.communication_names import KINDS
 from pptrace.slices import Slice
@@ -71,21 +71,28 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "stream": np.where(on_device, stream, -1),
         "clock": np.array(["host", "device"], dtype=object)[on_device.astype(np.int64)],
     }
-    host = _host_times(calls, events)
+    host = _host_times(calls, events, may_be_bucket=(columns["backward"] == 1) & (kind == CODE_OF_KIND["all_reduce"]))
     device = dict.fromkeys(("start_ns", "posted_ns", "asked_ns"), calls["kernel_start_ns"])
     device["end_ns"] = calls["kernel_end_ns"]
     times = {name: np.where(on_device, device[name], column) for name, column in host.items()}
     return make_table(CALLS, columns | times)
 
 
-def _host_times(calls: Slice, events: Events) -> dict[str, Int64]:
-    """The times of calls that no kernel shows; one whose end nothing shows ends where it was posted."""
+def _host_times(calls: Slice, events: Events, may_be_bucket: npt.NDArray[np.bool_]) -> dict[str, Int64]:
+    """The times of calls that no kernel shows; one whose end nothing shows ends where it was posted.
+
+    The range of a work ends only when its thread, which has woken up the one that waits, gets a core again: a bucket of DDP's is
+    there when DDP copies the last one back.
+    """
     start, until, end = (calls[name] for name in ("start_ns", "until_ns", "end_ns"))
     is_unknown = end < 0
     is_ahead = ~is_unknown & (end > until)
     posted = np.where(is_unknown | is_ahead, until, start)
     asked = posted.copy()
+    first, last = (np.maximum(copy, until) for copy in copies_of_buckets(events, calls["thread"], start))
+    latest = np.where(may_be_bucket & is_ahead, last, end)
+    end, asks = np.minimum(end, latest), np.where(may_be_bucket, np.minimum(end, first), end)
     waits = np.flatnonzero(is_ahead & (calls["kernel"] < 0))
-    asked[waits] = busy_until(events, calls["thread"][waits], until[waits], end[waits])
+    asked[waits] = busy_until(events, calls["thread"][waits], until[waits], asks[waits])
     ends = np.where(is_unknown, until, np.where(is_ahead, end, np.maximum(start, end)))
     return {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": ends}

@@ -118,11 +118,11 @@ def _tables(
 
 
 def _spans_alone(framework: str, labelled: Ranges) -> RankTables | None:
-    """Steps of a trace without ops whose reader names the framework; None otherwise."""
+    """Steps of a trace without ops, as torch.profiler's ranges or the reader tell them; None without any."""
     stepped = spans_of_steps(labelled)
-    if not framework or not len(stepped.ranges):
+    if not len(stepped.ranges):
         return None
-    return RankTables(framework, spans_table(stepped), empty_table(COMMS))
+    return RankTables(framework or "unlabelled", spans_table(stepped), empty_table(COMMS))
 
 
 def _optimizers(events: Events, ranges: Ranges) -> list[Range]:

@@ -143,6 +143,9 @@ def test_few_steps_are_no_evidence_and_say_so() -> None:
     assert found.verdict == "no difference"
     assert (found.span.low, found.span.high) == (None, None)
     assert found.span.change == pytest.approx(83586320 / 27470461 - 1)
+    assert found.detail.startswith(
+        "Too few steps to tell a difference: a typical step takes 27.47 ms in A and 83.59 ms"
+    )
     assert found.warnings[0].startswith("not enough evidence: A has 2 whole steps and B has 2 whole steps")
     assert {part.significant for part in found.parts} == {None}
 

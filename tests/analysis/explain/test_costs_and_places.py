@@ -18,7 +18,7 @@ from pptrace.analysis.explain.equal_rows import equal_rows
 from pptrace.analysis.explain.explain import (
     _blames,
     _costs,
-    _late_ranks,
+    _Lateness,
     _merged,
     _most_blamed,
     _part_of,
@@ -124,17 +124,23 @@ def test_a_part_of_nothing_is_nothing() -> None:
     assert _part_of(*columns).tolist() == [7, 0, 6, 9]
 
 
-def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last() -> None:
+def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_they_are_slower_for_that() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         times = random_times(rng)
         waits = random_waits(rng, times)
+        excess = np.array([[rng.choice((0, 5, 10**6)) for _ in range(times.table.pp)] for _ in range(WINDOWS)])
         for window in range(WINDOWS):
-            expected: Counter[tuple[str, int | str]] = Counter()
+            late: Counter[tuple[int, int]] = Counter()
             for index in np.flatnonzero(waits.step == window).tolist():
-                late = times.windows[waits.late_step[index]].ranks[times.table.rank[waits.late_row[index]]]
-                expected["rank", late] += int(waits.ns[index])
-            assert _late_ranks(times, waits, window) == dict(expected)
+                late[waits.late_step[index], times.table.rank[waits.late_row[index]]] += int(waits.ns[index])
+            slower: Counter[tuple[str, int | str]] = Counter()
+            rest: Counter[tuple[str, int | str]] = Counter()
+            for (step, place), ns in late.items():
+                at = "rank", times.windows[step].ranks[place]
+                slower[at] += min(ns, excess[step, place])
+                rest[at] += max(ns - excess[step, place], 0)
+            assert _Lateness(waits, excess).of_ranks(times, window) == (slower, rest)
 
 
 def test_axes_inside_ops_are_those_of_communication_without_a_microbatch() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.stragglers import alike, hosts, messaging, noise, sequences
-from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
+from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps, nothing_held
 from pptrace.analysis.stragglers.noise import Noise
-from pptrace.analysis.stragglers.reason import measured_lengths
+from pptrace.analysis.stragglers.reason import measured_lengths, window_lengths
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -126,7 +126,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
         as_others = alike._with_stage_as_others(costs, typical, stage)
-        as_replicas = alike._with_rank_as_replicas(costs, typical, rank)
+        as_replicas = alike._with_rank_as_replicas(replace(costs, holds=nothing_held()), typical, rank)
         for window, row in np.ndindex(costs.durations.shape):
             cell, duration = cell_of(costs, row), int(costs.durations[window, row])
             others = [lowest[other] for other in cells if other[0] == cell[0] and other[1] != cell[1]]
@@ -135,6 +135,35 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             own = usual[int(costs.ranks[window, 0]), cell]
             factor = min(replicas[cell] / own, 1) if costs.ranks[window, table.rank[row]] == rank else 1
             assert as_replicas[window, row] == pytest.approx(duration * factor, abs=0.5)
+
+
+def test_what_waits_for_a_rank_in_collectives_gets_shorter_as_its_own_pipeline_does_at_most() -> None:
+    num_shorter = 0
+    for seed in SEEDS:
+        costs = random_costs(random.Random(seed))
+        rank = int(costs.ranks[0, 0])
+        waits = Slice({**costs.holds.columns, "rank": np.full(len(costs.holds), rank)})
+        costs = replace(costs, holds=waits, inner=costs.durations // 2)
+        changed = np.where(costs.ranks[:, costs.table.rank] == rank, costs.durations // 3, costs.durations)
+        before, after = (window_lengths(costs, ops, costs.transfers).tolist() for ops in (costs.durations, changed))
+        pairs = zip(waits["window"].tolist(), waits["row"].tolist(), waits["is_late"].tolist(), strict=True)
+        held = {(window, row) for window, row, is_late in pairs if not is_late}
+        got = alike._with_shorter_waits(costs, changed, rank)
+        for window, row in np.ndindex(changed.shape):
+            taken = 0.0
+            if (window, row) in held and rank not in costs.ranks[window]:
+                place = costs.table.rank[row]
+                at_once = sum(
+                    int(costs.inner[at]) for at in held if at[0] == window and costs.table.rank[at[1]] == place
+                )
+                own = [
+                    at for at in range(len(before)) if costs.step[at] == costs.step[window] and rank in costs.ranks[at]
+                ]
+                saved = max(before[at] - after[at] for at in own)
+                taken = int(costs.inner[window, row]) * min(saved / max(at_once, 1), 1)
+            assert got[window, row] == pytest.approx(changed[window, row] - taken, abs=0.5)
+            num_shorter += taken > 0
+    assert num_shorter > 40
 
 
 def test_a_stage_whose_like_cost_nothing_costs_nothing_as_they_do() -> None:
@@ -232,6 +261,9 @@ def test_late_launches_are_those_of_the_worst_rank_or_of_all() -> None:
             assert reason.where == {}
             assert reason.evidence == {"typical_ns": 100, "usual_ns": 100}
         assert hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)], [delays]) is None
+        unknown = replace(costs, transfers=np.full_like(costs.transfers, -1))
+        reason = hosts.late_launches([unknown], [np.zeros(STEPS, dtype=np.int64)])
+        assert (reason is None) == (delays.max() == 100)  # transfers would make all ranks late alike
 
 
 def test_medians_have_standard_errors_by_their_deviation_and_number() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from instrument import session
 from instrument.launch.optimizer_steps import IterationRule, OptimizerSteps
+from instrument.launch.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
 from instrument.recorder import Range, Recorder
 from instrument.session import Session
@@ -46,6 +47,16 @@ def test_a_text_that_is_no_window_is_quoted_with_what_was_expected(text: str) ->
 def test_an_empty_window_is_refused_with_a_window_that_is_not(text: str) -> None:
     with pytest.raises(UsageError, match=rf"'{text}' holds no step: .*did you mean '{text[0]}:{int(text[0]) + 1}'\?"):
         parse_steps(text)
+
+
+def test_why_a_trace_is_short_names_the_profiler_that_ran_before() -> None:
+    assert ended_early("2:4", "2:5", 4, later=False) == (
+        "recorded steps 2:4 of --steps 2:5: the script ended after 4 steps"
+    )
+    assert ended_early("7:8", "2:5", 8, later=True) == (
+        "recorded steps 7:8 instead of --steps 2:5: the script's own torch.profiler ran before, "
+        "and the script ended after 8 steps"
+    )
 
 
 def ends(order: str) -> str:
@@ -292,6 +303,38 @@ def test_backward_passes_without_any_update_are_one_step() -> None:
         model(batch).sum().backward()
 
     assert without_optimizer(gradients_only) == 0
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["parameters", "plain tensors"])
+def test_inputs_of_a_stage_that_are_gone_after_their_microbatch_end_no_step(plain: bool) -> None:
+    """A stage by hand whose received activations are leaves with gradients: four microbatches a step."""
+    weight = torch.ones(4, 4, requires_grad=True)
+
+    def stage(model: torch.nn.Module, _: torch.Tensor) -> None:
+        layer = model.get_submodule("0")
+        for _microbatch in range(4):
+            received = torch.ones(1, 4, requires_grad=True)
+            output = received @ weight if plain else layer(received)
+            torch.autograd.backward(output, torch.ones_like(output))
+            del received, output
+        with torch.no_grad():
+            for tensor in [weight] if plain else layer.parameters():
+                assert tensor.grad is not None
+                tensor.sub_(tensor.grad)
+                tensor.grad = None
+
+    assert without_optimizer(stage) == 6
+
+
+def test_plain_tensors_that_are_replaced_end_a_step_each_time() -> None:
+    weights = [torch.ones(4, requires_grad=True)]
+
+    def replace(_: torch.nn.Module, __: torch.Tensor) -> None:
+        weight = weights.pop()
+        (gradient,) = torch.autograd.grad((weight * 2).sum(), weight)
+        weights.append((weight - gradient).detach().requires_grad_())
+
+    assert without_optimizer(replace) == 6
 
 
 def test_gradients_that_grow_outside_of_a_backward_pass_end_no_step() -> None:

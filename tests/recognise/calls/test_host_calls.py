@@ -51,6 +51,32 @@ def test_the_posting_of_a_barrier_and_its_work_are_one_call_that_ends_with_the_w
     assert not has_posting_time_only(calls).any()
 
 
+def test_a_bucket_of_ddp_is_there_when_ddp_copies_the_last_one_back() -> None:
+    """Its worker's range ends at 500, when the thread of the worker has a core again; two buckets, the second one waited for."""
+    rank = Rank(0)
+    copy = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+    for start in (0, 40):
+        rank.add(
+            Category.CPU_OP,
+            "autograd::engine::evaluate_function: AccumulateGrad",
+            start,
+            start + 30,
+            thread=MAIN_THREAD,
+        )
+        post(rank, "allreduce_", start + 10, start + 20)
+        work(rank, "all_reduce", start + 15, 100 if start == 0 else 500)
+    for start in (110, 300, 310):
+        rank.add(Category.CPU_OP, "aten::as_strided", start - 5, start - 3, thread=MAIN_THREAD)
+        rank.add(Category.CPU_OP, copy, start, start + 5, thread=MAIN_THREAD)
+    post(rank, "allreduce_", 400, 405)  # of the script, not of a backward
+    rank.add(Category.CPU_OP, copy, 450, 451, thread=MAIN_THREAD)
+    calls = calls_of(rank)
+    assert spans(calls, "posted_ns", "asked_ns", "end_ns")[:2] == [
+        ("all_reduce", 20, 70, 100),
+        ("all_reduce", 60, 60, 310),
+    ]
+
+
 def test_works_of_calls_that_are_pending_at_once_are_taken_in_their_order() -> None:
     rank = Rank(0)
     for at in range(3):
