@@ -118,7 +118,8 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
     tables = replace(tables, ops=with_collections(ops, trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
-    has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
+    sure = tables.ops["source"] != "inferred"  # those that are inferred here may turn out to be no pipeline's
+    has_ops = bool((tables.ops["kind"].isin(COMPUTE_KINDS) & sure).any())
     host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
     recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
     return RecognisedRank(trace.info, framework, *recognised)

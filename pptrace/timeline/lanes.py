@@ -70,7 +70,7 @@ def lane_of(
     blocking = _blocking(comms, "start_ns", "end_ns")
     if work is not None and len(work.compute):
         compute = clock.to_common_clock(rank, work.compute)
-    elif host is not None and len(host):
+    elif host is not None and len(host) and not ops.among("kind", COMPUTE_KINDS).any():
         operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
         compute = subtract(operators, blocking)
     else:

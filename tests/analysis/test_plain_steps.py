@@ -62,3 +62,37 @@ def test_a_profile_without_a_pipeline_has_the_steps_of_torchs_profiler(tmp_path:
     steps = load([tmp_path / "rank0.json"], cache=False).report.steps
     assert [(step.step, step.span_ns, step.has_pipeline) for step in steps] == [(4, 100_000, False), (5, 80_000, False)]
     assert [step.ranks[0].compute_ns for step in steps] == [50_000, 20_000]
+
+
+def test_ranks_that_pass_tensors_around_a_ring_compute_as_their_operators_do(tmp_path: Path) -> None:
+    """Messages between a forward and a backward look like a pipeline's until it is seen that each rank sends to its next."""
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(_around_a_ring(rank)))
+    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    assert [(step.has_pipeline, step.span_ns) for step in report.steps] == [(False, 500_000)] * 3
+    assert [rank.compute_ns for step in report.steps for rank in step.ranks] == [200_000] * 6
+
+
+def _around_a_ring(rank: int) -> dict[str, object]:
+    """Three steps of 500 µs: a forward of 100, a message each way of 100, a backward of 100."""
+    events = []
+    for step in range(3):
+        begin, call = 1_000 + 600 * step, f"group=0 seq={step} bytes=4096 peer={1 - rank}"
+        rows = (
+            ("user_annotation", f"pp1:STEP step={step}", 0, 500),
+            ("cpu_op", "aten::addmm", 10, 100),
+            ("user_annotation", f"pp1:call step={step} kind=send {call} handle=0", 120, 100),
+            ("cpu_op", "c10d::send", 130, 80),
+            ("user_annotation", f"pp1:call step={step} kind=recv {call} handle=1", 230, 100),
+            ("cpu_op", "c10d::recv_", 240, 80),
+            ("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 350, 100),
+        )
+        for cat, name, ts, dur in rows:
+            numbers = {"Sequence number": step, "Fwd thread id": int("Backward" in name)} if "ddmm" in name else {}
+            events.append(
+                {"ph": "X", "cat": cat, "name": name, "ts": begin + ts, "dur": dur, "pid": 1, "tid": 1, "args": numbers}
+            )
+    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}
+    job = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": [group]}
+    facts = {"schema": "pptrace.trace/1", "rank": rank, "world_size": 2, "backend": "gloo", "host": "one"}
+    return {"schemaVersion": 1, "distributedInfo": job, "pptrace": facts, "traceEvents": events}

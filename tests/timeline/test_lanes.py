@@ -101,23 +101,26 @@ def test_what_compute_or_an_exposed_transfer_overlaps_is_not_unknown() -> None:
     }
 
 
-def test_compute_is_that_of_kernels_else_of_the_hosts_operators_else_of_ops() -> None:
+def test_compute_is_that_of_kernels_else_of_ops_else_of_the_hosts_operators() -> None:
     """The clock of rank 3 is 1,000 ahead; a call blocks from 1,010 to 1,020 on the common one."""
     clock = Clock(ClockMethod.BOUNDS, {3: 1_000}, 0)
     ops = ops_of({"rank": 3, "start_ns": 1_000, "end_ns": 1_100}, {"rank": 3, "kind": "STEP", "end_ns": 9_000})
     comms = comms_of(comm(1_010, 1_020, rank=3, clock="host"))
     host = HostWork(np.array([5, 50]), np.array([15, 60]))
     kernels, copies = work_of((30, 40)), work_of((30, 40), is_compute=False)
-    by_ops = [[1_000, 1_010], [1_020, 1_100]]
-    for work, operators, compute in (
-        (kernels, host, [[1_030, 1_040]]),
-        (copies, host, [[1_005, 1_010], [1_050, 1_060]]),
-        (None, host, [[1_005, 1_010], [1_050, 1_060]]),
-        (None, HostWork(), by_ops),
-        (None, None, by_ops),
-        (copies, None, by_ops),
+    step_alone = ops.where(ops["kind"] == "STEP")
+    by_ops, by_operators = [[1_000, 1_010], [1_020, 1_100]], [[1_005, 1_010], [1_050, 1_060]]
+    for its_ops, work, operators, compute in (
+        (ops, kernels, host, [[1_030, 1_040]]),
+        (step_alone, kernels, host, [[1_030, 1_040]]),
+        (ops, None, host, by_ops),
+        (ops, copies, None, by_ops),
+        (step_alone, copies, host, by_operators),
+        (step_alone, None, host, by_operators),
+        (step_alone, None, HostWork(), []),
+        (step_alone, None, None, []),
     ):
-        assert lane_of(3, ops, comms, work, clock, host=operators).compute.tolist() == compute
+        assert lane_of(3, its_ops, comms, work, clock, host=operators).compute.tolist() == compute
 
 
 def test_only_what_lies_wholly_inside_an_op_is_taken_out_of_it() -> None:
