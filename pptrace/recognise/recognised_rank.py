@@ -23,8 +23,8 @@ class RecognisedRank:
     (schema :data:`~pptrace.recognise.unlabelled.host_order.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which
     forward each
     backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
-    ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards. ``by_gaps`` as
-    in :class:`~pptrace.recognise.ops.tables.RankTables`.
+    ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
+    ``by_gaps`` as in :class:`~pptrace.recognise.ops.tables.RankTables`.
     """
 
     info: TraceInfo
