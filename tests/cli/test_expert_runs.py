@@ -33,7 +33,7 @@ def test_calls_along_ep_are_matched_and_carry_all_routes(tmp_path: Path) -> None
         for comm in calls:
             assert comm.wait_ns is not None
             assert comm.exposed_ns is not None
-            assert comm.predicted_bytes is None  # of one rank it depends on the routes
+            assert comm.predicted_bytes == comm.bytes
         routes = LAYERS * MICROBATCHES * 2 * SEQUENCE * TOP_K  # of both replicas
         counts = LAYERS * MICROBATCHES * 2 * EXPERTS * 8
         assert sum(comm.bytes for comm in calls) == 4 * routes * HIDDEN * 4 + counts
