@@ -222,6 +222,11 @@ class StepReport:
         return any(rank.ops or rank.phases for rank in self.ranks)
 
     @property
+    def num_forwards(self) -> int:
+        """Forwards of all ranks: of one model, how much work the step is."""
+        return sum(phase.num_forward for rank in self.ranks for phase in rank.phases.values())
+
+    @property
     def is_evaluation(self) -> bool:
         """Return whether it has forwards and no backward: it trains nothing."""
         phases = [phase for rank in self.ranks for phase in rank.phases.values()]

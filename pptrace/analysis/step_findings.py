@@ -19,12 +19,20 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
     """Findings on ``steps``, all of the run in order.
 
     The first steps of a run are long wherever things are made at their first use: they are a finding where one rank delays them.
+    Steps that have more microbatches than those that they are compared with (batch size ramp-up) are none.
     """
     order = [step.step for step in steps if step.span_ns is not None and not step.is_evaluation]
-    outliers = [outlier for outlier in series.outliers if not _is_warmup(outlier, series, order)]
+    work = {step.step: step.num_forwards for step in steps}
+    outliers = [
+        outlier
+        for outlier in series.outliers
+        if work[outlier.step] <= work[outlier.usual_step] and not _is_warmup(outlier, series, order)
+    ]
     if finding := _of_outliers(outliers, order, series):
         yield finding
     for change in series.changes:
+        if work[change.after_step] > work[change.before_step]:
+            continue
         share = (len(order) - order.index(change.step)) / len(order)
         if finding := _of_change(change, share):
             yield finding

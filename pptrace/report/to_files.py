@@ -36,6 +36,7 @@ def write_parquet(analysis: Analysis, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, table in _tables(analysis).items():
         if not len(table) and name != "ops":
+            (directory / f"{name}.parquet").unlink(missing_ok=True)  # another run's
             continue
         columns = {str(column): _polars_column(table[column]) for column in table}
         polars.DataFrame(columns).write_parquet(directory / f"{name}.parquet")

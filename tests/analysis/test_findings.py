@@ -290,6 +290,19 @@ def test_steps_that_got_longer_are_a_finding_by_the_share_of_the_run_since_then(
         assert (finding.gain_low_ns, finding.gain_high_ns, finding.severity) == (0, longer, Severity.WARNING)
 
 
+@pytest.mark.parametrize(("before", "after", "is_slower"), [(4, 4, True), (4, 8, False), (8, 4, True)])
+def test_steps_with_more_microbatches_are_neither_slower_nor_outliers(
+    before: int, after: int, *, is_slower: bool
+) -> None:
+    steps = [
+        replace(step_with(None), step=number, ranks=(rank_of(phases={"steady": PhaseSummary(0, 9, m, m, None)}),))
+        for number, m in ((2, before), (5, after), (8, after))
+    ]
+    change = StepChange(5, 2, 1000, 8, 2000, None)
+    found = findings_of_series(series_of(outlier(8, 600), changes=(change,)), steps)
+    assert [finding.title.split()[0] for finding in found] == (["Outliers:", "Slower"] if is_slower else [])
+
+
 def test_evaluations_are_no_steps_that_outliers_are_counted_among() -> None:
     evaluation = replace(step_with(None), step=99, ranks=(rank_of(phases={"steady": PhaseSummary(0, 9, 1, 0, None)}),))
     steps = [evaluation, *(replace(step_with(None), step=number) for number in range(STEPS))]

@@ -73,7 +73,9 @@ def test_ops_have_their_slack_and_those_without_are_the_critical_path(run: pptra
     assert (ops[others].slack_ns == -1).all()
     assert ops[others].on_critical_path.isna().all()
     assert (ops[~others].slack_ns >= 0).all()
+    (tmp_path / "memory.parquet").write_bytes(b"another run's")
     run.to_parquet(tmp_path)
+    assert sorted(file.stem for file in tmp_path.iterdir()) == ["comms", "ops"], "the run has no memory events"
     written = polars.read_parquet(tmp_path / "ops.parquet")
     assert written["slack_ns"].to_list() == ops.slack_ns.tolist()
     assert written["on_critical_path"].to_list() == [None if flag is pd.NA else flag for flag in ops.on_critical_path]

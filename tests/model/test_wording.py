@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from pptrace.model.wording import counted, listed
+from pptrace.model.wording import counted, listed, numbered
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,18 @@ def test_a_list_names_the_first_and_counts_the_rest(
 def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
     assert counted(3, "microbatch", "microbatches") == "3 microbatches"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ({3}, "3"),
+        ([8, 3, 4], "3, 4, 8"),
+        (range(200, 300), "200 to 299"),
+        ([0, 5, 6, 7, 9, 10], "0, 5 to 7, 9, 10"),
+        (range(0, 20, 2), "0, 2, 4, 6, 8, 10, 12, 14 and 2 more"),
+        ([], ""),
+    ],
+)
+def test_neighbouring_numbers_are_one_part_of_a_list(numbers: Iterable[int], text: str) -> None:
+    assert numbered(numbers) == text

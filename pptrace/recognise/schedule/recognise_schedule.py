@@ -12,7 +12,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
-from pptrace.model.wording import listed
+from pptrace.model.wording import numbered
 from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
 from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
@@ -70,7 +70,7 @@ def _without_evaluations(
     evaluated = sorted({step.step for step in measured} - {step.step for step in training})
     if not evaluated:
         return schedule
-    line = f"step {listed(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
+    line = f"step {numbered(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
     return replace(schedule, warnings=(*schedule.warnings, line))
 
 
@@ -113,11 +113,11 @@ def compare_with_plan(
     with_plan = [step for step, step_plan in plan_by_step.items() if step_plan is not None]
     without_plan = [step for step, step_plan in plan_by_step.items() if step_plan is None]
     if with_plan:
-        numbers = listed(sorted(with_plan))
+        numbers = numbered(with_plan)
         line = f"step {numbers} has another number of microbatches: compared with {plan.name} of that number"
         info = replace(info, warnings=(*info.warnings, line))
     if without_plan:
-        numbers = listed(sorted(without_plan))
+        numbers = numbered(without_plan)
         line = f"step {numbers} has another number of microbatches, for which {plan.name} has no plan: not compared"
         info = replace(info, warnings=(*info.warnings, line))
     return info
@@ -166,8 +166,7 @@ def _differences(
             by_line.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
     return tuple(
-        line if set(steps) == every else f"{line} (in step {listed(sorted(set(steps)))})"
-        for line, steps in by_line.items()
+        line if set(steps) == every else f"{line} (in step {numbered(set(steps))})" for line, steps in by_line.items()
     )
 
 
