@@ -41,7 +41,17 @@ _STALE_S = 24 * 3600
 _HASH_BYTES = 1024 * 1024
 _FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
 _ALIGNMENT = 8
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule", "workflow/rank_store.py")
 ANY_CODE = (".", "../dashboards")
 """All sources that an analysis, its timeline and its pages may be made by."""

@@ -225,6 +225,18 @@ def test_a_damaged_entry_is_ignored_and_written_again(
     assert reads == [], "it was written again"
 
 
+def test_no_wrong_byte_of_an_entrys_headers_is_an_error_or_another_content(folder: Path) -> None:
+    """Among them are flags of encryption and kinds of compression that Python has not."""
+    cache, packed = Cache((folder,)), Packed("facts", {"a": np.arange(5)})
+    cache.write("key", packed)
+    (entry,) = entries(folder)
+    whole = entry.read_bytes()
+    for place in range(whole.index(b"PK\x01\x02"), len(whole)):  # the headers that are read first
+        entry.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        found = cache.read("key")
+        assert found is None or (found.facts, found.arrays["a"].tolist()) == ("facts", [0, 1, 2, 3, 4])
+
+
 def test_a_pickle_in_an_entry_is_not_opened(write: Write, op: Op, folder: Path, tmp_path: Path) -> None:
     path = write([op()], "rank0.json")
     first = report_of(path)
