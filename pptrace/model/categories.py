@@ -41,7 +41,8 @@ def as_category(texts: pd.Series[Any] | npt.NDArray[Any], others: Sequence[str] 
     """A column of texts as categories, those of ``others`` among them."""
     codes, present = pd.factorize(np.asarray(texts, dtype=object))
     categories = sorted({*present.tolist(), *others})
-    code_of = np.array([categories.index(text) for text in present.tolist()], dtype=np.int64)
+    place = _places(categories)
+    code_of = np.array([place[text] for text in present.tolist()], dtype=np.int64)
     dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
     return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
 
@@ -53,9 +54,15 @@ def category_of_codes(
     present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
     categories = sorted({*(texts[code] for code in present.tolist()), *others})
     index = np.full(len(texts), -1, dtype=np.int64)
-    index[present] = [categories.index(texts[code]) for code in present.tolist()]
+    place = _places(categories)
+    index[present] = [place[texts[code]] for code in present.tolist()]
     dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
     return pd.Categorical.from_codes(index[codes] if len(texts) else codes, dtype=dtype, validate=False)
+
+
+def _places(categories: Sequence[str]) -> dict[str, int]:
+    """The place of each category: of splits of all-to-alls there may be as many as calls."""
+    return {text: place for place, text in enumerate(categories)}
 
 
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:

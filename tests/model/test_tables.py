@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.ingest.op_tables.rows import Reader
 from pptrace.model.categories import as_category, category_of_codes, same_category, with_categories, without_categories
 from pptrace.model.join_tables import concat_tables, join_adjacent
 from pptrace.model.tables import BACKWARD_KINDS, COMMS, COMPUTE_KINDS, FORWARD_KINDS, OPS, empty_table, make_table
@@ -27,6 +30,20 @@ def test_parts_of_one_table_are_joined_without_a_copy() -> None:
     for name in ("step", "start_ns"):
         assert np.shares_memory(joined[name].to_numpy(), table[name].to_numpy())
     assert np.shares_memory(joined["kind"].array.codes, table["kind"].array.codes)
+
+
+def test_time_for_texts_grows_with_their_number_and_not_with_its_square() -> None:
+    """With a search among all categories for each text it took five seconds and more."""
+    texts = np.array([f"{number}" for number in range(30_000)], dtype=object)
+    begin = time.process_time()
+    columns = [
+        as_category(texts),
+        category_of_codes(np.arange(len(texts)), texts.tolist()),
+        Reader(Path("ops.csv"), pd.DataFrame({"step": texts}), len(texts)).texts("step"),
+    ]
+    assert time.process_time() - begin < 2
+    for column in columns:
+        assert np.array_equal(np.asarray(column), texts)
 
 
 @pytest.mark.parametrize(

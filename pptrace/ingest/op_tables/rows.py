@@ -142,7 +142,8 @@ class Reader:
         codes, values = pd.factorize(self.table[name])
         texts = ["" if value != value else str(value).strip() for value in values.tolist()]
         categories = sorted({"", *texts})
-        code_of = np.array([categories.index(text) for text in [*texts, ""]])  # an empty cell's code is -1: the last
+        place = {text: code for code, text in enumerate(categories)}  # there may be as many texts as steps
+        code_of = np.array([place[text] for text in [*texts, ""]])  # an empty cell's code is -1: the last
         dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
         return pd.Categorical.from_codes(code_of[codes], dtype=dtype)
 
