@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NOT_INSTALLED = "--engine dask: dask.distributed is not installed; pip install 'pptrace[dask]', or use --engine local"
 _CONNECT_S = 10.0
+_EXPECTED = "expected the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
 
 
 @contextmanager
@@ -97,11 +98,14 @@ def _interrupts_held_back() -> Iterator[None]:
 @contextmanager
 def _connected(distributed: Any, scheduler: str) -> Iterator[Client]:
     try:
+        distributed.comm.get_address_host_port(scheduler)
+    except ValueError:  # a client would try for 20 s, and show where it was
+        raise PptraceError(f"--scheduler {scheduler}: is not an address; {_EXPECTED}") from None
+    try:
         client = distributed.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, TypeError) as err:
         raise PptraceError(
-            f"--scheduler {scheduler}: no dask scheduler answers within {_CONNECT_S:.0f} s "
-            f"({type(err).__name__}); expected the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+            f"--scheduler {scheduler}: no dask scheduler answers within {_CONNECT_S:.0f} s ({type(err).__name__}); {_EXPECTED}"
         ) from None
     with client:
         try:
