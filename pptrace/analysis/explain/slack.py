@@ -95,7 +95,12 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
     before = [order.last_ended(window, meetings[f"{side}_rank"], meetings[f"{side}_ready"]) for side in _SIDES]
     late = [meetings["met_ns"] - meetings[f"{side}_ready"] for side in _SIDES]
     after = [
-        order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))) for side in _SIDES
+        np.where(
+            _has_waited(meetings, side),
+            order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))),
+            NONE,
+        )
+        for side in _SIDES
     ]
     moved = [meetings[f"{side}_moved_ns"] for side in _SIDES]
     needed = bindings.ready.ravel().copy()
@@ -111,6 +116,15 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
 
 
 _SIDES = ("send", "recv")
+
+
+def _has_waited(meetings: Slice, side: str) -> Bool:
+    """Return which messages a side waited for until both had come: not those that it had handed over before the other came,
+    by longer than that took (clocks may be off by less).
+    """
+    asked, done = meetings[f"{side}_asked"], meetings[f"{side}_done"]
+    has_waited: Bool = meetings["met_ns"] - done <= done - asked
+    return has_waited
 
 
 def meetings_of(sides: Slice) -> Slice:

@@ -506,6 +506,18 @@ def test_comms_are_read_with_their_ops_and_not_twice(tmp_path: Path) -> None:
     assert [trace.memory.to_numpy().tolist() for trace in traces] == [[[0, 5, 6, 7]], [], [], []]
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "F"])
+def test_rows_in_any_order_may_be_of_ranks_that_have_only_communication_or_only_ops(tmp_path: Path, kind: str) -> None:
+    call = {"rank": 0, "step": 3, "kind": "all_gather", "axis": "dp", "start_ns": 0, "end_ns": 9}
+    rows = pd.concat([pd.DataFrame(columns_of(simulated("1f1b", 2, 4))), pd.DataFrame([call])], ignore_index=True)
+    rows.loc[len(rows)] = {**call, "rank": 2, "kind": kind}
+    path = write_csv(tmp_path / "ops.csv", rows.iloc[::-1])
+    traces = read_file(path, InputFormat.OPLOG)
+    rows_of = [[len(table) for table in (trace.ops, trace.comms) if table is not None] for trace in traces]
+    assert rows_of == [[8, 1], [8, 0], [1, 0] if kind == "F" else [0, 1]]
+    assert load([path]).report.steps
+
+
 def test_the_json_of_a_simulation_is_read_again(tmp_path: Path) -> None:
     simulation = simulated("zbv", 4, 8, 2)
     path = tmp_path / "simulation.json"
