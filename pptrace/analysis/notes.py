@@ -48,6 +48,7 @@ def explain_nulls(
         *_ranks_outside_steps(run, steps),
         *_ranks_that_lack_ops(steps),
         *_evaluations(steps),
+        *_overlapping_ops(steps),
         *_unknown_bubbles(run, steps),
         *_no_messages(run, steps),
         *_nested_messages(run, num_nested),
@@ -219,6 +220,17 @@ def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
 def _evaluations(steps: Sequence[StepReport]) -> Iterator[str]:
     if evaluations := [step.step for step in steps if step.is_evaluation]:
         yield f"step {listed(evaluations, _FEW)} has forwards alone, as evaluations have: left out of step_series and findings"
+
+
+def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
+    """A line where ops take longer than there was time: a rank of a pipeline runs them one after the other."""
+    known = [(step.ideal_ns, step.span_ns) for step in steps if step.ideal_ns is not None and step.span_ns is not None]
+    compute, span = (sum(values) for values in zip(*known, strict=True)) if known else (0, 0)
+    if compute > span:
+        yield (
+            f"ops of a rank overlap: they take {compute / span:.0%} of the step, since time that two of them share counts "
+            "twice in causes and predictions; expected one at a time, or pairs as OVERLAP_F_B"
+        )
 
 
 def _ranks_that_lack_ops(steps: Sequence[StepReport]) -> Iterator[str]:

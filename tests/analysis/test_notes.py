@@ -94,6 +94,15 @@ def test_clocks_are_named_where_they_are_off_by_more_than_a_tenth_of_the_median_
     assert those_with("the clocks may be off", lines_of(run_of(BOTH), [], clock)) == []
 
 
+@pytest.mark.parametrize(
+    ("compute", "is_named"), [((1_000, 1_000), False), ((1_300, 900), True), ((1_300, None), True)]
+)
+def test_ops_that_take_longer_than_their_steps_overlap(compute: tuple[int | None, ...], is_named: bool) -> None:
+    """A single step that is shorter than usual is no sign of it."""
+    lines = lines_of(run_of(BOTH), [replace(STEP, ideal_ns=ns) for ns in compute])
+    assert len(those_with("ops of a rank overlap: they take 1", lines)) == is_named
+
+
 def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> None:
     clock = replace(ONE_CLOCK, uncertainty_ns=60_000)
     unknown = step_of(span=None)
