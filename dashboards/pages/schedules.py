@@ -1,4 +1,4 @@
-"""The schedules page: a schedule of any size and cost on paper, and the bubbles of all of them."""
+"""The schedules page: a schedule of any size and cost on paper, the bubbles of all of them, and throughput against p."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from dashboards.store import Loaded, Store
 from pptrace.api.simulate import MillisecondCosts, Sizes, simulate_as
 from pptrace.api.sweep import SweepArguments, sweep_as
 from pptrace.errors import PptraceError
+from pptrace.model.wording import counted
 from pptrace.report import units
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
-from pptrace.report.sweep.figures import heat_maps
+from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import Simulation
 
@@ -74,7 +75,9 @@ def body(
     backward: float | None,
     p2p: float | None,
 ) -> list[Node]:
-    """The plan drawn in time, its idle time by cause, and the bubbles of all schedules over m; or the line that says why not."""
+    """The plan drawn in time, its idle time by cause, the bubbles of all schedules over m, and the schedule's throughput; or the
+    line that says why not.
+    """
     sizes = (_whole(pp), _whole(microbatches), _whole(chunks))
     costs = (forward or 0.0, backward or 0.0, p2p or 0.0)
     try:
@@ -82,7 +85,7 @@ def body(
     except PptraceError as err:
         shown = [html.P(str(err), className="panel problem", id="plan-refused")]
     try:
-        return [*shown, *_bubbles(sizes[0], *costs)]
+        return [*shown, *_bubbles(sizes[0], *costs), *_throughput(name, sizes[2], *costs)]
     except PptraceError:  # the page of the plan shows why
         return shown
 
@@ -105,8 +108,8 @@ def _plan(
     figure = timeline(step.ops)
     note = (
         f"{units.milliseconds(step.makespan_ns)} ms · bubble ratio {units.ratio(step.bubble_ratio)}, "
-        f"{units.percent(step.bubble_share)} of the step · at most {max(step.ranks.peak_inflight_microbatches)} "
-        "activations of a chunk on a rank"
+        f"{units.percent(step.bubble_share)} of the step · at most "
+        f"{counted(int(max(step.ranks.peak_inflight_microbatches)), 'activation')} of a chunk on a rank"
     )
     config: Any = dict(CONFIG)
     graph = dcc.Graph(id="plan-timeline", figure=figure, config=config, style=height_of(figure), className="graph")
@@ -131,4 +134,19 @@ def _bubbles(pp: Any, forward: float, backward: float, p2p: float) -> list[Node]
             picture_files("plan-bubbles"),
         )
         for title, figure in heat_maps(sweep_as(names, asked))
+    ]
+
+
+def _throughput(name: str, chunks: Any, forward: float, backward: float, p2p: float) -> list[Node]:
+    """Throughput against p, with as few microbatches as p − 1 and with many more, unless the schedule is searched."""
+    if SCHEDULES[name].searches:
+        return []
+    chunks = chunks or SCHEDULES[name].default_chunks
+    asked = SweepArguments("2..32:x2", "p-1,8p", chunks, forward=forward, backward=backward, p2p=p2p)
+    return [
+        with_files(
+            panel(title, still_picture(figure, f"plan-curves-{number}"), note=f"{name}, the same costs of a rank"),
+            picture_files(f"plan-curves-{number}"),
+        )
+        for number, (title, figure) in enumerate(curves(sweep_as([name], asked)))
     ]

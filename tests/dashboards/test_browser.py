@@ -162,6 +162,9 @@ def test_a_schedule_of_any_size_is_drawn_with_its_idle_time_and_the_bubbles_of_a
     page.click("#to-schedules")
     page.wait_for_selector("#plan-timeline .barlayer .trace.bars")
     page.wait_for_selector("#plan-bubbles .heatmaplayer .hm")
+    for number, title in enumerate(("Throughput per rank against p", "Throughput of all ranks against p")):
+        page.wait_for_selector(f"#plan-curves-{number} .scatterlayer .trace:nth-child(2)")
+        assert page.get_by_text(title).is_visible()
     assert page.locator("#plan-pp").input_value() == "4"
     assert "bubble ratio 0.375, 27.3% of the step" in page.locator("#plan-drawn").inner_text()
     assert page.locator("#idle tbody tr").last.inner_text().split() == [

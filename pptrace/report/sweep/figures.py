@@ -40,7 +40,7 @@ def heat_maps(sweep: Sweep) -> list[tuple[str, go.Figure]]:
     groups: dict[tuple[Any, ...], list[SweptPoint]] = {}
     for swept in sweep.points:
         groups.setdefault(tuple(axis.value(swept) for axis in axes), []).append(swept)
-    most = max(swept.step.bubble_ratio for swept in sweep.simulated if swept.step)
+    most = max(swept.step.bubble_ratio for swept in sweep.simulated if swept.step) or 1.0
     return [
         (", ".join(axis.label(members[0]) for axis in axes), _heat_map(members, most))
         for members in list(groups.values())[:MOST_HEAT_MAPS]
@@ -50,7 +50,8 @@ def heat_maps(sweep: Sweep) -> list[tuple[str, go.Figure]]:
 def _heat_map(members: Sequence[SweptPoint], most: float) -> go.Figure:
     numbers = sorted({swept.point.num_microbatches for swept in members})
     at = {(row_name(swept), swept.point.num_microbatches): swept for swept in members}
-    rows = [name for name in dict.fromkeys(map(row_name, members)) if any(_ratio(at.get((name, m))) for m in numbers)]
+    simulated = {row_name(swept) for swept in members if swept.step is not None}
+    rows = [name for name in dict.fromkeys(map(row_name, members)) if name in simulated]
     ratios = [[_ratio(at.get((name, m))) for m in numbers] for name in rows]
     few = len(rows) * len(numbers) <= _MOST_TEXTS
     figure = go.Figure(

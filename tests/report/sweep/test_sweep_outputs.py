@@ -114,6 +114,13 @@ def test_a_heat_map_for_each_p_has_every_cell_and_says_why_one_is_empty() -> Non
     assert heat_maps(swept("1f1b", pp="4,8", microbatches="8")) == []
 
 
+def test_schedules_without_any_bubble_have_their_rows_too() -> None:
+    ((_, figure),) = heat_maps(swept("1f1b,gpipe,dualpipe", pp=1, microbatches="4,8"))
+    trace = figure.data[0]
+    assert (list(trace.y), [list(row) for row in trace.z]) == (["1f1b v=1", "gpipe v=1"], [[0, 0], [0, 0]])
+    assert trace.zmin < trace.zmax
+
+
 def test_curves_of_throughput_against_p_are_those_of_the_formula() -> None:
     (per_rank, total) = curves(swept("1f1b", pp="2..32:x2", microbatches="p-1,32"))
     assert per_rank[0] == "Throughput per rank against p"
