@@ -21,18 +21,27 @@ def whatif_text(result: WhatIf, width: int) -> RenderableType:
 
 
 def headline(result: WhatIf) -> str:
-    """One sentence: the change that gains most, of those that gain for sure if there are any; else the best ideal."""
-    choices = [one for one in result.scenarios if one.is_choice] or list(result.scenarios)
+    """One sentence: the change that gains most, of those that gain for sure if there are any; else the best ideal.
+
+    What does not fit into ``--memory-limit`` is named only where nothing else was asked for.
+    """
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
+    fitting = [one for one in result.scenarios if not one.over_limit_bytes]
+    if not fitting and len(result.scenarios) > 1:
+        return "Nothing that was tried fits into --memory-limit"
+    choices = [one for one in fitting if one.is_choice] or fitting or list(result.scenarios)
     sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
     best = sure or next(iter(choices), None)
     if best is None or best.gain_ns <= 0:
         return "Nothing that was tried is faster than the run as it was"
+    doubts = "" if sure else ", but the interval includes no gain"
+    if best.over_limit_bytes:
+        doubts += f"; it needs {units.num_bytes(best.over_limit_bytes)} more than --memory-limit"
     what = "the step" if best.same_work_ns == result.measured_span_ns else "what the same work takes"
     return (
         f"{best.name} would take {best.gain_share:.1%} off {what}: {_span(best)} ms instead of "
-        f"{units.milliseconds(best.same_work_ns)}{'' if sure else ', but the interval includes no gain'}"
+        f"{units.milliseconds(best.same_work_ns)}{doubts}"
     )
 
 

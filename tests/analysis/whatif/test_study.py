@@ -196,6 +196,18 @@ def test_an_ideal_that_was_asked_for_alone_is_the_answer() -> None:
     assert headline(result).startswith("ideal stage=3 would take")
 
 
+def test_what_does_not_fit_into_memory_is_named_where_nothing_else_was_asked_for() -> None:
+    asked = [("zb-h1", Change(schedule="zb-h1")), ("eager-1f1b", Change(schedule="eager-1f1b"))]
+    result = answer(study_of(costs_of()), asked)
+    needs = [replace(one, over_limit_bytes=over) for one, over in zip(result.scenarios, (2_000_000, 0), strict=True)]
+    assert headline(replace(result, scenarios=tuple(needs))) == headline(replace(result, scenarios=tuple(needs[1:])))
+    alone = headline(replace(result, scenarios=tuple(needs[:1])))
+    assert alone.startswith("zb-h1 would take")
+    assert alone.endswith("; it needs 2.0 MB more than --memory-limit")
+    needs[1] = replace(needs[1], over_limit_bytes=1)
+    assert headline(replace(result, scenarios=tuple(needs))) == "Nothing that was tried fits into --memory-limit"
+
+
 def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
     study = study_of(costs_of(heavy=3))
     changes = all_changes(study)
