@@ -52,6 +52,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
+from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
@@ -317,7 +318,7 @@ def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
 def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     selected = tuple(window for window in windows if window.step == step)
     if not selected:
-        present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
+        present = numbered({window.step for window in windows}) or "none"
         raise UsageError(f"step {step}: the trace has no such step; it has {present}")
     return selected
 
