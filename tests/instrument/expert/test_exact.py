@@ -229,7 +229,7 @@ def test_rows_travel_through_host_memory(pool: Pool) -> None:
 
 def test_noise_and_forced_routes_belong_to_tokens(pool: Pool, tmp_path: Path) -> None:
     """Whatever rank, microbatch or part of a sequence has them, and again where a layer or a whole forward runs once more."""
-    np.save(tmp_path / "routes.npy", np.random.default_rng(1).integers(0, 4, (2, 4, 3, 16, 2)))
+    np.save(tmp_path / "routes.npy", np.random.default_rng(1).random((2, 4, 3, 16, 4)).argsort()[..., :2])
     padded = replace(OPTIONS, dispatcher=Dispatcher.PADDED, capacity_factor=0.8)
     options = [
         replace(padded, jitter=0.2, second=SecondChoice.SAMPLED),
