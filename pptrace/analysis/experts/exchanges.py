@@ -169,7 +169,7 @@ def _first_calls(calls: Slice, op: Int64) -> Int64:
 
 
 def _run_lengths(is_next: Bool) -> Int64:
-    """Of each element, the length of the run that it is in; ``is_next`` says of all but the first whether they go on with one."""
+    """Length of the run that each element is in; ``is_next`` says of all but the first whether they go on with one."""
     begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
     lengths = np.diff(np.append(begins, len(is_next) + 1))
     return np.repeat(lengths, lengths)
