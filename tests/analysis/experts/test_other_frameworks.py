@@ -17,6 +17,12 @@ from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Ra
 from tests.support.synthetic import AUTOGRAD_THREAD
 
 HIDDEN, ITEM, ROW_NS = 64, 2, 10
+REDUCE_SCATTER = (
+    "c10d::_reduce_scatter_base_",
+    "_reduce_scatter_base",
+    "nccl:_reduce_scatter_base",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)",
+)
 ROWS = ((30, 10), (50, 30))
 """Rows from each rank (0, 1) to the experts of each: 80 arrive at rank 0, 40 at rank 1."""
 MOST = 80
@@ -32,6 +38,8 @@ class Style:
     ``is_alone``: the first backward has one call more, as that of a layer whose tokens need no gradient. ``steps``: one range
     of torch's profiler holds all.
 
+    ``is_gathered``: tokens go everywhere by an all-gather, and come back by a reduce-scatter.
+
     ``is_even``: buffers are padded to equal parts, which no splits tell. ``heads``: the range around the all-to-alls of
     attention's heads in another group of the same ranks; "" without such. ``kernels`` carry tokens in place of NCCL's calls.
     """
@@ -43,6 +51,7 @@ class Style:
     kernels: str = ""
     world: int = 2
     is_alone: bool = False
+    is_gathered: bool = False
     steps: bool = False
 
     def rank(self, number: int) -> Rank:
@@ -93,7 +102,8 @@ class Style:
             return
         splits = "" if self.is_even else ">".join(",".join(map(str, side)) for side in (sent, got))
         rows = 120 if self.is_even else max(sum(sent), sum(got))
-        self._call(job, ALL_TO_ALL, at, kernel, thread, rows=rows, splits=splits)
+        names = ALL_TO_ALL if not self.is_gathered else ALL_GATHER if role == "dispatch" else REDUCE_SCATTER
+        self._call(job, names, at, kernel, thread, rows=rows, splits=splits)
 
     def _call(
         self,
@@ -139,6 +149,7 @@ def _parts_of(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 MEGATRON = Style("EXPERT_MODEL_PARALLEL_GROUP", "moe_{} forward")
 TORCHTITAN = Style("mesh_ep")
 DEEPSPEED = Style(is_even=True, heads="_SeqAllToAll")
+SWITCH = Style("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", is_even=True, is_gathered=True)
 VLLM = Style(kernels=DEEP_EP)
 
 
@@ -157,8 +168,9 @@ def test_rows_of_ranks_and_who_is_waited_for_follow_from_the_splits(style: Style
     assert (combine.last_rank, combine.last_share, combine.last_reason) == (0, 1.0, "rows")
 
 
-def test_equal_parts_tell_waits_but_no_rows_and_thus_not_why_a_rank_is_late() -> None:
-    experts = DEEPSPEED.experts()
+@pytest.mark.parametrize("style", [DEEPSPEED, SWITCH])
+def test_equal_parts_tell_waits_but_no_rows_and_thus_not_why_a_rank_is_late(style: Style) -> None:
+    experts = style.experts()
     assert experts.source == "calls"
     assert [(rank.rows, rank.slowness) for rank in experts.ranks] == [(None, None)] * 2
     combine = experts.calls[1]
