@@ -25,14 +25,14 @@ from statistics import median, median_low
 
 LEAST_EXCESS = 0.15
 PAST_STEPS = 32
-LEAST_PAST = 4
+LEAST_PAST = 3
 """Steps before which a rank is not compared with its own past."""
 _WARM_UP = 2
 """First steps, which pay for connections and allocators and are nobody's past."""
 _SIGMAS = 4.0
 _MAD_TO_SIGMA = 1.4826
 _RECENT, _ENOUGH = 3, 2
-_LEAST_EXCESSES = 8
+_LEAST_EXCESSES = 6
 _SELDOM, _TIMES_SELDOM = 0.05, 2.0
 _NS_FLOOR = 1
 

@@ -50,6 +50,14 @@ def test_a_rank_that_becomes_slow_is_named_within_three_steps_and_no_other(start
     assert named[-1].step == 38, "it stays slow, and stays named"
 
 
+@pytest.mark.parametrize("start", [10, 11, 12])
+def test_of_two_ranks_one_that_becomes_slow_at_step_ten_is_named_within_three_steps(start: int) -> None:
+    for seed in range(10):
+        named = _named(_steps(20, lambda step, rank: 1.3 if rank == 1 and step >= start else 1.0, 0.01, seed, pp=2))
+        assert {one.rank for one in named} == {1}
+        assert named[0].step <= start + 2 + (start == 12)  # step 14 is not observed
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 def test_healthy_runs_raise_no_alarm(noise: float) -> None:
     for seed in range(20):
