@@ -9,6 +9,8 @@
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
   T.AXIS = 44;
+  const LANE_FONT = 9; // px of a lane's name
+  const LANE_COLUMN = 44; // px from one column of lanes' names to the next
   T.FONT = FONT;
 
   T.colours = (root) => {
@@ -662,14 +664,29 @@
         ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
         ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
       }
-      for (const lane of part.lanes) {
-        if (lane.height < 8 || lane.isCompute) continue;
-        ctx.textAlign = "right";
-        ctx.font = `${Math.min(10, lane.height + 1)}px ${FONT}`;
-        ctx.fillText(lane.name, view.left - 8, y + lane.top + lane.height / 2);
-      }
+      ctx.textAlign = "right";
+      ctx.font = `${LANE_FONT}px ${FONT}`;
+      for (const [text, column, middle] of laneNames(part)) ctx.fillText(text, view.left - 8 - column * LANE_COLUMN, y + middle);
       ctx.textAlign = "left";
     }
+  };
+
+  /* [name, column from the right, middle] of the lanes of a part of a row: each beside its lane, pushed apart where lanes are flat, in
+     two columns where one has no room for all, and where two have none those of lanes that are as high as their name. */
+  const laneNames = (part) => {
+    const lanes = part.lanes.filter((lane) => !lane.isCompute);
+    const isFull = (columns) => Math.ceil(lanes.length / columns) * LANE_FONT > part.bottom - lanes[0].top;
+    const columns = lanes.length && [1, 2].find((each) => !isFull(each));
+    const named = columns ? lanes : lanes.filter((lane) => lane.height >= LANE_FONT);
+    const places = named.map((lane, index) => [lane.name, columns ? index % columns : 0, lane.top + lane.height / 2]);
+    for (const column of [0, 1]) {
+      const own = places.filter((place) => place[1] === column);
+      let below = part.bottom + LANE_FONT / 2;
+      for (const place of own.reverse()) place[2] = below = Math.min(place[2], below - LANE_FONT);
+      let above = (lanes.length ? lanes[0].top : 0) - LANE_FONT / 2;
+      for (const place of own.reverse()) place[2] = above = Math.max(place[2], above + LANE_FONT);
+    }
+    return places;
   };
 
   /* How much later a rank began with what the ranks are aligned by, than the chosen one. */
