@@ -42,7 +42,7 @@ def causes_chart(step: StepReport) -> go.Figure | None:
     )
     label_bars(figure, [cause.ns / 1e6 for cause in shown], texts)
     low, high = (bound(0, *(cause.ns / 1e6 for cause in shown)) for bound in (min, max))
-    room = _TEXT_PART * (high - low)
+    room = _TEXT_PART * (high - low) * (1.3 if low and high else 1)
     return lay_out(
         figure,
         30 * len(shown) + 76,

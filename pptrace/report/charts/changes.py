@@ -17,7 +17,14 @@ _NAME_PX = (6.2, 14.0)
 _PLOT_PX = (1000.0, 270.0)
 """The ground of the chart on a narrow screen: where names have room there, they have it on a wide one."""
 _MARGIN = 0.09
-_PLACES = {"top center": (0, 1), "bottom center": (0, -1), "middle right": (1, 0), "middle left": (-1, 0)}
+_PLACES = {
+    "top center": (0, 1),
+    "bottom center": (0, -1),
+    "top right": (1, 1),
+    "bottom right": (1, -1),
+    "middle left": (-1, 0),
+    "middle right": (1, 0),
+}
 """Where a name may stand, and on which side of its point that is."""
 
 Box = tuple[float, float, float, float]
@@ -123,7 +130,7 @@ class _Names:
         """Take a place for a name; None where there is no room: the pointer still tells it."""
         (x, y), width, height = self._px(point), len(name) * _NAME_PX[0], _NAME_PX[1]
         for place, (right, up) in _PLACES.items():
-            middle_x, middle_y = x + right * (width / 2 + 8), y + up * (height / 2 + 7)
+            middle_x, middle_y = x + right * (width / 2 + (0 if up else 8)), y + up * (height / 2 + 7)
             box = (middle_x - width / 2, middle_x + width / 2, middle_y - height / 2, middle_y + height / 2)
             is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
             if is_inside and not any(_overlap(box, other) for other in self._taken):

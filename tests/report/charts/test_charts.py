@@ -249,7 +249,7 @@ def test_names_of_changes_at_one_point_stand_apart_and_the_last_ones_are_left_ou
     front = trace(changes_chart(result), "front: nothing takes less time and no more memory")
     named = [place for text, place in zip(front.text, front.textposition, strict=True) if text]
     assert len(set(named)) == len(named) >= 2
-    assert len(named) < len(same), "a point has four sides"
+    assert len(named) < len(same), "a point has few sides"
 
 
 def comparison(*parts: PartChange) -> Comparison:
