@@ -25,7 +25,7 @@ from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.wishes import address_of, wishes_of
 from pptrace.errors import PptraceError
 from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, MEMORY, OTHER, PART_COLOURS, ink, shade
-from pptrace.report.metrics import CONTENT_TYPE, metrics_of
+from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
@@ -108,11 +108,15 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
 
 
 def add_metrics(server: Flask, store: Store) -> None:
-    """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed."""
+    """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed, and the last
+    steps of a run that goes on.
+    """
 
     def metrics() -> Response:
         analysis = store.get().analysis
         text = metrics_of(None if analysis is None else analysis.report)
+        if (live := store.live.get()) is not None:
+            text += live_metrics_of(live.steps, live.cost)
         return Response(text, content_type=CONTENT_TYPE, headers={"Cache-Control": "no-store"})
 
     server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
