@@ -81,6 +81,17 @@ def test_a_rank_that_waits_for_a_core_is_no_slow_rank() -> None:
         assert bool(named) == is_named
 
 
+def test_a_slow_rank_is_named_again_after_steps_in_which_it_may_have_waited_for_a_core() -> None:
+    def busy(step: int) -> bool:
+        return 22 <= step < 30
+
+    search = SlowRanks()
+    steps = _steps(40, lambda step, rank: 1 + (rank == 1 and step >= 20) * (1 + busy(step)), noise=0.02)
+    waits = {step: {1: int(1e8 * busy(step))} for step, _ in steps}
+    named = [slow.step for step, ranks in steps for slow in search.add(step, ranks, waits[step])]
+    assert named == [21, *(step for step, _ in steps if step > 30)], "the second step after those at the latest"
+
+
 def test_a_machine_that_slows_all_ranks_down_is_no_slow_rank() -> None:
     assert not _named(_steps(60, lambda step, _: 1.8 if step >= 30 else 1.0))
 
