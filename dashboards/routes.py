@@ -18,7 +18,7 @@ from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
-from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, OP_CLASSES, OPS, TABLES
+from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, COMMS, OP_CLASSES, OPS, TABLES
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, Timeline
@@ -178,6 +178,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "colours": {
             **KIND_COLOURS,
             "transfer": COMMUNICATION,
+            "either": OTHER,
             "other": OTHER,
             "host": PART_COLOURS["host"],
             "memory": MEMORY,
@@ -185,6 +186,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "kindNames": KIND_NAMES,
         "hasCritical": not timeline.is_light,
         "mostBytes": timeline.most_bytes,
+        "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
         "noWhatif": why_not,
     }

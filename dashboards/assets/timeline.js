@@ -917,6 +917,7 @@
       const names = kinds.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
       const entries = names.map((kind) => entry({ background: about.palette[kind][0][0] }, about.kindNames[kind] || kind));
       if (about.numBars.comms) entries.push(entry({ background: about.colours.transfer }, "Transfer"), entry({ background: T.WAIT_COLOUR }, "Waiting"));
+      if (about.hasUnmatched) entries.push(entry({ background: about.colours.either }, "Waiting or transfer, not known which"));
       if (about.mostBytes) entries.push(entry({ background: about.colours.memory }, "Memory"));
       for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push(entry({ background: colour.replace(/0\.\d+\)/, "0.4)") }, phase));
       for (const cause of about.causes) {

@@ -300,14 +300,15 @@
   const drawComms = (ctx, view, section, part, c, shown) => {
     const spots = places(section, "comms", part);
     if (!spots.some(Boolean)) return;
-    const classes = [pack(WAIT), pack(view.about.colours.transfer), 0, 0, 0, 0];
+    const { transfer, either } = view.about.colours;
+    const classes = [pack(WAIT), pack(transfer), pack(either), 0, 0, 0];
     blit(ctx, view, section, part, spots, classes, 3);
     eachBar(view, section, spots, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
       ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
       const from = Math.max(view.x(section.start[bar] + section.before[bar]), view.left - 4);
       const to = Math.min(view.x(section.start[bar] + section.length[bar] - section.after[bar]), view.right + 4);
-      ctx.fillStyle = view.about.colours.transfer;
+      ctx.fillStyle = section.match[bar] < 0 ? either : transfer;
       ctx.fillRect(from, spot[0], Math.max(to - from, 0.7), spot[1]);
       const lane = section.lane[section.track[bar]];
       const moves = [view.x(section.start[bar] + section.before[bar]), view.x(section.start[bar] + section.length[bar] - section.after[bar])];
