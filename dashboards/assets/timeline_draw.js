@@ -23,9 +23,10 @@
   T.scale = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--scale")) || 1;
 
   /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
+  T.isUp = (cause) => cause !== "drain" && cause !== "late collective";
   const hatches = new Map();
   const hatch = (ctx, cause, paper) => {
-    const id = `${cause.replace(" ", "-")}`;
+    const id = cause.replace(/[^a-z]+/g, "-");
     const key = id + paper;
     if (!hatches.has(key)) {
       const colour = CAUSES[cause] || CAUSES.other;
@@ -35,7 +36,7 @@
       pen.strokeStyle = colour;
       pen.globalAlpha = 0.8;
       pen.lineWidth = 1.2;
-      const up = cause !== "drain" && cause !== "late collective";
+      const up = T.isUp(cause);
       for (const shift of [-6, 0, 6]) {
         pen.beginPath();
         pen.moveTo(shift - 1, up ? 7 : -1);
@@ -830,6 +831,33 @@
     ctx.strokeStyle = colours.accent;
     ctx.lineWidth = 2;
     ctx.strokeRect(Math.max(x0, 1), 1, Math.max(Math.min(x1, width - 1) - Math.max(x0, 1), 2), height - 2);
+  };
+
+  /* The legend below a picture that is saved: [entry, x, row] of each, in as many rows as the width asks for. */
+  const LEGEND_ROW = 20;
+  T.legendPlaces = (entries, width) => {
+    let [x, row] = [10, 0];
+    return entries.map((entry) => {
+      const taken = 36 + entry[0].length * 7;
+      if (x > 10 && x + taken > width) [x, row] = [10, row + 1];
+      x += taken;
+      return [entry, x - taken, row];
+    });
+  };
+  T.legendHeight = (places) => (places.length ? places.at(-1)[2] + 1 : 0) * LEGEND_ROW + 8;
+  T.drawLegend = (ctx, places, top, width, c) => {
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(0, top, width, T.legendHeight(places));
+    ctx.font = `12px ${FONT}`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "middle";
+    for (const [[text, colour, cause], x, row] of places) {
+      const middle = top + (row + 0.5) * LEGEND_ROW + 2;
+      ctx.fillStyle = cause ? hatch(ctx, cause, c.panel) : colour;
+      ctx.fillRect(x, middle - 6, 12, 12);
+      ctx.fillStyle = c.text;
+      ctx.fillText(text, x + 18, middle);
+    }
   };
 
   T.CAUSE_COLOURS = CAUSES;
