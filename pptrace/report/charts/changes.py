@@ -25,7 +25,7 @@ _PLACES = {
     "middle left": (-1, 0),
     "middle right": (1, 0),
 }
-"""Where a name may stand, and on which side of its point that is."""
+"""Places of a name, each with its side of the point: right, and up."""
 
 Box = tuple[float, float, float, float]
 """Left, right, bottom and top, px."""

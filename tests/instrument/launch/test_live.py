@@ -36,7 +36,7 @@ class Message:
 
 @dataclass
 class Steps:
-    """What marks of a script ask of the rank that they are in."""
+    """The rank as the marks of a script see it."""
 
     recorder: Recorder
     num_steps: int = 0
