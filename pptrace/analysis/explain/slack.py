@@ -102,6 +102,8 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
         )
         for side in _SIDES
     ]
+    for reader in after:
+        reader[times.start.ravel()[reader] < meetings["met_ns"]] = NONE
     moved = [meetings[f"{side}_moved_ns"] for side in _SIDES]
     needed = bindings.ready.ravel().copy()
     for reader, at in zip(after, moved, strict=True):
