@@ -116,10 +116,11 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     place = [costs.ranks[is_window][0].tolist().index(rank) for rank in link.ranks] if is_window.any() else [0, 0]
     is_message = _ends(costs) == min(place) * costs.table.pp + max(place)
     of_link = is_window[:, np.newaxis]
-    transfers = np.where(of_link & is_message, np.minimum(costs.transfers, round(link.usual)), costs.transfers)
+    usual = np.int64(round(link.usual))  # costs are in as few bytes as they need, which it may exceed
+    transfers = np.where(of_link & is_message, np.minimum(costs.transfers, usual), costs.transfers)
     rank = costs.table.rank
     is_kept = np.zeros(costs.moving.shape, dtype=np.bool_)
     for here, there in (place, place[::-1]):
         is_kept |= (rank == here) & (costs.moved_with & peer_bit(there) > 0)
-    moving = np.where(of_link & is_kept, np.minimum(costs.moving, round(link.usual)), costs.moving)
+    moving = np.where(of_link & is_kept, np.minimum(costs.moving, usual), costs.moving)
     return transfers, costs.delays, moving
