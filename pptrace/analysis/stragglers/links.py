@@ -17,7 +17,8 @@ from pptrace.model.tables import Int64
 _LEAST_RATIO = 2.0
 """A link is slow whose messages take so many times as long as those of its like, in the median and the upper quartile."""
 _QUANTILES = (50, 75)
-"""Percentiles that are compared. Medians alone differ by chance where half of the messages come before they are asked for."""
+"""Percentiles of the messages that were waited for: of what had come before it was asked for, no time is known. Medians alone
+differ by chance where half of the messages come while their ranks are busy."""
 FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
@@ -84,7 +85,7 @@ def _slowest(costs: MeasuredCosts) -> _Link | None:
         transfers = costs.transfers[:, ends == boundary]
         for pipeline in range(len(pipelines)):
             of_link = transfers[of_window.ravel() == pipeline]
-            if (known := of_link[of_link >= 0]).size:
+            if (known := of_link[of_link > 0]).size:
                 times[:, pipeline, index] = np.percentile(known, _QUANTILES)
     links = []
     for pipeline, index in np.argwhere(~np.isnan(times[0])).tolist():
