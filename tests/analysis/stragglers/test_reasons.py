@@ -120,7 +120,7 @@ def test_a_slow_link_is_named_with_its_ranks(tmp_path: Path, table: PlanTable) -
 
 
 def test_microbatches_that_cost_more_on_all_stages_are_long_sequences(tmp_path: Path, table: PlanTable) -> None:
-    """What a step has in all is its own, and nothing to win back: only how it is dealt out is."""
+    """Totals of steps differ, which is nothing to win back: only how a step deals its work out is."""
     random = np.random.default_rng(1)
     of_step = random.uniform(0.6, 1.4, (STEPS, 1, 1))
     work = random.uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))
