@@ -100,11 +100,11 @@ def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple
             rank=None if rank < 0 else rank,
             producer=tables.producer,
             events=no_events(),
-            memory=memory[rank] if rank in memory else tables.memory.iloc[:0],
+            memory=memory[rank] if rank in memory else empty_table(MEMORY),
             metadata={**clock, **tables.facts, **tables.facts_of.get(rank, {})},
             warnings=(*tables.warnings, *warnings) if rank == ranks[0] else (),
-            ops=ops[rank] if rank in ops else tables.ops.iloc[:0],
-            comms=comms[rank] if rank in comms else tables.comms.iloc[:0],
+            ops=ops[rank] if rank in ops else empty_table(OPS),
+            comms=comms[rank] if rank in comms else empty_table(COMMS),
             framework=tables.framework,
         )
         for rank in ranks
