@@ -97,6 +97,8 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
     after = [
         order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))) for side in _SIDES
     ]
+    for side, reader in zip(_SIDES, after, strict=True):
+        reader[~_has_waited(meetings, side) | (times.start.ravel()[reader] < meetings["met_ns"])] = NONE
     moved = [meetings[f"{side}_moved_ns"] for side in _SIDES]
     needed = bindings.ready.ravel().copy()
     for reader, at in zip(after, moved, strict=True):
@@ -111,6 +113,15 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
 
 
 _SIDES = ("send", "recv")
+
+
+def _has_waited(meetings: Slice, side: str) -> Bool:
+    """Return which messages a side waited for until both had come: not those that it had handed over before the other came,
+    by longer than that took (clocks may be off by less).
+    """
+    asked, done = meetings[f"{side}_asked"], meetings[f"{side}_done"]
+    has_waited: Bool = meetings["met_ns"] - done <= done - asked
+    return has_waited
 
 
 def meetings_of(sides: Slice) -> Slice:
