@@ -252,6 +252,15 @@ def test_without_a_pipeline_launching_rules_where_nothing_else_costs_more(
     assert f"{launching}% " in verdict
 
 
+@pytest.mark.parametrize(("starved", "first"), [(300, "The devices wait for the host to launch. "), (100, "")])
+def test_of_one_rank_alone_what_its_device_waits_for_launches_is_named(starved: int, first: str) -> None:
+    step = step_of(1_000_000, None, replace(rank_of(600, None, None), host=HostIdle(starved, 0, 50)))
+    assert verdict_of(step) == (
+        f"{first}The step takes 1.0 ms: 60% compute, {starved / 1000:.0%} devices waiting for launches; the rest is waiting and "
+        "exposed communication, not told apart."
+    )
+
+
 def test_idle_devices_wait_for_launches_or_for_other_reasons() -> None:
     one = RankDevice(0, DeviceBreakdown(0, 100, 60, 60, 0, 0, 40, 0.5), host=HostIdle(30, 5, 5))
     none = "No training step was recognised in these traces."
