@@ -48,7 +48,7 @@ _CAUSES = {
     ),
     "host": (
         "goes to devices that have nothing to do because their hosts have not launched it",
-        "goes to {place}, whose device has nothing to do because its host has not launched it",
+        "goes to devices that have nothing to do because their hosts have not launched it, most of it on {place}",
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     "unexplained": (

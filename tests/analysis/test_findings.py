@@ -58,6 +58,11 @@ def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:
     assert jitter.evidence["where"] == {"rank": 3}
 
 
+def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() -> None:
+    (host,) = find(run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200)), SCHEDULE)
+    assert host.title.endswith("because their hosts have not launched it, most of it on rank 0")
+
+
 def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
     for num_steps, num_findings in ((4, 1), (5, 0)):
         steps = run_with(num_steps=num_steps)
