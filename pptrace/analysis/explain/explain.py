@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -225,9 +224,12 @@ def _excess_over_replicas(equal: EqualRows, step: Int64) -> Int64:
     key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
     medians = group_medians(equal.computing, of_key, len(key))
     excess = np.zeros_like(medians)
-    for number in np.unique(step).tolist():
-        replicas = medians[step == number]
-        excess[step == number] = np.maximum(replicas - np.sort(replicas, axis=0)[(len(replicas) - 1) // 2], 0)
+    by_step = np.argsort(step, kind="stable")
+    _, first, num_replicas = np.unique(step[by_step], return_index=True, return_counts=True)
+    for number in np.unique(num_replicas).tolist():
+        windows = by_step[first[num_replicas == number, np.newaxis] + np.arange(number)]
+        replicas = medians[windows]
+        excess[windows] = np.maximum(replicas - np.sort(replicas, axis=1)[:, [(number - 1) // 2]], 0)
     return group_sums(excess[:, of_key], table.rank, table.pp)
 
 
@@ -255,7 +257,8 @@ def _causes(
         held = np.minimum(waits.sums(times.start.shape)[chosen], inner).sum(axis=1)
         added[_WAITING] = _part_of(added[INNER], held, inner.sum(axis=1))
         added[INNER] = added[INNER] - added[_WAITING]
-        of_ranks = [lateness.of_ranks(times, window) for window in chosen.tolist()]
+        of_windows = lateness.of_ranks(times)
+        of_ranks = [of_windows[window] for window in chosen.tolist()]
         usual, rest = (np.array([sum(part.values()) for part in parts]) for parts in zip(*of_ranks, strict=True))
         added[_SLOW] = _part_of(added[_WAITING], usual, usual + rest)
         added[_WAITING] = added[_WAITING] - added[_SLOW]
@@ -314,21 +317,21 @@ class _Lateness:
     waits: InnerWaits
     excess: Int64
 
-    def of_ranks(self, times: StepTimes, window: int) -> tuple[_Places, _Places]:
-        """The time for which the ops of a window waited, by global rank: what is due to ranks that are slower, and the rest."""
-        late: Counter[tuple[int, int]] = Counter()
-        of_window = self.waits.step == window
-        columns = (self.waits.late_step, self.waits.late_row, self.waits.ns)
-        for step, row, ns in zip(*(column[of_window].tolist() for column in columns), strict=True):
-            late[step, int(times.table.rank[row])] += ns
-        slower: Counter[tuple[str, int | str]] = Counter()
-        rest: Counter[tuple[str, int | str]] = Counter()
-        for (step, place), ns in late.items():
-            rank = times.windows[step].ranks[place]
-            usual = min(ns, int(self.excess[step, place]))
-            slower["rank", rank] += usual
-            rest["rank", rank] += ns - usual
-        return slower, rest
+    def of_ranks(self, times: StepTimes) -> list[tuple[_Places, _Places]]:
+        """For each window, the time for which its ops waited by global rank: due to ranks that are slower, and the rest."""
+        waits, (num_windows, pp) = self.waits, self.excess.shape
+        by_place = (waits.step * num_windows + waits.late_step) * pp + times.table.rank[waits.late_row]
+        places, of_place = np.unique(by_place, return_inverse=True)
+        waited = np.zeros(len(places), dtype=np.int64)
+        np.add.at(waited, of_place, waits.ns)
+        usual = np.minimum(waited, self.excess.reshape(-1)[places % (num_windows * pp)])
+        result: list[tuple[dict[tuple[str, int | str], int], ...]] = [({}, {}) for _ in range(num_windows)]
+        for place, slower, rest in zip(places.tolist(), usual.tolist(), (waited - usual).tolist(), strict=True):
+            (window, late), pp_rank = divmod(place // pp, num_windows), place % pp
+            rank = times.windows[late].ranks[pp_rank]
+            for part, ns in zip(result[window], (slower, rest), strict=True):
+                part["rank", rank] = part.get(("rank", rank), 0) + ns
+        return [(slower, rest) for slower, rest in result]
 
 
 _Places = Mapping[tuple[str, int | str], int]

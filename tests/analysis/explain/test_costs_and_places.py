@@ -18,6 +18,7 @@ from pptrace.analysis.explain.equal_rows import equal_rows
 from pptrace.analysis.explain.explain import (
     _blames,
     _costs,
+    _excess_over_replicas,
     _Lateness,
     _merged,
     _most_blamed,
@@ -74,7 +75,8 @@ def test_costs_of_causes_are_medians_of_ranks_lower_medians_of_replicas_and_mean
         step = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1]][seed % 3])
         explained = np.unique(step)
         chosen = np.array([rng.choice(np.flatnonzero(step == number).tolist()) for number in explained])
-        costs = _costs(equal_rows(times, None), moving, step, explained, chosen, host)
+        equal = equal_rows(times, None)
+        costs, excess = _costs(equal, moving, step, explained, chosen, host), _excess_over_replicas(equal, step)
         computing = times.end - times.start - times.communication - times.host - times.stalled
         alike: dict[tuple[int, int], list[int]] = {}
         for row in range(len(table)):
@@ -82,11 +84,15 @@ def test_costs_of_causes_are_medians_of_ranks_lower_medians_of_replicas_and_mean
         for index, (number, window) in enumerate(zip(explained.tolist(), chosen.tolist(), strict=True)):
             replicas = np.flatnonzero(step == number).tolist()
             usual = {}
+            slower = dict.fromkeys(replicas, 0)
             for key, rows in alike.items():
                 medians = {at: int(median(computing[at, rows].tolist())) for at in replicas}
                 usual[key] = sorted(medians.values())[(len(replicas) - 1) // 2]
                 assert set(costs.of_rank[index, rows].tolist()) == {medians[window]}
                 assert set(costs.of_stage[index, rows].tolist()) == {usual[key]}
+                for at, usually in medians.items():
+                    slower[at] += len(rows) * max(usually - usual[key], 0)
+            assert {at: int(excess[at].sum()) for at in replicas} == slower
             for kind in {kind for kind, _ in alike}:
                 of_kind = {key: rows for key, rows in alike.items() if key[0] == kind}
                 total = sum(usual[key] * len(rows) for key, rows in of_kind.items())
@@ -130,6 +136,7 @@ def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_t
         times = random_times(rng)
         waits = random_waits(rng, times)
         excess = np.array([[rng.choice((0, 5, 10**6)) for _ in range(times.table.pp)] for _ in range(WINDOWS)])
+        of_ranks = _Lateness(waits, excess).of_ranks(times)
         for window in range(WINDOWS):
             late: Counter[tuple[int, int]] = Counter()
             for index in np.flatnonzero(waits.step == window).tolist():
@@ -140,7 +147,7 @@ def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_t
                 at = "rank", times.windows[step].ranks[place]
                 slower[at] += min(ns, excess[step, place])
                 rest[at] += max(ns - excess[step, place], 0)
-            assert _Lateness(waits, excess).of_ranks(times, window) == (slower, rest)
+            assert of_ranks[window] == (slower, rest)
 
 
 def test_axes_inside_ops_are_those_of_communication_without_a_microbatch() -> None:
