@@ -235,4 +235,6 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 
 def _ms(ns: int) -> str:
+    if ns < 1e6:
+        return f"{ns / 1e6:.2f}" if ns >= 1e5 else f"{ns / 1e6:.3f}"
     return f"{ns / 1e6:,.1f}" if ns < 1e9 else f"{ns / 1e6:,.0f}"
