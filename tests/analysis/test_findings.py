@@ -104,6 +104,22 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
     assert gains_of(find(steps, SCHEDULE, Study(gains=small))) == {"jitter": 90}
 
 
+@pytest.mark.parametrize(
+    ("rank", "waited_for", "kept"),
+    [
+        (2, 100, {"straggler": 100}),
+        (2, 101, {"late member": 101}),
+        (3, 101, {"late member": 101, "straggler": 100}),
+    ],
+)
+def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_faster(
+    rank: int, waited_for: int, kept: dict[str, int]
+) -> None:
+    late = replace(reason_with([waited_for] * 4, ("straggler",), "late member"), where={"rank": rank}, is_cause=True)
+    study = Study(reasons=(late,), gains={("rank", 2): np.full(4, 100)})
+    assert gains_of(find(run_with(Cause("straggler", {"rank": 2}, 300)), SCHEDULE, study)) == kept
+
+
 def test_slower_ranks_at_no_place_are_mentioned_from_five_percent_on_and_at_one_from_two() -> None:
     for ns, places, num_findings in ((49, 3, 0), (50, 3, 1), (19, 1, 0), (20, 1, 1)):
         shares = [ns // places + (place < ns % places) for place in range(places)]
