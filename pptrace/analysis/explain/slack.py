@@ -95,10 +95,15 @@ def _of_meetings(times: StepTimes, bindings: Bindings, meetings: Slice) -> _Edge
     before = [order.last_ended(window, meetings[f"{side}_rank"], meetings[f"{side}_ready"]) for side in _SIDES]
     late = [meetings["met_ns"] - meetings[f"{side}_ready"] for side in _SIDES]
     after = [
-        order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))) for side in _SIDES
+        np.where(
+            _has_waited(meetings, side),
+            order.held_up(window, *(meetings[f"{side}_{name}"] for name in ("rank", "asked", "done"))),
+            NONE,
+        )
+        for side in _SIDES
     ]
-    for side, reader in zip(_SIDES, after, strict=True):
-        reader[~_has_waited(meetings, side) | (times.start.ravel()[reader] < meetings["met_ns"])] = NONE
+    for reader in after:
+        reader[times.start.ravel()[reader] < meetings["met_ns"]] = NONE
     moved = [meetings[f"{side}_moved_ns"] for side in _SIDES]
     needed = bindings.ready.ravel().copy()
     for reader, at in zip(after, moved, strict=True):
