@@ -80,7 +80,12 @@ def report_table(content: ReportTable, note: str = "") -> Node:
 def still_picture(figure: Any, id: str) -> Node:
     """A figure without buttons, which leaves scrolling to the page."""
     config: Any = {"displayModeBar": False, "responsive": True}
-    return dcc.Graph(id=id, figure=figure, config=config, style=height_of(figure), className="graph")
+    return held(dcc.Graph(id=id, figure=figure, config=config, style=height_of(figure), className="graph"), figure)
+
+
+def held(graph: Node, figure: Any) -> Node:
+    """A graph with its room, which the page has before its scripts have drawn anything: nothing below it jumps."""
+    return html.Div(graph, style={"minHeight": f"{figure.layout.height}px"})
 
 
 def height_of(figure: Any) -> dict[str, str]:

@@ -16,7 +16,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.tables import TABLES, Asked
 from dashboards.wishes import wishes_of
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.report.rows import csv_of, json_of
 
 _NO_OPTIONS: Mapping[str, object] = {}
@@ -53,7 +53,10 @@ def register(app: Dash, answers: Answers) -> None:
 
 
 def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise UsageError(f"step={text!r}: expected a whole number") from None
 
 
 def _download(text: str, name: str, mime: str) -> Response:

@@ -18,14 +18,14 @@ from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
-from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, OP_CLASSES, OPS, TABLES
+from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, COMMS, OP_CLASSES, OPS, TABLES
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.wishes import address_of, wishes_of
 from pptrace.errors import PptraceError
 from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, MEMORY, OTHER, PART_COLOURS, ink, shade
-from pptrace.report.metrics import CONTENT_TYPE, metrics_of
+from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
@@ -108,11 +108,15 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
 
 
 def add_metrics(server: Flask, store: Store) -> None:
-    """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed."""
+    """Add ``/metrics`` for Prometheus: the report of what was opened, read anew where its files have changed, and the last
+    steps of a run that goes on.
+    """
 
     def metrics() -> Response:
         analysis = store.get().analysis
         text = metrics_of(None if analysis is None else analysis.report)
+        if (live := store.live.get()) is not None:
+            text += live_metrics_of(live.steps, live.cost)
         return Response(text, content_type=CONTENT_TYPE, headers={"Cache-Control": "no-store"})
 
     server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
@@ -174,6 +178,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "colours": {
             **KIND_COLOURS,
             "transfer": COMMUNICATION,
+            "either": OTHER,
             "other": OTHER,
             "host": PART_COLOURS["host"],
             "memory": MEMORY,
@@ -181,6 +186,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "kindNames": KIND_NAMES,
         "hasCritical": not timeline.is_light,
         "mostBytes": timeline.most_bytes,
+        "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
         "noWhatif": why_not,
     }

@@ -74,6 +74,20 @@ def _blame(wanted: Asked) -> Iterable[Any]:
             yield from ({"of": of, "name": name, "ns": ns} for name, ns in charged.items())
 
 
+def _phases(wanted: Asked) -> Iterable[Any]:
+    for rank in wanted.the_step().ranks:
+        for name, phase in rank.phases.items():
+            yield {"rank": rank.rank, "stage": rank.stage, "phase": name} | asdict(phase)
+
+
+def _stragglers(wanted: Asked) -> Iterable[Any]:
+    study = wanted.report.stragglers
+    if study is not None:
+        yield from ({"of": "stage", "name": str(one.stage), "slowdown": one.slowdown} for one in study.stages)
+        yield from ({"of": "worker", "name": str(one.rank), "slowdown": one.slowdown} for one in study.workers)
+        yield from ({"of": "kind", "name": one.kind, "slowdown": one.slowdown} for one in study.op_kinds)
+
+
 def _waterfall(wanted: Asked) -> Iterable[Any]:
     return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().span_parts or {}).items())
 
@@ -100,6 +114,10 @@ TABLES: Mapping[str, Table] = {
         lambda wanted: wanted.the_step().causes or (), "causes of a step's length with their places", is_of_step=True
     ),
     "blame": Table(_blame, "whom the bubbles of a step are charged to: ranks, stages, kinds of op", is_of_step=True),
+    "phases": Table(_phases, "warmup, steady and cooldown of each rank in a step, with their bubble", is_of_step=True),
+    "stragglers": Table(
+        _stragglers, "slowdown of the run with one stage, worker or kind of op alone as it was measured"
+    ),
     "comms": Table(_comms, "communication of a step by rank, axis and kind", is_of_step=True),
     "whatif": Table(
         lambda wanted: wanted.answers.whatif(wishes_of(wanted.options)).result.scenarios,

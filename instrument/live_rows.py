@@ -1,7 +1,7 @@
 """The ranges of the running step with their host times, for ``pptrace run --live``: no profiler, one short tuple per range.
 
-The key of a range is its mark with step 0, one object for all steps, so that two steps are compared by identity. Nothing here
-keeps a tensor alive, formats a name, or waits for a device.
+The key of a range is its mark with step 0, one object for all steps, so that two steps are compared by identity; of an op that
+the script marks itself it is the name of the range. Nothing here keeps a tensor alive, formats a name, or waits for a device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pptrace.marks import (
 )
 from pptrace.schedule.actions import Action
 
-Row = tuple[Mark, int, int]
+Key = Mark | str
+Row = tuple[Key, int, int]
 """Key, begin and end of a range, ns."""
 
 
@@ -53,7 +54,7 @@ class LiveRange:
 
     __slots__ = ("_begin_ns", "_inner", "_key", "_rows")
 
-    def __init__(self, rows: LiveRows, key: Mark, inner: Opened | None) -> None:
+    def __init__(self, rows: LiveRows, key: Key, inner: Opened | None) -> None:
         self._rows = rows
         self._key = key
         self._inner = inner

@@ -264,6 +264,11 @@ class Recorder:
             return _NULL
         return _NamedRange(name, self._domain, self._listens)
 
+    def named_op(self, name: str, action: Action, step: int) -> Range:
+        """The range of an op that the script names itself."""
+        opened = self.named(name)
+        return self.delayed(LiveRange(self._live, name, opened) if self._live.on else opened, action, step)
+
     def mark(self, mark: Mark) -> Range:
         """The range of a mark that exists already."""
         key = self._live.of_mark(mark) if self._live.on else None

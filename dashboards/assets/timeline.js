@@ -905,26 +905,28 @@
     }
 
     fillLegend() {
-      const { about } = this;
-      const entry = (style, text) => {
-        const chip = make("span", { className: "legend-chip" });
-        Object.assign(chip.style, style);
-        return make("span", { className: "legend-entry" }, chip, text);
+      const chip = (colour, cause) => {
+        const made = make("span", { className: "legend-chip" });
+        made.style.background = cause ? `repeating-linear-gradient(${T.isUp(cause) ? "" : "-"}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
+        return made;
       };
+      this.legendBox.replaceChildren(...this.legendEntries().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
+    }
+
+    /* [text, colour, cause that is hatched] of what is drawn. */
+    legendEntries() {
+      const { about } = this;
       const seen = [...about.tables.ops.texts.kind, ...(this.change ? this.change.kinds : [])];
       const kinds = Object.keys(about.palette).filter((kind) => kind !== "STEP" && seen.includes(kind));
       const place = (kind) => (about.opClasses.includes(kind) ? about.opClasses.indexOf(kind) : about.opClasses.length);
       const names = kinds.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
-      const entries = names.map((kind) => entry({ background: about.palette[kind][0][0] }, about.kindNames[kind] || kind));
-      if (about.numBars.comms) entries.push(entry({ background: about.colours.transfer }, "Transfer"), entry({ background: T.WAIT_COLOUR }, "Waiting"));
-      if (about.mostBytes) entries.push(entry({ background: about.colours.memory }, "Memory"));
-      for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push(entry({ background: colour.replace(/0\.\d+\)/, "0.4)") }, phase));
-      for (const cause of about.causes) {
-        const lean = cause === "drain" || cause === "late collective" ? "-45deg" : "45deg";
-        const colour = T.CAUSE_COLOURS[cause];
-        entries.push(entry({ background: `repeating-linear-gradient(${lean}, ${colour} 0 1px, transparent 1px 4px)` }, `bubble: ${cause}`));
-      }
-      this.legendBox.replaceChildren(...entries);
+      const entries = names.map((kind) => [about.kindNames[kind] || kind, about.palette[kind][0][0]]);
+      if (about.numBars.comms) entries.push(["Transfer", about.colours.transfer], ["Waiting", T.WAIT_COLOUR]);
+      if (about.hasUnmatched) entries.push(["Waiting or transfer, not known which", about.colours.either]);
+      if (about.mostBytes) entries.push(["Memory", about.colours.memory]);
+      for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push([phase, colour.replace(/0\.\d+\)/, "0.4)")]);
+      for (const cause of about.causes) entries.push([`bubble: ${cause}`, T.CAUSE_COLOURS[cause], cause]);
+      return entries;
     }
 
     say(text) {
@@ -955,13 +957,23 @@
     }
 
     savePng() {
-      this.canvas.toBlob((content) => this.save(content, "pptrace-timeline.png"));
+      const size = this.size();
+      const places = T.legendPlaces(this.legendEntries(), size.width);
+      const ratio = this.canvas.width / size.width;
+      const picture = make("canvas", { width: this.canvas.width, height: this.canvas.height + Math.round(T.legendHeight(places) * ratio) });
+      const pen = picture.getContext("2d");
+      pen.drawImage(this.canvas, 0, 0);
+      pen.scale(ratio, ratio);
+      T.drawLegend(pen, places, this.canvas.height / ratio, size.width, this.marks().colours);
+      picture.toBlob((content) => this.save(content, "pptrace-timeline.png"));
     }
 
     svg() {
       const size = this.size();
-      const ctx = new T.SvgContext(size.width, size.height, `12px ${T.FONT}`);
+      const places = T.legendPlaces(this.legendEntries(), size.width);
+      const ctx = new T.SvgContext(size.width, size.height + T.legendHeight(places), `12px ${T.FONT}`);
       T.draw(ctx, this, size, this.marks());
+      T.drawLegend(ctx, places, size.height, size.width, this.marks().colours);
       return ctx.toString();
     }
 

@@ -9,6 +9,8 @@
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
   T.AXIS = 44;
+  const LANE_FONT = 9; // px of a lane's name
+  const LANE_COLUMN = 44; // px from one column of lanes' names to the next
   T.FONT = FONT;
 
   T.colours = (root) => {
@@ -21,9 +23,10 @@
   T.scale = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--scale")) || 1;
 
   /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
+  T.isUp = (cause) => cause !== "drain" && cause !== "late collective";
   const hatches = new Map();
   const hatch = (ctx, cause, paper) => {
-    const id = `${cause.replace(" ", "-")}`;
+    const id = cause.replace(/[^a-z]+/g, "-");
     const key = id + paper;
     if (!hatches.has(key)) {
       const colour = CAUSES[cause] || CAUSES.other;
@@ -33,7 +36,7 @@
       pen.strokeStyle = colour;
       pen.globalAlpha = 0.8;
       pen.lineWidth = 1.2;
-      const up = cause !== "drain" && cause !== "late collective";
+      const up = T.isUp(cause);
       for (const shift of [-6, 0, 6]) {
         pen.beginPath();
         pen.moveTo(shift - 1, up ? 7 : -1);
@@ -298,14 +301,15 @@
   const drawComms = (ctx, view, section, part, c, shown) => {
     const spots = places(section, "comms", part);
     if (!spots.some(Boolean)) return;
-    const classes = [pack(WAIT), pack(view.about.colours.transfer), 0, 0, 0, 0];
+    const { transfer, either } = view.about.colours;
+    const classes = [pack(WAIT), pack(transfer), pack(either), 0, 0, 0];
     blit(ctx, view, section, part, spots, classes, 3);
     eachBar(view, section, spots, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
       ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
       const from = Math.max(view.x(section.start[bar] + section.before[bar]), view.left - 4);
       const to = Math.min(view.x(section.start[bar] + section.length[bar] - section.after[bar]), view.right + 4);
-      ctx.fillStyle = view.about.colours.transfer;
+      ctx.fillStyle = section.match[bar] < 0 ? either : transfer;
       ctx.fillRect(from, spot[0], Math.max(to - from, 0.7), spot[1]);
       const lane = section.lane[section.track[bar]];
       const moves = [view.x(section.start[bar] + section.before[bar]), view.x(section.start[bar] + section.length[bar] - section.after[bar])];
@@ -662,14 +666,29 @@
         ctx.font = `${Math.min(11, part.compute)}px ${FONT}`;
         ctx.fillText(T.sourceName(part.source).toLowerCase(), view.left - 8, at);
       }
-      for (const lane of part.lanes) {
-        if (lane.height < 8 || lane.isCompute) continue;
-        ctx.textAlign = "right";
-        ctx.font = `${Math.min(10, lane.height + 1)}px ${FONT}`;
-        ctx.fillText(lane.name, view.left - 8, y + lane.top + lane.height / 2);
-      }
+      ctx.textAlign = "right";
+      ctx.font = `${LANE_FONT}px ${FONT}`;
+      for (const [text, column, middle] of laneNames(part)) ctx.fillText(text, view.left - 8 - column * LANE_COLUMN, y + middle);
       ctx.textAlign = "left";
     }
+  };
+
+  /* [name, column from the right, middle] of the lanes of a part of a row: each beside its lane, pushed apart where lanes are flat, in
+     two columns where one has no room for all, and where two have none those of lanes that are as high as their name. */
+  const laneNames = (part) => {
+    const lanes = part.lanes.filter((lane) => !lane.isCompute);
+    const isFull = (columns) => Math.ceil(lanes.length / columns) * LANE_FONT > part.bottom - lanes[0].top;
+    const columns = lanes.length && [1, 2].find((each) => !isFull(each));
+    const named = columns ? lanes : lanes.filter((lane) => lane.height >= LANE_FONT);
+    const places = named.map((lane, index) => [lane.name, columns ? index % columns : 0, lane.top + lane.height / 2]);
+    for (const column of [0, 1]) {
+      const own = places.filter((place) => place[1] === column);
+      let below = part.bottom + LANE_FONT / 2;
+      for (const place of own.reverse()) place[2] = below = Math.min(place[2], below - LANE_FONT);
+      let above = (lanes.length ? lanes[0].top : 0) - LANE_FONT / 2;
+      for (const place of own.reverse()) place[2] = above = Math.max(place[2], above + LANE_FONT);
+    }
+    return places;
   };
 
   /* How much later a rank began with what the ranks are aligned by, than the chosen one. */
@@ -812,6 +831,33 @@
     ctx.strokeStyle = colours.accent;
     ctx.lineWidth = 2;
     ctx.strokeRect(Math.max(x0, 1), 1, Math.max(Math.min(x1, width - 1) - Math.max(x0, 1), 2), height - 2);
+  };
+
+  /* The legend below a picture that is saved: [entry, x, row] of each, in as many rows as the width asks for. */
+  const LEGEND_ROW = 20;
+  T.legendPlaces = (entries, width) => {
+    let [x, row] = [10, 0];
+    return entries.map((entry) => {
+      const taken = 36 + entry[0].length * 7;
+      if (x > 10 && x + taken > width) [x, row] = [10, row + 1];
+      x += taken;
+      return [entry, x - taken, row];
+    });
+  };
+  T.legendHeight = (places) => (places.length ? places.at(-1)[2] + 1 : 0) * LEGEND_ROW + 8;
+  T.drawLegend = (ctx, places, top, width, c) => {
+    ctx.fillStyle = c.panel;
+    ctx.fillRect(0, top, width, T.legendHeight(places));
+    ctx.font = `12px ${FONT}`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "middle";
+    for (const [[text, colour, cause], x, row] of places) {
+      const middle = top + (row + 0.5) * LEGEND_ROW + 2;
+      ctx.fillStyle = cause ? hatch(ctx, cause, c.panel) : colour;
+      ctx.fillRect(x, middle - 6, 12, 12);
+      ctx.fillStyle = c.text;
+      ctx.fillText(text, x + 18, middle);
+    }
   };
 
   T.CAUSE_COLOURS = CAUSES;

@@ -59,9 +59,19 @@ class Change(BaseModel):
         return self.model_dump() | lists
 
 
+class _Server(MCPServer):
+    """A server that refuses arguments which a tool does not have: left out, they would be answered with something else."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        known = {tool.name: tool.input_schema.get("properties", {}) for tool in await self.list_tools()}
+        if name in known and (unknown := sorted(set(arguments) - set(known[name]))):
+            raise ToolError(f"{name} has no {', '.join(unknown)}; expected {', '.join(known[name]) or 'no arguments'}")
+        return await super().call_tool(name, arguments, context)
+
+
 def make_server(paths: Sequence[Path]) -> MCPServer:
     """A server for some traces or a run directory. Nothing is read before the first call."""
-    server: MCPServer = MCPServer("pptrace", instructions=_ABOUT, version=__version__, log_level="ERROR")
+    server: MCPServer = _Server("pptrace", instructions=_ABOUT, version=__version__, log_level="ERROR")
     tools = Tools(Answers(Store(paths)))
     _add_reading(server, tools)
     _add_tables(server, tools)

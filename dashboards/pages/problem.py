@@ -33,8 +33,10 @@ _ADVICE = {
 
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
-    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files exist.")
     has_steps = any(file.name.endswith(SUFFIX) for file in loaded.files)
+    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files exist.")
+    if has_steps and loaded.run.get("profiler") == "none":
+        advice = "It was started with --profiler none: there will be no traces."
     live = (
         [html.P(["Its ranks write live records: ", dcc.Link("its last steps", href="/live"), "."], id="has-live")]
         if has_steps
@@ -43,10 +45,10 @@ def layout(loaded: Loaded) -> Node:
     parts = [
         html.Section(
             [
-                html.H2("Nothing to analyse here"),
+                html.H2("Steps, and no traces" if has_steps else "Nothing to analyse here"),
+                *live,
                 html.P(loaded.error, id="problem", className="error"),
                 html.P(advice),
-                *live,
             ],
             className="panel problem",
         )

@@ -7,7 +7,7 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node, height_of, panel, report_table, still_picture
+from dashboards.components import Node, height_of, held, panel, report_table, still_picture
 from dashboards.exports import picture_files
 from dashboards.parts import with_files
 from dashboards.store import Loaded, Store
@@ -110,7 +110,7 @@ def _plan(
     )
     config: Any = dict(CONFIG)
     graph = dcc.Graph(id="plan-timeline", figure=figure, config=config, style=height_of(figure), className="graph")
-    drawn = with_files(panel(name, graph, note=note, id="plan-drawn"), picture_files("plan-timeline"))
+    drawn = with_files(panel(name, held(graph, figure), note=note, id="plan-drawn"), picture_files("plan-timeline"))
     return [drawn, *_idle(step.simulation)]
 
 

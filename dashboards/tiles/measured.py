@@ -22,7 +22,8 @@ from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
 
 OP_CLASSES = ("F", "B", "I", "W", "OVERLAP_F_B", "other")
-COMM_CLASSES = ("wait", "transfer")
+COMM_CLASSES = ("wait", "transfer", "either")
+"""``either``: another side is not in the traces, so that nothing tells waiting from transfer."""
 BACK_CLASSES = tuple(CAUSES)
 OPS, COMMS, BACK = "ops", "comms", "back"
 TABLES = (OPS, COMMS, BACK)
@@ -113,7 +114,7 @@ def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int
         lane,
         start - origin_ns,
         end - start,
-        np.ones(len(rows), dtype=np.int64),
+        np.where(rows["match"] < 0, COMM_CLASSES.index("either"), COMM_CLASSES.index("transfer")),
         second=(transfer_start - start) + (end - transfer_end),
         columns={name: rows[name] for name in ("step", "stage", "microbatch", "peer", "bytes", "match")}
         | {"kind": kind, "axis": axis, "direction": direction}

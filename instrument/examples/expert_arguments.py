@@ -134,7 +134,12 @@ def _one_of(
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--experts is {text!r}; expected a number, or one for each layer that has some, such as 4,8"
+        ) from None
 
 
 def _value_of(options: argparse.Namespace, name: str) -> object:

@@ -52,8 +52,8 @@ REFUSAL_S = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         rank_info = RankInfo.from_environment()
         settings = resolve_settings(options, rank_info)
     except PptraceError as err:

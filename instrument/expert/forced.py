@@ -78,7 +78,7 @@ def check_routes(options: ExpertOptions, layers: int, sequence: int) -> None:
         sequence: tokens of a sequence.
 
     Raises:
-        UsageError: the table has other layers, positions or choices, or experts that the model lacks.
+        UsageError: the table has other layers, positions or choices, experts that the model lacks, or a token's expert twice.
     """
     if options.routes is None:
         return
@@ -97,3 +97,6 @@ def check_routes(options: ExpertOptions, layers: int, sequence: int) -> None:
             raise UsageError(
                 f"{options.routes} routes tokens of layer {layer} to experts {least} to {most}; the layer has 0 to {num - 1}"
             )
+    in_order = table.sort(dim=-1).values
+    if (in_order[..., 1:] == in_order[..., :-1]).any():
+        raise UsageError(f"{options.routes} routes a token to an expert twice; name different experts for each token")

@@ -121,8 +121,11 @@ class ExpertOptions:
         fewest = min(self.pyramid, default=self.num)
         if self.top_k > fewest:
             raise UsageError(f"each token is routed to {self.top_k} experts and a layer has {fewest}; choose fewer")
-        if min(self.aux_loss, self.z_loss) < 0 or self.scale <= 0:
-            raise UsageError("coefficients of the router's losses are 0 or more, and the scale of its weights above 0")
+        if not (0 <= self.aux_loss < math.inf and 0 <= self.z_loss < math.inf and 0 < self.scale < math.inf):
+            raise UsageError(
+                f"the coefficients of the router's losses are {self.aux_loss} and {self.z_loss}, and the scale of its weights is "
+                f"{self.scale}; expected numbers from 0 up, and one above 0"
+            )
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             raise UsageError(f"the capacity factor of the experts is {self.capacity_factor}; expected a number above 0")
         if self.shared is not Shared.ADDED and not self.shared_width:
@@ -136,7 +139,7 @@ class ExpertOptions:
                 f"a softmax over the one expert of a token ({self.scoring}) is always 1, so that the router would not learn; "
                 f"use {Scoring.SOFTMAX_BEFORE} or {Scoring.SIGMOID}, or more experts for each token"
             )
-        if self.bias_rate and (self.scoring is not Scoring.SIGMOID or self.bias_rate < 0):
+        if self.bias_rate and (self.scoring is not Scoring.SIGMOID or not 0 < self.bias_rate < math.inf):
             raise UsageError(
                 f"a bias is added to scores of {Scoring.SIGMOID} alone, at a rate above 0; found {self.scoring}, {self.bias_rate}"
             )

@@ -14,14 +14,16 @@ from threading import get_native_id
 from time import perf_counter_ns
 from typing import Any
 
-from instrument.live_rows import LiveRange, LiveRows, Row
+from instrument.live_rows import Key, LiveRange, LiveRows, Row
 from pptrace.live_records.codec import NO_PROGRAM, Flag, StepHead
 from pptrace.live_records.file import LiveWriter, live_path
-from pptrace.marks import Mark, OpMark, SpanMark, format_mark
+from pptrace.marks import OpMark, SpanMark, format_mark
 from pptrace.schedule.actions import Action, Kind
 
 SKIP_EVERY = 5
 _CALIBRATION = 256
+_OPS = (OpMark, str)
+"""Types of the keys of ops: the plan's or a hook's, and those that the script marks itself."""
 
 Facts = Callable[[], Mapping[str, Any]]
 
@@ -39,7 +41,7 @@ class LiveRecorder:
         self._state = state
         self._seen_state: object = None
         self._written_facts: Mapping[str, Any] = {}
-        self._programs: list[tuple[list[Mark], int]] = []
+        self._programs: list[tuple[list[Key], int]] = []
         self._skipped: list[StepHead] = []
         self._begin_ns = 0
         self._range_ns = _range_cost_ns()
@@ -69,8 +71,8 @@ class LiveRecorder:
             return
         self.rows.on = False
         rows = self.rows.rows
-        op_ns = sum(end - begin for key, begin, end in rows if type(key) is OpMark)
-        comm_ns = sum(end - begin for key, begin, end in rows if type(key) is not OpMark and type(key) is not SpanMark)
+        op_ns = sum(end - begin for key, begin, end in rows if type(key) in _OPS)
+        comm_ns = sum(end - begin for key, begin, end in rows if type(key) not in _OPS and type(key) is not SpanMark)
         waited_ns = self._core.since_ns(self._core_wait_ns)
         head = StepHead(
             step, flags | Flag.OBSERVED, begin_ns, end_ns - begin_ns, op_ns, comm_ns, self._own_ns, waited_ns
@@ -111,7 +113,7 @@ class LiveRecorder:
             if known == keys:
                 self._programs.insert(0, self._programs.pop(index))
                 return number
-        new = writer.program([format_mark(key) for key in keys])
+        new = writer.program([key if isinstance(key, str) else format_mark(key) for key in keys])
         if new is None:
             return NO_PROGRAM
         self._write_facts(writer)

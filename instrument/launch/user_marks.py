@@ -74,7 +74,7 @@ class UserMarks:
         if plain in _OPS:
             text = f"pptrace.mark {_OPS[plain]}{_value('stage', stage)}{_value('microbatch', microbatch)}"
             action = Action(Kind(_OPS[plain]), _number(stage), _number(microbatch))
-            return self._steps.recorder.delayed(self._steps.recorder.named(text), action, self._steps.num_steps)
+            return self._steps.recorder.named_op(text, action, self._steps.num_steps)
         return self._steps.recorder.named(text)
 
     @contextmanager

@@ -10,7 +10,8 @@ A rank is named where its excess was above the threshold in two of the last thre
 standard deviations of the excesses before (1.4826 · median absolute deviation; Hampel's identifier), of all ranks and of its own,
 and twice what one in twenty of them exceeds, which is more where they have heavy tails; it is 15 % at least. What the rank takes
 longer has to be more than all its waiting for a core in that step. Steps of a rank that stand out do not become its past, so that
-a rank that stays slow stays named.
+a rank that stays slow stays named; steps above the threshold are not what is usual either where it waited for a core so long that
+nobody is named.
 
 A rank that was slow from the start has no other past. Where other ranks run the same stage, the medians of its ops are compared
 with theirs in the same way.
@@ -25,14 +26,14 @@ from statistics import median, median_low
 
 LEAST_EXCESS = 0.15
 PAST_STEPS = 32
-LEAST_PAST = 4
+LEAST_PAST = 3
 """Steps before which a rank is not compared with its own past."""
 _WARM_UP = 2
 """First steps, which pay for connections and allocators and are nobody's past."""
 _SIGMAS = 4.0
 _MAD_TO_SIGMA = 1.4826
 _RECENT, _ENOUGH = 3, 2
-_LEAST_EXCESSES = 8
+_LEAST_EXCESSES = 6
 _SELDOM, _TIMES_SELDOM = 0.05, 2.0
 _NS_FLOOR = 1
 
@@ -156,14 +157,13 @@ class SlowRanks:
         """Name ranks; ``unsure`` is the part of the time of a rank's ops that its waiting for a core may have been."""
         known = self._excesses.setdefault(than, {})
         usual = _threshold(list(known.values()))
-        outstanding = {
+        above = {
             rank
             for rank, excess in excesses.items()
-            if usual is not None
-            and excess > max(usual, _threshold([known.get(rank, ())]) or 0)
-            and excess / (1 + excess) > unsure[rank]
+            if usual is not None and excess > max(usual, _threshold([known.get(rank, ())]) or 0)
         }
-        if not outstanding:  # a slow rank makes the others look fast
+        outstanding = {rank for rank in above if excesses[rank] / (1 + excesses[rank]) > unsure[rank]}
+        if not above:  # a slow rank makes the others look fast
             for rank, excess in excesses.items():
                 known.setdefault(rank, deque(maxlen=PAST_STEPS)).append(excess)
         for rank, excess in excesses.items():

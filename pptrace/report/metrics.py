@@ -11,11 +11,13 @@ follows. What the report has as null has no sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pptrace.analysis.live_cost import LiveCosts
 from pptrace.analysis.result import Report, Severity, StepReport
+from pptrace.workflow.live.follow import LiveStepFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NS = 1e9
@@ -53,6 +55,39 @@ def metrics_of(report: Report | None) -> str:
         steps = {_TYPICAL: report.typical_step, _LAST: report.steps[-1] if report.steps else None}
         known = {name: step for name, step in steps.items() if step is not None}
         metrics += [*_run(report), *_steps(known), *_ranks(known), *_communication(known), *_findings(report)]
+    return _text_of(metrics)
+
+
+def live_metrics_of(steps: Sequence[LiveStepFigures], costs: LiveCosts) -> str:
+    """Metrics of a run that goes on: its last step, the last one that was observed, and what observing costs."""
+    if not steps:
+        return ""
+    last = steps[-1]
+    observed = next((step for step in reversed(steps) if step.observed), None)
+    ranks, slow = (observed.ranks, observed.slow_ranks) if observed is not None else ((), ())
+    parts = [
+        ({"rank": rank.rank, "part": part}, _seconds(getattr(rank, name)))
+        for rank in ranks
+        for part, name in _RANK_PARTS.items()
+    ]
+    excesses = [({"rank": one.rank, "than": one.than}, one.excess) for one in slow]
+    cost = None if costs.measured is None else costs.measured.share
+    metrics = [
+        _Metric("live_step_number", "Last step that all ranks have ended.", [({}, last.step)]),
+        _Metric(
+            "live_step_duration_seconds", "Length of that step: the longest of the ranks'.", [({}, last.step_ns / _NS)]
+        ),
+        _Metric("live_rank_part_seconds", "What a rank did in the last observed step.", parts),
+        _Metric("live_slow_ranks", "Ranks that are named as slow in the last observed step.", [({}, len(slow))]),
+        _Metric("live_slow_rank_excess_ratio", "How much longer the ops of a slow rank take.", excesses),
+        _Metric(
+            "live_observing_cost_ratio", "What observing adds to a step, by unobserved steps in between.", [({}, cost)]
+        ),
+    ]
+    return _text_of(metrics)
+
+
+def _text_of(metrics: Iterable[_Metric]) -> str:
     return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
 
 

@@ -65,6 +65,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         verified = [units.milliseconds(one.verified_span_ns) for one in shown]
         rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
     below = [f"[{number}] {note}" for note, number in notes.items()]
+    below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
     below += ["verified: run in real processes with ops that sleep as long as theirs took"] if ran else []

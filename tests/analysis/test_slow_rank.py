@@ -50,6 +50,14 @@ def test_a_rank_that_becomes_slow_is_named_within_three_steps_and_no_other(start
     assert named[-1].step == 38, "it stays slow, and stays named"
 
 
+@pytest.mark.parametrize("start", [10, 11, 12])
+def test_of_two_ranks_one_that_becomes_slow_at_step_ten_is_named_within_three_steps(start: int) -> None:
+    for seed in range(10):
+        named = _named(_steps(20, lambda step, rank: 1.3 if rank == 1 and step >= start else 1.0, 0.01, seed, pp=2))
+        assert {one.rank for one in named} == {1}
+        assert named[0].step <= start + 2 + (start == 12)  # step 14 is not observed
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 def test_healthy_runs_raise_no_alarm(noise: float) -> None:
     for seed in range(20):
@@ -71,6 +79,17 @@ def test_a_rank_that_waits_for_a_core_is_no_slow_rank() -> None:
         waits = {step: {1: int(1e7 + (waited_ns if step >= 20 else 0))} for step, _ in steps}
         named = [slow for step, ranks in steps for slow in search.add(step, ranks, waits[step])]
         assert bool(named) == is_named
+
+
+def test_a_slow_rank_is_named_again_after_steps_in_which_it_may_have_waited_for_a_core() -> None:
+    def busy(step: int) -> bool:
+        return 22 <= step < 30
+
+    search = SlowRanks()
+    steps = _steps(40, lambda step, rank: 1 + (rank == 1 and step >= 20) * (1 + busy(step)), noise=0.02)
+    waits = {step: {1: int(1e8 * busy(step))} for step, _ in steps}
+    named = [slow.step for step, ranks in steps for slow in search.add(step, ranks, waits[step])]
+    assert named == [21, *(step for step, _ in steps if step > 30)], "the second step after those at the latest"
 
 
 def test_a_machine_that_slows_all_ranks_down_is_no_slow_rank() -> None:

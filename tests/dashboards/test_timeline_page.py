@@ -234,7 +234,7 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     assert sum(count for count, _, _ in tiles) == 32 * len(ops) // 4, "a block of ranks"
     drawing = ElementTree.fromstring(page.evaluate(f"{STATE}.svg()"))
     texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1"} <= texts
+    assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1", "Forward", "bubble: fill"} <= texts
 
 
 def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:

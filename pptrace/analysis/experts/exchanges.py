@@ -44,6 +44,7 @@ _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
 _LEAST_PADDED = 1 / 16
 """The same of the sizes of all-to-alls of equal parts, which are padded to what the routes of each need."""
+_AXES = (Axis.EP, "etp-ep")  # the second is that of Megatron-LM's all-gather dispatcher
 _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
@@ -83,7 +84,7 @@ def join_exchanges(ranks: Iterable[Slice]) -> Slice:
 def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64) -> Slice:
     """The exchanges of a rank in some steps, in order of time (columns :data:`EXCHANGES`); ``compute`` is when it computes."""
     comms = rows.comms
-    chosen = (comms["axis"] == Axis.EP) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
+    chosen = comms.among("axis", _AXES) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
     if not chosen.any():
         return no_exchanges()
     chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
@@ -93,9 +94,8 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     ended = np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls["end_ns"])[:-1]))[carries]
     calls, sent, received = calls.where(carries), sent[carries], received[carries]
     op = _op_of(calls, rows.ops)
-    out, back = _pairs(op, calls["step"])
-    fits = (sent[back] == received[out]) | (sent[back] < 0) | (received[out] < 0)
-    out, back = out[fits], back[fits]
+    out = _first_calls(calls, op)
+    back = out + 1
     columns = _places(op[out], rows.ops, calls["posted_ns"][out] > calls["start_ns"][out])
     is_clear = columns.pop("is_clear") == 1
     out, back = out[is_clear], back[is_clear]
@@ -146,17 +146,34 @@ def _op_of(calls: Slice, ops: Slice) -> Int64:
     return inside
 
 
-def _pairs(op: Int64, step: Int64) -> tuple[Int64, Int64]:
-    """(calls that bring rows to experts, the calls behind them that bring them back): in each op the first and second, the third
-    and fourth, … Ops with an odd number of calls are left out.
+def _first_calls(calls: Slice, op: Int64) -> Int64:
+    """The calls that bring rows to experts and are followed, in the same op, by the one that brings them back.
+
+    What belongs together is found by splits, which the second call swaps, and by kinds, an all-gather and a reduce-scatter: a
+    call may be alone, where nothing needs a gradient, or where a recomputation ends before it. All-to-alls of unknown splits are
+    the first and second, the third and fourth, … of an op; of an odd number of them none.
     """
-    if not len(op):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    begins = np.flatnonzero(np.concatenate(([True], (op[1:] != op[:-1]) | (step[1:] != step[:-1]))))
-    sizes = np.diff(np.append(begins, len(op)))
-    nth = np.arange(len(op)) - np.repeat(begins, sizes)
-    out = np.flatnonzero((nth % 2 == 0) & np.repeat(sizes % 2 == 0, sizes))
-    return out, out + 1
+    if len(calls) <= 1:
+        return np.zeros(0, dtype=np.int64)
+    step, (codes, kinds), (of_splits, texts) = calls["step"], calls.codes("kind"), calls.codes("splits")
+    is_next = (op[1:] == op[:-1]) & (step[1:] == step[:-1])
+    sizes = _run_lengths(is_next)
+    number = {text: code for code, text in enumerate(texts)}
+    swapped = [UNKNOWN if not text else number.get(">".join(reversed(text.split(">"))), UNKNOWN) for text in texts]
+    fits = np.array(swapped, dtype=np.int64)[of_splits[:-1]] == of_splits[1:]
+    is_open = np.array([not text for text in texts])[of_splits]
+    fits |= (is_open[:-1] | is_open[1:]) & (sizes[:-1] % 2 == 0)
+    exchanged, gathered, scattered = (codes == kinds.index(kind) if kind in kinds else codes < 0 for kind in _CALLS)
+    fits = np.where(exchanged[:-1] & exchanged[1:], fits, gathered[:-1] & scattered[1:]) & is_next
+    nth = np.arange(len(fits)) - np.maximum.accumulate(np.where(fits, 0, np.arange(1, len(fits) + 1)))
+    return np.flatnonzero(fits & (nth % 2 == 0))
+
+
+def _run_lengths(is_next: Bool) -> Int64:
+    """Length of the run that each element is in; ``is_next`` says of all but the first whether they go on with one."""
+    begins = np.flatnonzero(np.concatenate(([True], ~is_next)))
+    lengths = np.diff(np.append(begins, len(is_next) + 1))
+    return np.repeat(lengths, lengths)
 
 
 def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:

@@ -1,16 +1,21 @@
-"""Findings about experts: where most rows are, and a capacity that drops too much."""
+"""Findings about experts: where most rows are, a capacity that drops too much, a rank that all wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad
-from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.stragglers.unequal_routes import CLEARLY, HotSpot
+from pptrace.analysis.experts.lateness import SLOW
+from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.stragglers.unequal_routes import CLEARLY, UNEQUAL_ROUTES, HotSpot
+from pptrace.axes import Axis
 
 DROPPED_ROUTES = "dropped routes"
 MOST_DROPPED = 0.1
 """Share of a layer's routes from which on its capacity drops too much."""
+SLOW_EXPERTS = "slow experts"
+MOST_WAITED = 0.05
+"""Share of the ranks' time from which on waiting for one rank's experts is a finding."""
 
 
 def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot | None:
@@ -35,10 +40,43 @@ def hot_spot(layers: Sequence[LayerLoad], ranks: Sequence[RankLoad]) -> HotSpot 
     )
 
 
-def with_capacity(findings: Sequence[Finding], experts: ExpertsReport) -> tuple[Finding, ...]:
-    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned."""
+def with_findings(
+    findings: Sequence[Finding], experts: ExpertsReport, steps: Sequence[StepReport]
+) -> tuple[Finding, ...]:
+    """The findings, that of a capacity that drops too much ahead of those that have a gain: it changes what is learned; and of
+    ``steps`` without a pipeline the rank whose experts all wait for.
+    """
     first = sum(finding.severity is Severity.CRITICAL for finding in findings)
-    return (*findings[:first], *_capacity_findings(experts), *findings[first:])
+    return (*findings[:first], *_capacity_findings(experts), *_late_findings(experts, steps), *findings[first:])
+
+
+def _late_findings(experts: ExpertsReport, steps: Sequence[StepReport]) -> tuple[Finding, ...]:
+    """The finding of a rank that others wait for because its experts have more rows, or are slow: at most one.
+
+    Of steps with a pipeline replays say what it costs.
+    """
+    if not steps or any(step.has_pipeline for step in steps):
+        return ()
+    total = sum(rank.window_ns for step in steps for rank in step.ranks)
+    known = [rank for rank in experts.ranks if rank.caused_after_ns is not None]
+    late = max(known, key=lambda rank: rank.caused_after_ns or 0, default=None)
+    share = 0.0 if late is None else (late.caused_after_ns or 0) / max(total, 1)
+    if late is None or share < MOST_WAITED:
+        return ()
+    ratio, slowness = late.ratio or 0.0, late.slowness or 0.0
+    if slowness >= SLOW:
+        reason, figures = SLOW_EXPERTS, {"slowness": slowness}
+        why = f"experts take {slowness:.1f} times as long as those of others for as many rows"
+        advice = "look at that rank: its clock, its neighbours, the placement of its work"
+    elif ratio >= CLEARLY:
+        reason, figures = UNEQUAL_ROUTES, {"rank_ratio": ratio}
+        why = f"experts have {ratio:.1f} times the rows of its group"
+        advice = "balance the routes, or place hot experts on different ranks"
+    else:
+        return ()
+    evidence = {"where": {"axis": str(Axis.EP), "rank": late.rank}, "reason": reason, "share": share, **figures}
+    title = f"Experts: {share:.1%} of the ranks' time is waiting for rank {late.rank}, whose {why}"
+    return (Finding(Severity.WARNING, title, advice, evidence=evidence),)
 
 
 def _capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
-from pptrace.analysis.experts.findings import hot_spot, with_capacity
+from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.loads import (
@@ -62,14 +62,14 @@ class ExpertsOfRun:
 def with_experts(
     report: Report, experts: ExpertsOfRun, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
 ) -> Report:
-    """The report with its part on experts, and with the finding of a capacity that drops too much.
+    """The report with its part on experts, and with the findings that are about them alone.
 
     ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
     """
     part = report_experts(experts, plans, facts)
     if part is None:
         return report
-    return replace(report, experts=part, findings=with_capacity(report.findings, part))
+    return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
 
 
 def report_experts(

@@ -36,6 +36,7 @@ class ExpertFacts:
     scale: float
     z_loss: float
     jitter: float
+    overlap: bool
 
     def of_layer(self, layer: int) -> int:
         """The experts of a layer of the model, 0 where it has an MLP."""
@@ -70,6 +71,7 @@ def read_expert_facts(model: Mapping[str, Any], num_layers: int) -> ExpertFacts 
         and values["dispatcher"] in DISPATCHERS
         and values["drop_order"] in DROP_ORDERS
         and isinstance(values["scoring"], str)
+        and isinstance(values["overlap"], bool)
     )
     if not legal or (pyramid and len(pyramid) != len(range(0, num_layers, values["every"]))):
         return None

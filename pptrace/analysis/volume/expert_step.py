@@ -70,18 +70,21 @@ class ExpertVolume:
         """
         options = self.facts.experts
         assert options is not None
-        gathered: Volume = {} if tensor.sequence_parallel else tensor.gathered()
+        gathered = _gathered(tensor)
+        repeated: Volume = gathered if self._repeats_end else {}
         if not options.shared_width:
-            return BothWays(gathered, gathered)
+            return BothWays(repeated, gathered)
         shared = pair_volume(tensor)
-        return BothWays(total((gathered, shared.forward)), total((gathered, shared.backward)))
+        return BothWays(total((repeated, shared.forward)), total((gathered, shared.backward)))
 
-    def decided(self, layer: int) -> Volume:
-        """Communication of ranks that share sequences before a forward's routes are certain: never repeated."""
+    def unrepeated(self, layer: int, tensor: TensorSizes) -> Volume:
+        """Communication of a forward that no recomputation repeats: of ranks that share sequences before its routes are certain,
+        and at its end.
+        """
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
         assert options is not None
         tp, cp, sequences = self.mesh.tp or 1, self.mesh.cp or 1, facts.microbatch_size
-        volumes: list[Volume] = []
+        volumes: list[Volume] = [] if self._repeats_end else [_gathered(tensor)]
         if options.aux_loss:
             num_bytes = sequences * num * INDEX_BYTES
             volumes += [collective(axis, Collective.ALL_REDUCE, size, num_bytes) for axis, size in _of(tp, cp)]
@@ -107,9 +110,22 @@ class ExpertVolume:
         volumes = [_volume((*calls.once, *calls.forward, *calls.backward), len(again))]
         if any(again):
             repeated = self._rows(rank, step, layer, sizes, again) or LayerRows(sum(again), 0, 0, 0, 0)
-            volumes.append(_volume(layer_calls(options.dispatcher, sizes, repeated).forward, sum(again)))
+            forward = layer_calls(options.dispatcher, sizes, repeated).forward
+            if options.dispatcher == "all-gather" and not self._repeats_end:
+                forward = [call for call in forward if call.kind != Collective.REDUCE_SCATTER]
+            volumes.append(_volume(forward, sum(again)))
         volume = total(volumes)
         return volume if rows is not None else {key: Calls(each.count, UNKNOWN) for key, each in volume.items()}
+
+    @property
+    def _repeats_end(self) -> bool:
+        """Return whether a recomputation brings the experts' output back to its tokens: torch ends it behind the last tensor that
+        backward needs, a dropout's mask or those of a shared MLP that runs (or is weighed) after the experts.
+        """
+        options = self.facts.experts
+        assert options is not None
+        is_ahead = options.overlap and (self.mesh.ep or 1) > 1 and options.dispatcher != "all-gather"
+        return self.facts.has_dropout or (options.shared_width > 0 and not (is_ahead and options.shared == "added"))
 
     @property
     def counts_rows(self) -> bool:
@@ -208,6 +224,11 @@ class ExpertVolume:
 
 def _of(tp: int, cp: int) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
     return (Axis.TP, tp), (Axis.CP, cp)
+
+
+def _gathered(tensor: TensorSizes) -> Volume:
+    """The all-gather of parts that ranks of tp made of the same tokens."""
+    return {} if tensor.sequence_parallel else tensor.gathered()
 
 
 def _volume(calls: Iterable[ExpertCall], forwards: int) -> Volume:

@@ -19,7 +19,7 @@ class GptFacts:
 
     ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run had.
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
-    has any.
+    has any. ``has_dropout``: its ``dropout`` is above 0.
     """
 
     hidden: int
@@ -42,6 +42,7 @@ class GptFacts:
     optimizer_sync: str
     steps: int
     experts: ExpertFacts | None = None
+    has_dropout: bool = False
 
     @property
     def item_bytes(self) -> int:
@@ -94,7 +95,7 @@ def read_gpt_facts(model: object) -> GptFacts | None:
     """The facts of a trace's ``model`` object; None where it is not the GPT's, or lacks any of them."""
     if not isinstance(model, Mapping) or model.get("name") != "gpt":
         return None
-    names = [field.name for field in fields(GptFacts) if field.name != "experts"]
+    names = [field.name for field in fields(GptFacts) if field.name not in ("experts", "has_dropout")]
     if not all(name in model for name in names):
         return None
     values: dict[str, Any] = {name: model[name] for name in names}
@@ -115,7 +116,8 @@ def read_gpt_facts(model: object) -> GptFacts | None:
     experts = read_expert_facts(model, sum(per_stage)) if model.get("experts") else None
     if model.get("experts") and experts is None:
         return None
-    return GptFacts(**values | {"layers_per_stage": tuple(per_stage), "experts": experts})
+    values |= {"layers_per_stage": tuple(per_stage), "has_dropout": bool(model.get("dropout"))}
+    return GptFacts(**values, experts=experts)
 
 
 def _is_count(value: object) -> bool:

@@ -140,7 +140,7 @@ class StepVolume:
 
     def _forward(self, action: Action) -> Volume:
         model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
-        parts = [self._layers(model_stage_index).forward, *self._decided(model_stage_index)]
+        parts = [self._layers(model_stage_index).forward, *self._unrepeated(model_stage_index)]
         parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
         if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).forward)
@@ -178,12 +178,12 @@ class StepVolume:
         parts = (pair_volume(self._tensor), attention_volume(self._attention))
         return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
 
-    def _decided(self, model_stage: int) -> Iterator[Volume]:
-        """Communication about the routes of a forward, which a recomputation knows."""
+    def _unrepeated(self, model_stage: int) -> Iterator[Volume]:
+        """Communication of layers with experts that their recomputation leaves out."""
         if self.experts is not None:
             for layer in self.facts.layers_of(model_stage):
                 if self.facts.experts_of(layer):
-                    yield self.experts.decided(layer)
+                    yield self.experts.unrepeated(layer, self._tensor)
 
     def _routed(self, rank: int, pp_rank: int, step: int) -> Iterator[Volume]:
         """Communication of rows to experts and back in a step."""

@@ -13,6 +13,8 @@ from pptrace.report.colours import BUBBLE, COMMUNICATION, GAIN, KIND_COLOURS, OT
 from pptrace.report.units import milliseconds, percent
 
 _MOST_PLACES = 12
+_TEXT_PART = 0.6
+"""Room for the texts beyond the ends of bars, in parts of what the bars take."""
 
 
 def place_of(cause: Cause) -> str:
@@ -40,13 +42,14 @@ def causes_chart(step: StepReport) -> go.Figure | None:
     )
     label_bars(figure, [cause.ns / 1e6 for cause in shown], texts)
     low, high = (bound(0, *(cause.ns / 1e6 for cause in shown)) for bound in (min, max))
+    room = _TEXT_PART * (high - low) * (1.3 if low and high else 1)
     return lay_out(
         figure,
         30 * len(shown) + 76,
         "ms of the step",
         showlegend=False,
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
-        xaxis_range=[1.6 * low, 1.6 * high],
+        xaxis_range=[low - room if low else 0, high + room if high else 0],
         yaxis=names_axis([plain(place_of(cause)) for cause in shown]),
     )
 

@@ -12,6 +12,23 @@ from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.units import milliseconds
 
 _MOST_NAMES = 8
+_NAME_PX = (6.2, 14.0)
+"""Width of a character of a name, and its height."""
+_PLOT_PX = (1000.0, 270.0)
+"""The ground of the chart on a narrow screen: where names have room there, they have it on a wide one."""
+_MARGIN = 0.09
+_PLACES = {
+    "top center": (0, 1),
+    "bottom center": (0, -1),
+    "top right": (1, 1),
+    "bottom right": (1, -1),
+    "middle left": (-1, 0),
+    "middle right": (1, 0),
+}
+"""Places of a name, each with its side of the point: right, and up."""
+
+Box = tuple[float, float, float, float]
+"""Left, right, bottom and top, px."""
 
 
 def changes_chart(result: WhatIf) -> go.Figure | None:
@@ -26,6 +43,10 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     in_bytes = all(one.peak_memory_bytes is not None for one in (*choices, result.today))
     front = sorted((one for one in choices if one.on_pareto_front), key=lambda one: _size(one, in_bytes))
     others = [one for one in choices if not one.on_pareto_front]
+    shown = [*choices, result.today]
+    x_range = _padded([_size(one, in_bytes) for one in shown])
+    y_range = _padded([(one.gain_ns + bound) / 1e6 for one in shown for bound in _bounds(one)])
+    names = _Names(x_range, y_range, [(_size(one, in_bytes), one.gain_ns / 1e6) for one in shown])
     figure = go.Figure()
     figure.add_scatter(
         x=[_size(one, in_bytes) for one in front],
@@ -35,35 +56,42 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
         showlegend=False,
         hoverinfo="skip",
     )
-    _add(figure, others, in_bytes, "beaten in both", OTHER, "circle", named=False)
-    _add(figure, front, in_bytes, "front: nothing takes less time and no more memory", COMPUTE, "diamond", named=True)
-    _add(figure, [result.today], in_bytes, "the run as it was", IDEAL, "star", named=True)
+    _add(figure, others, in_bytes, ("beaten in both", OTHER, "circle"), None)
+    _add(figure, [result.today], in_bytes, ("the run as it was", IDEAL, "star"), names)
+    _add(figure, front, in_bytes, ("front: nothing takes less time and no more memory", COMPUTE, "diamond"), names)
     x = (
         "GB, peak of the fullest rank"
         if in_bytes
         else "activations of a microbatch (in 1/p of the model) held by a rank"
     )
-    return lay_out(figure, 380, x, "gain, ms a step")
+    return lay_out(figure, 380, x, "gain, ms a step", xaxis_range=x_range, yaxis_range=y_range)
 
 
 def _add(
-    figure: go.Figure, shown: Sequence[Scenario], in_bytes: bool, label: str, colour: str, symbol: str, named: bool
+    figure: go.Figure,
+    shown: Sequence[Scenario],
+    in_bytes: bool,
+    look: tuple[str, str, str],
+    names: _Names | None,
 ) -> None:
-    names = [one.name if named and index < _MOST_NAMES else "" for index, one in enumerate(shown)]
+    label, colour, symbol = look
+    points = [(_size(one, in_bytes), one.gain_ns / 1e6) for one in shown]
+    named = shown[:_MOST_NAMES] if names is not None else ()
+    places = [names.place(one.name, point) for one, point in zip(named, points, strict=False)] if names else []
     figure.add_scatter(
-        x=[_size(one, in_bytes) for one in shown],
-        y=[one.gain_ns / 1e6 for one in shown],
-        mode="markers+text" if named else "markers",
-        text=names,
-        textposition="top center",
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="markers+text" if names else "markers",
+        text=[one.name if place else "" for one, place in zip(named, places, strict=True)],
+        textposition=[place or "top center" for place in places] or None,
         textfont={"size": 11},
         name=label,
-        marker={"color": colour, "symbol": symbol, "size": 11 if named else 8},
+        marker={"color": colour, "symbol": symbol, "size": 11 if names else 8},
         error_y={
             "type": "data",
             "symmetric": False,
-            "array": [(one.span_ns - one.low_ns) / 1e6 for one in shown],
-            "arrayminus": [(one.high_ns - one.span_ns) / 1e6 for one in shown],
+            "array": [_bounds(one)[1] / 1e6 for one in shown],
+            "arrayminus": [-_bounds(one)[0] / 1e6 for one in shown],
             "color": QUIET,
             "thickness": 1,
             "width": 3,
@@ -76,3 +104,47 @@ def _add(
 
 def _size(one: Scenario, in_bytes: bool) -> float:
     return (one.peak_memory_bytes or 0) / 1e9 if in_bytes else one.activations
+
+
+def _bounds(one: Scenario) -> tuple[int, int]:
+    """The interval of a gain around it, ns."""
+    return one.span_ns - one.high_ns, one.span_ns - one.low_ns
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis with room around the values."""
+    low, high = min(values), max(values)
+    room = (high - low or abs(high) or 1.0) * _MARGIN
+    return low - room, high + room
+
+
+class _Names:
+    """Places of names beside their points, of which none covers another name or another point."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], points: Sequence[tuple[float, float]]) -> None:
+        self._ranges = x, y
+        centres = [self._px(point) for point in points]
+        self._taken: list[Box] = [(x - 6, x + 6, y - 6, y + 6) for x, y in centres]
+
+    def place(self, name: str, point: tuple[float, float]) -> str | None:
+        """Take a place for a name; None where there is no room: the pointer still tells it."""
+        (x, y), width, height = self._px(point), len(name) * _NAME_PX[0], _NAME_PX[1]
+        for place, (right, up) in _PLACES.items():
+            middle_x, middle_y = x + right * (width / 2 + (0 if up else 8)), y + up * (height / 2 + 7)
+            box = (middle_x - width / 2, middle_x + width / 2, middle_y - height / 2, middle_y + height / 2)
+            is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
+            if is_inside and not any(_overlap(box, other) for other in self._taken):
+                self._taken.append(box)
+                return place
+        return None
+
+    def _px(self, point: tuple[float, float]) -> tuple[float, float]:
+        x, y = (
+            (value - low) / (high - low) * size
+            for value, (low, high), size in zip(point, self._ranges, _PLOT_PX, strict=True)
+        )
+        return x, y
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
@@ -37,7 +38,8 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
     if series.num_steps == 1:
         return f"{line}; the only step"
     beyond = step.span_ns / series.median_ns - 1
-    return f"{line}, {units.percent(abs(beyond))} {'above' if beyond >= 0 else 'below'} the median; no outlier"
+    line = f"{line}, {units.percent(abs(beyond))} {'above' if beyond >= 0 else 'below'} the median"
+    return line if series.num_steps < FEWEST_OF_LEVEL else f"{line}; no outlier"
 
 
 def differences_table(series: StepSeries, step: int | None = None) -> ReportTable:

@@ -10,6 +10,7 @@ from pptrace.analysis.slow_rank import OpKind, OpTimes
 from pptrace.intervals import lengths_within, union
 from pptrace.live_records.file import LiveStep
 from pptrace.marks import OpMark, SpanMark, parse_mark
+from pptrace.recognise.labels import LabelledAction, read_label
 
 
 def op_times(step: LiveStep) -> dict[OpKind, OpTimes]:
@@ -21,8 +22,9 @@ def op_times(step: LiveStep) -> dict[OpKind, OpTimes]:
     busy = union(begin_ns[comms], end_ns[comms])
     compute_ns = end_ns[ops] - begin_ns[ops] - lengths_within(busy, begin_ns[ops], end_ns[ops])
     by_kind: dict[OpKind, list[int]] = {}
-    for kind, ns in zip(kinds, compute_ns.tolist(), strict=True):
-        by_kind.setdefault(kind, []).append(ns)
+    alone = -1 - step.rank  # an unknown stage is that of no other rank
+    for (kind, stage), ns in zip(kinds, compute_ns.tolist(), strict=True):
+        by_kind.setdefault((kind, alone if stage is None else stage), []).append(ns)
     return {kind: OpTimes(len(times), float(np.median(times))) for kind, times in by_kind.items()}
 
 
@@ -31,15 +33,22 @@ def has_ops(step: LiveStep) -> bool:
     return len(_layout(step.names)[0]) > 0
 
 
+def _marked_by_script(name: str) -> LabelledAction | None:
+    """The op that ``pptrace.mark`` names; None of a range that is none."""
+    label = read_label(name)
+    return label.action if label is not None and label.is_op else None
+
+
 @cache
-def _layout(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, tuple[OpKind, ...]]:
-    """(places of the ops, places of communication, kind and stage of each op)."""
+def _layout(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int | None], ...]]:
+    """(places of the ops, places of communication, kind and stage of each op; None is a stage that its name does not say)."""
     ops, comms, kinds = [], [], []
     for place, name in enumerate(names):
         mark = parse_mark(name)
-        if isinstance(mark, OpMark):
+        action = mark.action if isinstance(mark, OpMark) else _marked_by_script(name)
+        if action is not None:
             ops.append(place)
-            kinds.append((str(mark.action.kind), mark.action.stage))
+            kinds.append((str(action.kind), action.stage))
         elif not isinstance(mark, SpanMark):
             comms.append(place)
     return np.array(ops, dtype=np.intp), np.array(comms, dtype=np.intp), tuple(kinds)

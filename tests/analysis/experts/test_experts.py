@@ -32,6 +32,7 @@ class Experts:
 
     ``slow`` is how many times as long rank 1 takes, ``late`` how much later it comes to each layer; with ``again`` layers are
     recomputed in the backward. ``sharing`` ranks share each expert, of which these are one each, and count the rows of all.
+    With ``gathered`` tokens go by all-gathers and come back by reduce-scatters, which no recomputation reaches.
     """
 
     rows: Sequence[tuple[int, int]] = ((60, 60),) * 3
@@ -41,6 +42,7 @@ class Experts:
     steps: int = 3
     dropped: int = 0
     sharing: int = 1
+    gathered: bool = False
 
     def passes(self, kind: str) -> list[tuple[str, int]]:
         """(direction, layer) of the exchanges of an op."""
@@ -93,12 +95,23 @@ class Experts:
             for rank in (0, 1):
                 sent = tuple(rows // 2 for rows in held)
                 got = (held[rank] // 2, held[rank] // 2)
-                events[rank].append(marked(_rows(step, sent, got), enters[rank], arrived))
-                events[rank].append(marked(_rows(step, got, sent), leaves[rank], back))
-            at = [back, back]
+                there, again = _rows(step, sent, got), _rows(step, got, sent)
+                if self.gathered:
+                    there, again = (_whole(step, kind) for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
+                events[rank].append(marked(there, enters[rank], arrived))
+                if not self._ends_early(action, way):
+                    events[rank].append(marked(again, leaves[rank], back))
+            at = leaves if self._ends_early(action, way) else [back, back]
         for rank in (0, 1):
             events[rank].append(marked(OpMark(action, step), begin, at[0] + 300))
         return at[0] + 300
+
+    def _ends_early(self, action: Action, way: str) -> bool:
+        return self.gathered and str(action.kind) != "F" and way == "F"
+
+
+def _whole(step: int, kind: Collective) -> Mark:
+    return CollectiveMark(kind, Axis.EP, 2, ROW_BYTES * 120, step)
 
 
 def _counts(step: int) -> Mark:
@@ -132,6 +145,17 @@ def equal_gain(run: Experts) -> int:
     """Time by which a step would be shorter if both ranks had 60 rows, by the times of the run on paper, ns."""
     beyond = [max(rows, 120 - rows) - 60 for of in run.rows for rows in of]
     return sum(beyond) * sum(ROW_NS[way] for kind in "FB" for way, layer in run.passes(kind) if layer == 0)
+
+
+def test_a_recomputation_that_brings_nothing_back_is_no_exchange() -> None:
+    gathered = replace(HOT, gathered=True)
+    once, again = (
+        {(call.layer, call.direction, call.role): call.count for call in experts_of(run).calls}
+        for run in (gathered, replace(gathered, again=True))
+    )
+    assert again == once
+    assert set(once.values()) == {2 * 3 * 3}  # ranks, steps, microbatches
+    assert {layer for layer, _, _ in once} == {4, 5}
 
 
 @pytest.mark.parametrize("again", [False, True])

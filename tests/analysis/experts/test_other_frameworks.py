@@ -17,6 +17,12 @@ from tests.recognise.kineto_calls import ALL_GATHER, ALL_TO_ALL, MAIN_THREAD, Ra
 from tests.support.synthetic import AUTOGRAD_THREAD
 
 HIDDEN, ITEM, ROW_NS = 64, 2, 10
+REDUCE_SCATTER = (
+    "c10d::_reduce_scatter_base_",
+    "_reduce_scatter_base",
+    "nccl:_reduce_scatter_base",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)",
+)
 ROWS = ((30, 10), (50, 30))
 """Rows from each rank (0, 1) to the experts of each: 80 arrive at rank 0, 40 at rank 1."""
 MOST = 80
@@ -29,6 +35,11 @@ class Style:
     """Names that a framework writes: the description of the experts' group, and the range around a call, which says ``{}`` with
     dispatch or combine.
 
+    ``is_alone``: the first backward has one call more, as that of a layer whose tokens need no gradient. ``steps``: one range
+    of torch's profiler holds all.
+
+    ``is_gathered``: tokens go everywhere by an all-gather, and come back by a reduce-scatter.
+
     ``is_even``: buffers are padded to equal parts, which no splits tell. ``heads``: the range around the all-to-alls of
     attention's heads in another group of the same ranks; "" without such. ``kernels`` carry tokens in place of NCCL's calls.
     """
@@ -39,6 +50,9 @@ class Style:
     heads: str = ""
     kernels: str = ""
     world: int = 2
+    is_alone: bool = False
+    is_gathered: bool = False
+    steps: bool = False
 
     def rank(self, number: int) -> Rank:
         job = Rank(number, {"rank": number, "world_size": self.world})
@@ -53,10 +67,15 @@ class Style:
                     thread=thread,
                 )
             self._exchange(job, at, thread)
+        if self.is_alone:
+            sent, got = _parts_of(number)
+            self._tokens(job, "combine", 6_000, (6_100, 6_200), AUTOGRAD_THREAD, sent, got)
+        if self.steps:
+            job.add(Category.ANNOTATION, "ProfilerStep#7", 0, 4 * EXCHANGE)
         return job
 
     def _exchange(self, job: Rank, at: int, thread: int) -> None:
-        sent, got = ROWS[job.rank], tuple(of[job.rank] for of in ROWS)
+        sent, got = _parts_of(job.rank)
         if self.heads:
             job.add(Category.CPU_OP, self.heads, at - 1, at + 15, thread=thread)
             self._call(job, ALL_TO_ALL, at, (at + 20, at + 60), thread, group="7", description="undefined", rows=20)
@@ -83,7 +102,8 @@ class Style:
             return
         splits = "" if self.is_even else ">".join(",".join(map(str, side)) for side in (sent, got))
         rows = 120 if self.is_even else max(sum(sent), sum(got))
-        self._call(job, ALL_TO_ALL, at, kernel, thread, rows=rows, splits=splits)
+        names = ALL_TO_ALL if not self.is_gathered else ALL_GATHER if role == "dispatch" else REDUCE_SCATTER
+        self._call(job, names, at, kernel, thread, rows=rows, splits=splits)
 
     def _call(
         self,
@@ -121,13 +141,19 @@ class Style:
         return experts
 
 
+def _parts_of(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows that a rank sends to each, and gets from each."""
+    return ROWS[rank], tuple(of[rank] for of in ROWS)
+
+
 MEGATRON = Style("EXPERT_MODEL_PARALLEL_GROUP", "moe_{} forward")
 TORCHTITAN = Style("mesh_ep")
 DEEPSPEED = Style(is_even=True, heads="_SeqAllToAll")
+SWITCH = Style("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", is_even=True, is_gathered=True)
 VLLM = Style(kernels=DEEP_EP)
 
 
-@pytest.mark.parametrize("style", [MEGATRON, TORCHTITAN, Style(heads="SeqAllToAll4D")])
+@pytest.mark.parametrize("style", [MEGATRON, TORCHTITAN, Style(heads="SeqAllToAll4D"), Style(is_alone=True)])
 def test_rows_of_ranks_and_who_is_waited_for_follow_from_the_splits(style: Style) -> None:
     experts = style.experts()
     assert experts.source == "splits"
@@ -142,8 +168,9 @@ def test_rows_of_ranks_and_who_is_waited_for_follow_from_the_splits(style: Style
     assert (combine.last_rank, combine.last_share, combine.last_reason) == (0, 1.0, "rows")
 
 
-def test_equal_parts_tell_waits_but_no_rows_and_thus_not_why_a_rank_is_late() -> None:
-    experts = DEEPSPEED.experts()
+@pytest.mark.parametrize("style", [DEEPSPEED, SWITCH])
+def test_equal_parts_tell_waits_but_no_rows_and_thus_not_why_a_rank_is_late(style: Style) -> None:
+    experts = style.experts()
     assert experts.source == "calls"
     assert [(rank.rows, rank.slowness) for rank in experts.ranks] == [(None, None)] * 2
     combine = experts.calls[1]
@@ -170,3 +197,15 @@ def test_groups_of_experts_are_told_from_those_of_attention(style: Style, heads:
 def test_kernels_of_libraries_for_experts_are_their_exchanges() -> None:
     experts = VLLM.experts()
     assert (experts.source, [call.count for call in experts.calls]) == ("calls", [8, 8])
+
+
+def test_steps_without_a_pipeline_have_a_finding_of_the_rank_that_all_wait_for() -> None:
+    finding, *_ = replace(TORCHTITAN, steps=True).analysis().report.findings
+    where = {"axis": "ep", "rank": 0}
+    share = 4 * ROW_NS * 40 / (2 * 4 * EXCHANGE)
+    assert finding.evidence == {"where": where, "reason": "unequal routes", "share": share, "rank_ratio": 4 / 3}
+    assert (
+        finding.title
+        == "Experts: 5.0% of the ranks' time is waiting for rank 0, whose experts have 1.3 times the rows of its group"
+    )
+    assert finding.gain_ns is None

@@ -47,6 +47,7 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("evidence", {"finding": 99}),
     ("whatif", {"change": {"split": [1, 1, 1]}}),
     ("whatif", {"change": {"path": "/etc/passwd"}}),
+    ("whatif", {"schedule": "zb-h1"}),
     ("no-such-tool", {}),
 )
 
@@ -165,6 +166,7 @@ def test_predictions_are_those_of_whatif(heard: Heard, run: pptrace.Run) -> None
         (("evidence", {"finding": 99}), "finding 99: expected 0 to"),
         (("whatif", {"change": {"split": [1, 1, 1]}}), "--split 1,1,1"),
         (("whatif", {"change": {"path": "/etc/passwd"}}), "change.path"),
+        (("whatif", {"schedule": "zb-h1"}), "whatif has no schedule; expected change, offset, limit"),
         (("no-such-tool", {}), "no-such-tool"),
     ],
 )

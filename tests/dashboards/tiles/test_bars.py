@@ -11,7 +11,7 @@ import pytest
 
 from dashboards.tiles.bars import Place, aligned_at, bar_at
 from dashboards.tiles.layout import layout_of
-from dashboards.tiles.measured import COMMS, OPS, Picture, comms_table
+from dashboards.tiles.measured import COMM_CLASSES, COMMS, OPS, Picture, comms_table
 from dashboards.tiles.replayed import PLANNED
 from dashboards.tiles.timeline import MEASURED, Timeline
 from pptrace.model.mesh import MeshInfo
@@ -86,6 +86,9 @@ def test_members_of_a_collective_have_that_one_and_others_the_one_of_the_same_or
     comms = comms.assign(transfer_start_ns=comms["start_ns"], transfer_end_ns=comms["end_ns"])
     position = {rank: rank for rank in range(3)}
     picture = Picture({COMMS: comms_table(comms, position, 0)})
+    tracks = picture.tables[COMMS].tracks
+    classes = {int(start): COMM_CLASSES[group] for start, group in zip(tracks.start, tracks.group, strict=True)}
+    assert classes == {10: "transfer", 50: "transfer", 58: "transfer", 13: "either", 71: "either"}
     layout = layout_of(position, MeshInfo(3, 1, 1, 1, 1, 3, 1), {})
     of_run: Any = SimpleNamespace(layout=layout, picture=lambda source, step: picture)
     answer = aligned_at(of_run, Place(MEASURED, 0, COMMS, 0, 2, 50))

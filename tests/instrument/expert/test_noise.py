@@ -103,7 +103,7 @@ def test_drawn_routes_are_even_or_biased_and_name_no_expert_twice() -> None:
 
 
 def test_replayed_routes_are_those_of_the_table(tmp_path: Path) -> None:
-    table = np.random.default_rng(1).integers(0, 4, (2, 2, 3, 8, 2))
+    table = np.random.default_rng(1).random((2, 2, 3, 8, 4)).argsort()[..., :2]
     np.save(tmp_path / "routes.npy", table)
     options = ExpertOptions(4, every=2, forced=Forced.REPLAYED, routes=str(tmp_path / "routes.npy"))
     ids = TokenIds(replace(KEY, step=5, layer=2), torch.tensor([1, 4]), torch.tensor([7, 2]))
@@ -114,6 +114,10 @@ def test_replayed_routes_are_those_of_the_table(tmp_path: Path) -> None:
             check_routes(options, layers, sequence)
     with pytest.raises(UsageError, match=r"layer 0 to experts 0 to 3; the layer has 0 to 2"):
         check_routes(replace(options, num=3), 4, 8)
+    table[1, 1, 2, 3] = 1  # of a capacity, a rank would have room for each of its tokens once
+    np.save(tmp_path / "twice.npy", table)
+    with pytest.raises(UsageError, match="routes a token to an expert twice"):
+        check_routes(replace(options, routes=str(tmp_path / "twice.npy")), 4, 8)
 
 
 def test_tables_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -149,7 +150,10 @@ def test_a_loss_that_is_tied_to_a_tensor_gets_its_weight_as_gradient() -> None:
         ({"num": 4, "top_k": 1, "scoring": Scoring.RENORMALISED}, "is always 1"),
         ({"num": 0}, "num of the experts is 0"),
         ({"num": 4, "every": 0}, "every of the experts is 0"),
-        ({"num": 4, "aux_loss": -1.0}, "0 or more"),
+        ({"num": 4, "aux_loss": -1.0}, "losses are -1.0 and 0.0"),
+        ({"num": 4, "z_loss": math.nan}, "losses are 0.0 and nan"),
+        ({"num": 4, "scale": math.inf}, "scale of its weights is inf"),
+        ({"num": 4, "scoring": Scoring.SIGMOID, "bias_rate": math.nan}, "found sigmoid, nan"),
         ({"num": 4, "bias_rate": 0.1}, "scores of sigmoid alone"),
         ({"num": 4, "capacity_factor": 0.0}, "capacity factor of the experts is 0.0"),
         ({"num": 4, "jitter": 1.0}, "jitter of what the router sees is 1.0"),

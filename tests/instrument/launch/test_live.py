@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from instrument.launch.live import SKIP_EVERY, LiveRecorder
+from instrument.launch.user_marks import UserMarks
 from instrument.recorder import Recorder
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_path
 from pptrace.live_records.frames import FACTS, frames
 from pptrace.marks import AwaitMark, Axis, CallMark, Collective, OpMark, SpanKind, Transfer, parse_mark
 from pptrace.schedule.actions import Action, Kind
+from pptrace.workflow.live.op_times import op_times
 
 FORWARD, SEND = Action(Kind.F, 0, 0), Action(Kind.SEND_F, 0, 0)
 
@@ -29,6 +32,22 @@ class Message:
 
     def transfer(self) -> Transfer:
         return Transfer(self.action, 1, 12)
+
+
+@dataclass
+class Steps:
+    """The rank as the marks of a script see it."""
+
+    recorder: Recorder
+    num_steps: int = 0
+
+    def look(self) -> None: ...
+
+    def take_step_marks(self) -> None: ...
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
 
 
 def make(folder: Path) -> tuple[LiveRecorder, Recorder]:
@@ -118,6 +137,25 @@ def test_watched_calls_are_numbered_within_the_step(tmp_path: Path) -> None:
     assert first.names == second.names
     assert [mark.sequence for mark in map(parse_mark, first.names) if isinstance(mark, CallMark)] == [0, 1]
     assert second.record.head.flags & Flag.PROFILED
+
+
+def test_ops_that_the_script_marks_itself_are_ops_of_the_record(tmp_path: Path) -> None:
+    live, recorder = make(tmp_path)
+    for step in range(2):
+        live.begin_step(step)
+        for stage, microbatch in ((0, 3), (None, None)):
+            with UserMarks(Steps(recorder)).open("backward", stage, microbatch):
+                pass
+        with UserMarks(Steps(recorder)).open("evaluate", None, None):
+            pass
+        live.end_step(step, profiled=False)
+    live.close()
+    for step in written(tmp_path):
+        assert step.names == ("pptrace.mark B stage=0 microbatch=3", "pptrace.mark B")
+        assert set(op_times(step)) == {("B", 0), ("B", -1)}, "a stage that nothing tells is that of no other rank"
+        times = zip(step.record.begin_ns.tolist(), step.record.end_ns.tolist(), strict=True)
+        assert step.record.head.op_ns == pytest.approx(sum(end - begin for begin, end in times), abs=3000)
+        assert step.record.head.comm_ns == 0
 
 
 def test_orders_of_ranges_beyond_the_most_keep_their_sums(tmp_path: Path) -> None:

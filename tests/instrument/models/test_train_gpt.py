@@ -266,6 +266,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
             "always 1, so that the router would not learn; use softmax-before or sigmoid",
         ),
         (["--experts", "0"], 1, "num of the experts is 0"),
+        (["--experts", "4,x"], 1, "--experts is '4,x'; expected a number"),
         (["--dp", "4", "--ep", "2", "--etp", "4", "--experts", "6"], 4, "ep=2 · etp=4 does not divide the 4 ranks"),
         (["--dp", "4", "--etp", "2"], 4, "--etp is for a model with experts"),
         (

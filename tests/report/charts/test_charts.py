@@ -243,6 +243,15 @@ def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> 
     assert changes_chart(replace(result, scenarios=(ideal,))) is None
 
 
+def test_names_of_changes_at_one_point_stand_apart_and_the_last_ones_are_left_out() -> None:
+    same = [scenario(f"receives posted {number} ops ahead", 5, 8, on_pareto_front=True) for number in range(6)]
+    result = WhatIf(100 * MS, 100 * MS, 0.0, tuple(same), scenario("as it was", 0, 4, num_chunks=1), 5)
+    front = trace(changes_chart(result), "front: nothing takes less time and no more memory")
+    named = [place for text, place in zip(front.text, front.textposition, strict=True) if text]
+    assert len(set(named)) == len(named) >= 2
+    assert len(named) < len(same), "a point has few sides"
+
+
 def comparison(*parts: PartChange) -> Comparison:
     return Comparison(ChangeVerdict.SLOWER, "", SpanChange(1, 2, 1.0, 0.5, 1.5), StepCounts(9, 9), parts, (), ())
 

@@ -38,6 +38,9 @@ def test_a_step_is_told_against_the_others_in_a_sentence() -> None:
     step = replace(load([SAMPLES / "1f1b_p2"]).report.steps[0], step=4, span_ns=22 * MS)
     assert step_line(step, SERIES) == "22.00 ms, 10.0% above the median; no outlier"
     assert step_line(replace(step, span_ns=18 * MS), SERIES) == "18.00 ms, 10.0% below the median; no outlier"
+    assert step_line(step, replace(SERIES, num_steps=4)).endswith("10.0% above the median"), (
+        "too few to be an outlier of"
+    )
     assert step_line(step, replace(SERIES, num_steps=1)) == "22.00 ms; the only step"
     assert step_line(replace(step, step=7), SERIES).endswith(
         "an outlier, 40.00 ms more than step 3, the usual one of its time"

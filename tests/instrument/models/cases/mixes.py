@@ -164,6 +164,7 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         optimizer_sync=mix.sync.value,
         steps=steps,
         experts=None if mix.experts is None else expert_facts(mix.experts),
+        has_dropout=mix.dropout > 0,
     )
 
 
