@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ _CAUSES = {
     ),
     "host": (
         "goes to devices that have nothing to do because their hosts have not launched it",
-        "goes to {place}, whose device has nothing to do because its host has not launched it",
+        "goes to devices that have nothing to do because their hosts have not launched it, most of it on {place}",
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     "unexplained": (
@@ -125,7 +126,9 @@ def find(
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
-    of_reasons = [None if finding and _is_contained(finding, candidates) else finding for finding in of_reasons]
+    repeated = _repeated(list(filter(None, of_reasons)), list(filter(None, candidates)))
+    of_reasons = [finding for finding in of_reasons if not any(finding is other for other in repeated)]
+    candidates = [finding for finding in candidates if not any(finding is other for other in repeated)]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
     unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
@@ -247,16 +250,17 @@ def _is_chance(finding: Finding, noise: Noise | None) -> bool:
     return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
 
 
-def _is_contained(finding: Finding, others: Sequence[Finding | None]) -> bool:
-    """Return whether others wait for a rank inside their ops, and a larger finding has all that it is slower by."""
-    at = finding.evidence["where"]
-    return finding.evidence["reason"] == LATE_MEMBER and any(
-        other.evidence["cause"] == "straggler"
-        and other.evidence["where"] == at
-        and (other.gain_ns or 0) >= (finding.gain_ns or 0)
-        for other in others
-        if other is not None
-    )
+def _repeated(of_reasons: Sequence[Finding], candidates: Sequence[Finding]) -> list[Finding]:
+    """The smaller one of two findings about one rank: that others wait for it inside their ops, and that it is slower than its
+    replicas. What others wait for is what it is slower by.
+    """
+    return [
+        late if (slow.gain_ns or 0) >= (late.gain_ns or 0) else slow
+        for late, slow in product(of_reasons, candidates)
+        if late.evidence["reason"] == LATE_MEMBER
+        and slow.evidence["cause"] == "straggler"
+        and late.evidence["where"] == slow.evidence["where"]
+    ]
 
 
 def _with_doubt(finding: Finding) -> Finding:

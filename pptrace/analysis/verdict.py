@@ -88,21 +88,23 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     bubble = _sum([rank.bubble_ns for rank in ranks])
     if compute is None or not window:
         return f"{length}; what it was spent on is not known."
+    starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
     if exposed is None or bubble is None:
-        return (
-            f"{length}: {compute / window:.0%} compute; the rest is waiting and exposed communication, not told apart."
-        )
+        launching = min(starved, window - compute)
+        shares = {"compute": compute / window, _NAMES["host"]: launching / window}
+        first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
+        rest = "the rest is waiting and exposed communication, not told apart"
+        return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
     shares = {"compute": compute / window, "exposed communication": exposed / window}
     if step.has_pipeline:
         return f"{length}: {_shares_text(shares | {'bubble': bubble / window})}{largest}."
-    starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
     launching = min(starved, bubble)
     shares |= {
         "waiting for other ranks, input and Python": (bubble - launching) / window,
         _NAMES["host"]: launching / window,
     }
     rules = launching >= max(_RULES * window, exposed, bubble - launching)
-    first = "The devices wait for the host to launch. " if rules else ""
+    first = _LAUNCHING if rules else ""
     return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 
@@ -130,6 +132,7 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 
 
+_LAUNCHING = "The devices wait for the host to launch. "
 _RULES = 0.1
 """From this share of the step on, the largest part beyond compute is named first, if it is not the schedule."""
 _MOST_OF_IT = 0.5
@@ -232,4 +235,6 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 
 def _ms(ns: int) -> str:
+    if ns < 1e6:
+        return f"{ns / 1e6:.2f}" if ns >= 1e5 else f"{ns / 1e6:.3f}"
     return f"{ns / 1e6:,.1f}" if ns < 1e9 else f"{ns / 1e6:,.0f}"

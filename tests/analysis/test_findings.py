@@ -58,6 +58,11 @@ def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:
     assert jitter.evidence["where"] == {"rank": 3}
 
 
+def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() -> None:
+    (host,) = find(run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200)), SCHEDULE)
+    assert host.title.endswith("because their hosts have not launched it, most of it on rank 0")
+
+
 def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
     for num_steps, num_findings in ((4, 1), (5, 0)):
         steps = run_with(num_steps=num_steps)
@@ -97,6 +102,22 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
     assert "gain_if_spread_ns" not in jitter.evidence
     small = {("stage", 1): np.full(4, 19)}
     assert gains_of(find(steps, SCHEDULE, Study(gains=small))) == {"jitter": 90}
+
+
+@pytest.mark.parametrize(
+    ("rank", "waited_for", "kept"),
+    [
+        (2, 100, {"straggler": 100}),
+        (2, 101, {"late member": 101}),
+        (3, 101, {"late member": 101, "straggler": 100}),
+    ],
+)
+def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_faster(
+    rank: int, waited_for: int, kept: dict[str, int]
+) -> None:
+    late = replace(reason_with([waited_for] * 4, ("straggler",), "late member"), where={"rank": rank}, is_cause=True)
+    study = Study(reasons=(late,), gains={("rank", 2): np.full(4, 100)})
+    assert gains_of(find(run_with(Cause("straggler", {"rank": 2}, 300)), SCHEDULE, study)) == kept
 
 
 def test_slower_ranks_at_no_place_are_mentioned_from_five_percent_on_and_at_one_from_two() -> None:

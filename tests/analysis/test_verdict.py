@@ -81,10 +81,10 @@ def test_the_largest_gain_is_that_of_a_warning() -> None:
         finding("jitter", None),
     )
     verdict = verdict_of(step_of(2_000_000, FALL), findings=findings)
-    assert verdict.endswith("; the most to win back is 0.3 ms a step of stages of unequal cost.")
+    assert verdict.endswith("; the most to win back is 0.30 ms a step of stages of unequal cost.")
     assert "win back" not in verdict_of(step_of(2_000_000, FALL), findings=(finding("unexplained", 40_000),))
     other = Finding(Severity.WARNING, "Rank 3 is slow", "", 700_000)
-    assert verdict_of(step_of(2_000_000, FALL), findings=(other,)).endswith(" 0.7 ms a step of Rank 3 is slow.")
+    assert verdict_of(step_of(2_000_000, FALL), findings=(other,)).endswith(" 0.70 ms a step of Rank 3 is slow.")
 
 
 def test_what_single_steps_lose_is_no_part_of_the_typical_step() -> None:
@@ -94,9 +94,9 @@ def test_what_single_steps_lose_is_no_part_of_the_typical_step() -> None:
     )
     step = step_of(2_000_000, FALL)
     assert verdict_of(step, step, findings=(slower, outliers)).endswith(
-        "; the most to win back is 0.1 ms a step on average of the slowdown since step 12."
+        "; the most to win back is 0.090 ms a step on average of the slowdown since step 12."
     )
-    assert verdict_of(step, step, findings=(outliers,)).endswith(" 0.1 ms a step on average of outliers (rank 1).")
+    assert verdict_of(step, step, findings=(outliers,)).endswith(" 0.080 ms a step on average of outliers (rank 1).")
 
 
 def test_of_several_steps_the_median_of_those_with_a_bubble_is_the_typical_one() -> None:
@@ -157,11 +157,11 @@ def test_the_gain_is_that_of_the_step_whose_shares_stand_before_it() -> None:
     steps = [step_of(2_000_000, FALL), step_of(1_000_000, FALL), step_of(9_000_000, FALL)]
     findings = (finding("jitter", 4_000_000), finding("imbalance", 2_000_000))
     assert verdict_of(*steps, findings=findings).endswith(
-        "; the most to win back is 0.3 ms a step of stages of unequal cost."
+        "; the most to win back is 0.30 ms a step of stages of unequal cost."
     )
     other = Finding(Severity.WARNING, "rank 3", "", 700_000)
     assert verdict_of(*steps, findings=(other,)).endswith(
-        "; the most to win back is 0.7 ms a step on average of rank 3."
+        "; the most to win back is 0.70 ms a step on average of rank 3."
     )
 
 
@@ -176,11 +176,11 @@ def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_wh
         return verdict_of(step, findings=(found, finding("jitter", 90_000)))
 
     assert verdict_with(500_000).endswith(
-        "; the most to win back is 0.5 ms a step of stages of unequal cost (stage 1)."
+        "; the most to win back is 0.50 ms a step of stages of unequal cost (stage 1)."
     )
     assert verdict_with(500_000).startswith("The bubble is not your problem: stage 1 computes longer")
     assert verdict_with(100_000).endswith(
-        "; the most to win back is 0.1 ms a step of stages of unequal cost (stage 1)."
+        "; the most to win back is 0.10 ms a step of stages of unequal cost (stage 1)."
     )
     assert verdict_with(100_000).startswith("The step takes 2.0 ms")
 
@@ -188,7 +188,7 @@ def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_wh
 def test_an_unexplained_part_does_not_silence_a_smaller_one_that_can_be_acted_on() -> None:
     findings = (finding("unexplained", 900_000), finding("communication", 40_000))
     verdict = verdict_of(step_of(2_000_000, FALL), findings=findings)
-    assert verdict.endswith("; the most to win back is 0.0 ms a step of exposed communication.")
+    assert verdict.endswith("; the most to win back is 0.040 ms a step of exposed communication.")
 
 
 def test_of_some_of_the_ranks_the_length_is_that_of_their_window() -> None:
@@ -250,6 +250,15 @@ def test_without_a_pipeline_launching_rules_where_nothing_else_costs_more(
     waiting, launching = round((bubble - starved) / 10), round(starved / 10)
     assert f"{waiting}% waiting for other ranks, input and Python" in verdict
     assert f"{launching}% " in verdict
+
+
+@pytest.mark.parametrize(("starved", "first"), [(300, "The devices wait for the host to launch. "), (100, "")])
+def test_of_one_rank_alone_what_its_device_waits_for_launches_is_named(starved: int, first: str) -> None:
+    step = step_of(1_000_000, None, replace(rank_of(600, None, None), host=HostIdle(starved, 0, 50)))
+    assert verdict_of(step) == (
+        f"{first}The step takes 1.0 ms: 60% compute, {starved / 1000:.0%} devices waiting for launches; the rest is waiting and "
+        "exposed communication, not told apart."
+    )
 
 
 def test_idle_devices_wait_for_launches_or_for_other_reasons() -> None:

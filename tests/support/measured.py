@@ -30,6 +30,6 @@ def measured_costs(
         messages.reshape(num_windows, table.num_messages).astype(np.int64),
         late.reshape(num_windows, num_rows).astype(np.int64),
         np.ones((num_windows, table.num_messages), dtype=np.bool_),
-        *(np.zeros((num_windows, num_rows), dtype=np.int64) for _ in range(5)),
+        *(np.zeros((num_windows, num_rows), dtype=np.int8) for _ in range(5)),  # as few bytes as they need
         np.zeros(num_windows, dtype=np.int64),
     )

@@ -105,5 +105,5 @@ def op_times(plans: tuple[MeasuredCosts, ...]) -> OpTimes | None:
     if len({costs.step[windows].tobytes() for windows in pipelines}) != 1:
         return None
     graph = costs.graph or make_graph(costs.plan.compute_only(), Messaging.AHEAD)
-    ops = (costs.durations + costs.delays).astype(np.float64)
+    ops = costs.durations.astype(np.float64) + costs.delays
     return OpTimes(costs.step, ops, np.maximum(costs.transfers, 0).astype(np.float64), pipelines, graph)

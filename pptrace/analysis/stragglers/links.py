@@ -17,7 +17,8 @@ from pptrace.model.tables import Int64
 _LEAST_RATIO = 2.0
 """A link is slow whose messages take so many times as long as those of its like, in the median and the upper quartile."""
 _QUANTILES = (50, 75)
-"""Percentiles that are compared. Medians alone differ by chance where half of the messages come before they are asked for."""
+"""Percentiles of the messages that were waited for: of what had come before it was asked for, no time is known. Medians alone
+differ by chance where half of the messages come while their ranks are busy."""
 FEWEST_ALIKE = 2
 """Other links of one pipeline; fewer tell too little of what is usual."""
 
@@ -84,7 +85,7 @@ def _slowest(costs: MeasuredCosts) -> _Link | None:
         transfers = costs.transfers[:, ends == boundary]
         for pipeline in range(len(pipelines)):
             of_link = transfers[of_window.ravel() == pipeline]
-            if (known := of_link[of_link >= 0]).size:
+            if (known := of_link[of_link > 0]).size:
                 times[:, pipeline, index] = np.percentile(known, _QUANTILES)
     links = []
     for pipeline, index in np.argwhere(~np.isnan(times[0])).tolist():
@@ -116,10 +117,11 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     place = [costs.ranks[is_window][0].tolist().index(rank) for rank in link.ranks] if is_window.any() else [0, 0]
     is_message = _ends(costs) == min(place) * costs.table.pp + max(place)
     of_link = is_window[:, np.newaxis]
-    transfers = np.where(of_link & is_message, np.minimum(costs.transfers, round(link.usual)), costs.transfers)
+    usual = np.int64(round(link.usual))  # costs are in as few bytes as they need, which it may exceed
+    transfers = np.where(of_link & is_message, np.minimum(costs.transfers, usual), costs.transfers)
     rank = costs.table.rank
     is_kept = np.zeros(costs.moving.shape, dtype=np.bool_)
     for here, there in (place, place[::-1]):
         is_kept |= (rank == here) & (costs.moved_with & peer_bit(there) > 0)
-    moving = np.where(of_link & is_kept, np.minimum(costs.moving, round(link.usual)), costs.moving)
+    moving = np.where(of_link & is_kept, np.minimum(costs.moving, usual), costs.moving)
     return transfers, costs.delays, moving

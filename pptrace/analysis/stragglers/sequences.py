@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def long_sequences(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
-    """Microbatches of unequal work, and what steps would get back if each cost what is usual; None where there are none.
+    """Microbatches of unequal work, and what steps would get back if each cost as the mean one of its step; None without.
 
     ``measured`` are the lengths of the steps of each plan, ns.
     """
@@ -76,13 +76,15 @@ class _Microbatches:
         return both, (both.sum(axis=1, keepdims=True) - both) / (both.shape[1] - 1)
 
     def evened(self, costs: MeasuredCosts) -> Int64:
-        """The costs of all rows without what is their microbatch's.
+        """The costs of all rows if every microbatch were the mean one of its step.
 
         Of a window that is at least half of the stages' excess, as one of two may be of a slow rank; within it, their median.
         """
         of_window = self.ratio.mean(axis=2, keepdims=True)
         shared = np.sort(of_window, axis=1)[:, (of_window.shape[1] - 1) // 2]
-        factor = shared * np.median(self.ratio / of_window, axis=1)
+        _, step = np.unique(costs.step, return_inverse=True)
+        of_step = np.bincount(step, weights=shared[:, 0]) / np.bincount(step)
+        factor = shared / of_step[step, np.newaxis] * np.median(self.ratio / of_window, axis=1)
         is_of_one = costs.table.kind != Kind.OVERLAP_F_B.code
         of_rows = np.where(is_of_one, factor[:, costs.table.microbatch], 1.0)
         evened: Int64 = np.rint(costs.durations / of_rows).astype(np.int64)

@@ -21,7 +21,11 @@ Facts = tuple[dict[str, Any], dict[int, dict[str, Any]]]
 
 
 def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
-    """Facts of the mesh; ({}, {}) where the table has no coordinates and no matched collectives."""
+    """Facts of the mesh; ({}, {}) where the table has no coordinates and no matched collectives, or is that of one rank alone,
+    of whose run it shows only a part.
+    """
+    if ops["rank"].nunique() == 1:
+        return {}, {}
     columns = [name for name in ("rank", *_COORDINATES) if name in ops or name in comms]
     tables = [table[[name for name in columns if name in table]] for table in (ops, comms)]
     is_in_table = len(columns) > 1
@@ -85,7 +89,7 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
         members = rows.groupby("match")["rank"].unique().iloc[0]
         sizes[str(axis)] = len(members)
         strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0
-    if not sizes or ops["rank"].nunique() == 1:  # a file of one rank does not contain the other members
+    if not sizes:
         return {}, {}
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     rank_by_stages: dict[tuple[int, ...], int] = {}

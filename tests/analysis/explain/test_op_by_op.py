@@ -203,7 +203,9 @@ def test_ops_held_by_a_message_depend_on_what_came_before_it_on_both_of_its_rank
                 reader = int(
                     order.held_up(one["window"], *(one[f"{side_}_{name}"] for name in ("rank", "asked", "done")))[0]
                 )
-                if reader != NONE:
+                met, asked, done = (int(one[name][0]) for name in ("met_ns", f"{side_}_asked", f"{side_}_done"))
+                has_waited = met - done <= done - asked and int(times.start.ravel()[reader]) >= met
+                if reader != NONE and has_waited:
                     at = int(one[f"{side_}_moved_ns"][0])
                     needed[reader] = max(needed[reader], at)
                     held.append((reader, at, one))

@@ -50,6 +50,29 @@ def test_a_replay_in_which_an_op_takes_its_slack_longer_is_as_long_and_with_one_
         assert (makespans(table, shorter, latency)[~on_path] == usual).all()
 
 
+def test_a_send_that_ended_before_the_receiver_came_held_up_nobody() -> None:
+    """Buffered sends: the next op of the sender depends on no op of the receiver."""
+    rng, latency, table = random.Random(5), 3, build("zbv", 2, 4).table
+    sender, reader = table.dep[table.dep_is_message], table.dep_reader[table.dep_is_message]
+    message = np.arange(len(sender))
+    for _ in range(20):
+        durations = np.array([rng.randint(10, 50) for _ in range(len(table))], dtype=np.int64)
+        times = replayed_times(table, [durations], latency)
+        end, before = times.end[0], times.before[0, reader]
+        sent, asked = end[sender], np.where(before >= 0, end[before], 0)
+        both = {"window": 0 * message, "match": message, "met_ns": np.maximum(sent, asked)}
+        done = {True: sent + latency, False: np.maximum(asked, sent + latency)}
+        ends = [
+            {**both, "rank": table.rank[row], "ready": ready, "asked": ready, "done": done[is_send]}
+            | {"moved_ns": done[is_send], "is_send": np.full(len(message), is_send)}
+            for row, ready, is_send in ((sender, sent, True), (reader, asked, False))
+        ]
+        meetings = meetings_of(Slice({name: np.concatenate([part[name] for part in ends]) for name in ends[0]}))
+        slacks = slacks_of(times, bindings_of(times), meetings).slack
+        assert (slacks >= 0).all()
+        assert (slacks <= slacks_of(times, bindings_of(times), NO_MEETINGS).slack).all()
+
+
 def analysed(run: PaperRun) -> Analysis:
     return analyse(Recording(Job(run.plan), run).traces())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from math import pi
 from statistics import NormalDist, correlation, fmean, median
 
@@ -396,13 +397,17 @@ def test_microbatches_are_compared_with_their_stage_and_stages_with_the_others()
                 pytest.approx(rest),
             )
         evened = found.evened(costs)
+        means = {
+            (window, stage): fmean(both[window, stage, microbatch] for microbatch in microbatches)
+            for window, stage in product(windows, stages)
+        }
+        shared = [sorted(means[window, stage] for stage in stages)[(len(stages) - 1) // 2] for window in windows]
         for window in windows:
-            of_window = [fmean(both[window, stage, microbatch] for microbatch in microbatches) for stage in stages]
-            shared = sorted(of_window)[(len(of_window) - 1) // 2]
+            of_step = fmean(shared[other] for other in windows if costs.step[other] == costs.step[window])
             for row in range(len(table)):
                 microbatch = int(table.microbatch[row])
-                within = median(both[window, stage, microbatch] / of_window[stage] for stage in stages)
-                even = costs.durations[window, row] / (shared * within)
+                within = median(both[window, stage, microbatch] / means[window, stage] for stage in stages)
+                even = costs.durations[window, row] / (shared[window] / of_step * within)
                 assert evened[window, row] == pytest.approx(even, abs=0.5001)
 
 

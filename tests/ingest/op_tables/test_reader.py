@@ -233,13 +233,16 @@ def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: 
             load([path])
 
 
-def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("coordinates", [{}, {"dp_rank": 0}])
+def test_one_file_per_rank_is_one_run(tmp_path: Path, coordinates: dict[str, int]) -> None:
+    """Coordinates of one rank tell nothing of how many there are: with them each file had a mesh of its own."""
     simulation = simulated("1f1b", 3, 6)
-    table = pd.DataFrame(columns_of(simulation))
+    table = pd.DataFrame(columns_of(simulation)).assign(**coordinates)
     for rank, rows in table.groupby("rank"):
         rows.drop(columns="rank").to_csv(tmp_path / f"rank{rank}.csv", index=False)
     report = load([tmp_path]).report
     assert (report.schedule.name, report.mesh.pp, report.steps[0].span_ns) == ("1f1b", 3, simulation.makespan_ns)
+    assert not report.schedule.mismatches
 
 
 def steps_of(*steps: int, name: str = "1f1b", pp: int = 2) -> pd.DataFrame:
