@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import pptrace
 from dashboards.store import Loaded, Store
 from pptrace.analysis.op_costs import OpCost, op_costs
+from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
-from pptrace.api.whatif import Predictions, Wishes, predict_changes, study_of
+from pptrace.api.whatif import Predictions, Wishes, predict_changes, study_of, verified
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.ingest.job.disk_cache import Packed
@@ -53,10 +54,15 @@ class _Kept:
 
 
 class Answers:
-    """Predictions, comparison and diagnosis of the run that a store has. Usable from any thread."""
+    """Predictions, comparison and diagnosis of the run that a store has. Usable from any thread.
 
-    def __init__(self, store: Store, other: Store | None = None) -> None:
+    ``is_secret`` is whether only who knows a secret is answered.
+    """
+
+    def __init__(self, store: Store, other: Store | None = None, is_secret: bool = False) -> None:
         self._store, self._other = store, other
+        self.is_secret = is_secret
+        self._running = threading.Lock()
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._loaded: Loaded | None = None
@@ -91,6 +97,28 @@ class Answers:
         """
         run = self.whole_run()
         return self._keep(("whatif", wishes), lambda: _predict(run, wishes))
+
+    def verified(self, wishes: Wishes, most_s: float) -> Scenario:
+        """Run what is wished for in real processes; its first scenario, with what it took.
+
+        Raises:
+            PptraceError: it cannot be predicted or run, its step is longer than ``most_s``, or another one is being run.
+        """
+        predictions = self.whatif(wishes)
+        if not predictions.result.scenarios:
+            raise PptraceError("; ".join(predictions.result.warnings) or "this cannot be predicted")
+        length_s = predictions.result.scenarios[0].span_ns / 1e9
+        if length_s > most_s:
+            raise UsageError(
+                f"its step takes {length_s:.0f} s, which is run six times; a page waits for steps of at most {most_s:.0f} s: use "
+                "the command line"
+            )
+        if not self._running.acquire(blocking=False):
+            raise UsageError("another plan is being run; try again when it has ended")
+        try:
+            return verified(self.whole_run().analysis, predictions).result.scenarios[0]
+        finally:
+            self._running.release()
 
     def study(self, wishes: Wishes) -> Study:
         """The run as predictions see it, with the layers that are wished for.

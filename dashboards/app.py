@@ -15,7 +15,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
 from dashboards.pages import overview, problem, schedules, timeline
-from dashboards.routes import add_metrics, add_routes
+from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.units import counted, milliseconds
@@ -66,7 +66,7 @@ def create_app(
         index_string=_INDEX,
     )
     store = Store(paths)
-    answers = Answers(store, None if other is None else Store([other]))
+    answers = Answers(store, None if other is None else Store([other]), is_secret=secret is not None)
     app.layout = _shell()
     _register(app, store, answers)
     more_pages.register(app, store, answers)
@@ -76,6 +76,8 @@ def create_app(
     add_routes(app.server, store, answers)
     if has_metrics:
         add_metrics(app.server, store)
+    else:
+        refuse_metrics(app.server)
     guard(app, hosts, secret)
     return app
 

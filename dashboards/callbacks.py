@@ -49,16 +49,16 @@ def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None
     if expected is None:
         return all(isinstance(part, str) for name in names for part in name)
     wanted = [(entry["id"], entry["property"]) for entry in expected]
-    return names == wanted and all(_is_value(row["id"], row.get("value")) for row in rows)
+    return names == wanted and all(_is_value(*name, row.get("value")) for name, row in zip(names, rows, strict=True))
 
 
-def _is_value(name: str, value: Any) -> bool:
-    """Return whether a component may have a value: steps and sizes are numbers, all else is text."""
+def _is_value(name: str, part: str, value: Any) -> bool:
+    """Return whether a part of a component may have a value: steps, clicks and sizes are numbers, all else is text."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if name == "step" or name.endswith("-tick"):
+    if name == "step" or name.endswith("-tick") or part == "n_clicks":
         return value is None or is_whole
     if name.startswith("plan-") and name != "plan-schedule":
-        return value is None or is_whole or (isinstance(value, float) and math.isfinite(value))
+        return value in (None, "") or is_whole or (isinstance(value, float) and math.isfinite(value))
     return value is None or isinstance(value, str)
 
 

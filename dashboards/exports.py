@@ -1,11 +1,12 @@
 """Files of what the pages show: tables as CSV and JSON, charts as PNG and SVG, and the report of the whole run.
 
-Addresses name a table of a fixed list, never a path: ``/export/links.csv``, ``/export/causes.json?step=4``.
+Addresses name a table of a fixed list, never a path: ``/export/links.csv``, ``/export/causes.json?step=4``,
+``/export/plan-idle.csv?schedule=1f1b&pp=4&microbatches=8&forward=1&backward=2``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,6 +15,7 @@ from flask import Response, abort, request
 
 from dashboards.answers import Answers
 from dashboards.components import Node
+from dashboards.paper import PAPER_TABLES, on_paper
 from dashboards.tables import TABLES, Asked
 from dashboards.wishes import wishes_of
 from pptrace.errors import PptraceError, UsageError
@@ -40,9 +42,9 @@ def register(app: Dash, answers: Answers) -> None:
             if name in _WHOLE:
                 mime, make = _WHOLE[name]
                 return _download(make(answers), name, mime)
-            if table not in TABLES or kind not in _TYPES:
-                abort(404, "there is no such file")
-            rows = list(TABLES[table].rows(Asked(answers, _number(request.args.get("step")), request.args)))
+            if kind not in _TYPES:
+                raise LookupError("there is no such file")
+            rows = list(_rows(table, answers))
         except (PptraceError, ValueError) as err:
             abort(400, str(err))
         except LookupError as err:
@@ -50,6 +52,19 @@ def register(app: Dash, answers: Answers) -> None:
         return _download(csv_of(rows) if kind == "csv" else json_of(rows), name, _TYPES[kind])
 
     app.server.add_url_rule("/export/<name>", view_func=export, methods=["GET"])
+
+
+def _rows(table: str, answers: Answers) -> Iterable[Any]:
+    """The rows of a table of the run, or of a schedule on paper.
+
+    Raises:
+        LookupError: there is no such table or step.
+    """
+    if table in PAPER_TABLES:
+        return PAPER_TABLES[table](on_paper(request.args))
+    if table not in TABLES:
+        raise LookupError("there is no such file")
+    return TABLES[table].rows(Asked(answers, _number(request.args.get("step")), request.args))
 
 
 def _number(text: str | None) -> int | None:
@@ -66,7 +81,7 @@ def _download(text: str, name: str, mime: str) -> Response:
 
 def table_files(name: str, options: Mapping[str, object] = _NO_OPTIONS) -> Node:
     """Links to the CSV and the JSON of a table."""
-    assert name in TABLES
+    assert name in TABLES or name in PAPER_TABLES
     query = urlencode({key: value for key, value in options.items() if value not in (None, "")})
     links = [
         html.A(
@@ -102,10 +117,17 @@ def whole_files(*names: str) -> Node:
 
 
 def whole_run() -> Node:
-    """Links to the report of the whole run."""
+    """A button that saves the page as it is shown (``assets/page_file.js``), and links to the report of the whole run."""
+    page = html.Button("HTML", id="save-page", type="button", title="as it is shown, one file that loads nothing")
     files = (("HTML", "report.html", "one file that loads nothing"), ("JSON", "report.json", "pptrace.report/1"))
     links = [
         html.A(label, href=f"/export/{name}", download=f"pptrace-{name}", title=hint)
         for label, name, hint in (*files, ("Perfetto", "perfetto.json", "for ui.perfetto.dev"))
     ]
-    return html.Footer(["This run as a file:", html.Span(links, className="files")], id="whole-run")
+    parts: list[Node] = [
+        "This page as a file:",
+        html.Span([page], className="files"),
+        "This run:",
+        html.Span(links, className="files"),
+    ]
+    return html.Footer(parts, id="whole-run")

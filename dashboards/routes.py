@@ -122,6 +122,15 @@ def add_metrics(server: Flask, store: Store) -> None:
     server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
 
 
+def refuse_metrics(server: Flask) -> None:
+    """Answer ``/metrics`` with what it takes to have them: a page in their place would puzzle a Prometheus server."""
+
+    def metrics() -> Response:
+        abort(404, "Prometheus is answered by a dashboard that was started with --metrics")
+
+    server.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
+
+
 def _or_not_found(answer: Callable[..., Any]) -> Callable[..., Any]:
     def answered(**parts: Any) -> Any:
         try:

@@ -31,9 +31,15 @@
     name.id ||= `${button.id}-name`;
     button.setAttribute("aria-labelledby", `${name.id} ${button.getAttribute("aria-labelledby") || ""}`);
   };
+  const nameSlider = (handle) => { // one of several has a name that counts them
+    const field = handle.closest(".plan-field, .plan-list")?.querySelector("label span")?.textContent;
+    const name = handle.getAttribute("aria-label");
+    if (field && !name?.startsWith(field)) handle.setAttribute("aria-label", name ? `${field}: ${name}` : field);
+  };
   const update = () => {
     document.querySelectorAll(SCROLLED).forEach(watch);
     document.querySelectorAll(".dash-dropdown-focus-target").forEach(reachChoice);
+    document.querySelectorAll("[role=slider]").forEach(nameSlider);
     for (const link of document.querySelectorAll("header nav a")) {
       if (link.classList.contains("here")) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
-from dashboards.exports import table_files, whole_files
+from dashboards.exports import whole_files
+from dashboards.pages import try_change
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting, with_files
 from dashboards.store import Loaded, Store
-from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
+from dashboards.wishes import wishes_of
 from pptrace.analysis.result import StepReport
-from pptrace.api.whatif import Predictions, Wishes
-from pptrace.errors import PptraceError
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import changes_chart
-from pptrace.report.figures import View, timeline, waterfall
+from pptrace.report.figures import waterfall
 from pptrace.report.tables import Amount
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.ranks import bounds_table
 from pptrace.report.tables.waterfall import causes_table
-from pptrace.report.units import milliseconds
-from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
-from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator import Simulation
-from pptrace.workflow.analyse import Analysis
+from pptrace.report.whatif import headline, replay_line, whatif_tables
 
 _NOT_EXPLAINED = (
     "The trace lacks ops of the plan or ranks of the pipeline, there is no plan to compare with, or the "
     "ranks' times do not compare. The warnings of the overview say which."
 )
 _BASIS = "predicted from the measured costs of ops and messages"
-_HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
-_LABELS_PX = 170
-_MOST_DRAWN = 6_000
-"""Most actions that are drawn one by one before those too short to be seen become blocks."""
-_NUMBERS: Mapping[str, tuple[str, str]] = {
-    "chunks": ("Chunks", "virtual stages of a rank"),
-    "microbatches": ("Microbatches", "of a step, of the size they have"),
-    "microbatch_size": ("Size", "of a microbatch, times today's"),
-    "link_speed": ("Link speed", "messages so many times as fast"),
-}
 
 
 def layout(loaded: Loaded, answers: Answers) -> Node:
@@ -57,35 +40,9 @@ def _whatif(loaded: Loaded, answers: Answers) -> list[Node]:
     if reason := answers.why_no_prediction():
         return [empty("What another schedule would gain cannot be predicted", reason, "no-prediction")]
     return [
-        panel("Try a change", _controls(loaded), html.P(_HELP, className="help"), note=_BASIS, id="try"),
-        waiting(id="try-body"),
+        *try_change.layout(loaded, _BASIS),
         waiting(id="whatif-body"),
     ]
-
-
-def _field(name: str) -> str:
-    """The id of a field; those of numbers begin as those of the schedules page do."""
-    return f"plan-try-{name}" if name in _NUMBERS else f"try-{name}"
-
-
-def _controls(loaded: Loaded) -> Node:
-    names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
-    schedule = dcc.Dropdown(id=_field("schedule"), options=names, value="", clearable=False, searchable=False)
-    fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
-    plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
-    today = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
-    for name, (label, hint) in _NUMBERS.items():
-        number = dcc.Input(
-            id=_field(name), type="number", min=0, step="any", debounce=True, placeholder=str(today.get(name, 1))
-        )
-        fields.append(html.Label([html.Span(label), number], title=hint))
-    for name, label, hint in (
-        ("split", "Split", "layers of each stage of the model, such as 5,5,5,3"),
-        ("layers", "Layers today", "layers of the run's stages, where its trace does not say"),
-    ):
-        text = dcc.Input(id=_field(name), type="text", debounce=True, maxLength=400, placeholder="e.g. 4,4,4,4")
-        fields.append(html.Label([html.Span(label), text], title=hint, className="plan-list"))
-    return html.Div(fields, className="plan-fields")
 
 
 def register(app: Dash, store: Store, answers: Answers) -> None:
@@ -96,16 +53,13 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
             raise PreventUpdate
         return guarded(lambda: body(loaded, step), "Bubbles", "bubbles-failed")
 
-    @app.callback(Output("whatif-body", "children"), Input("whatif-body", "id"), Input(_field("layers"), "value"))
+    @app.callback(
+        Output("whatif-body", "children"), Input("whatif-body", "id"), Input(try_change.field("layers"), "value")
+    )
     def all_changes(_id: str, layers: str | None) -> Any:
         return guarded(lambda: changes(answers, layers), "No prediction", "whatif-refused")
 
-    @app.callback(
-        Output("try-body", "children"), *(Input(_field(name), "value") for name in FIELDS), State("try-body", "id")
-    )
-    def try_change(*values: Any) -> Any:
-        form = dict(zip(FIELDS, values, strict=False))
-        return guarded(lambda: tried(answers, form), "This cannot be predicted", "try-refused")
+    try_change.register(app, answers)
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
@@ -170,66 +124,3 @@ def changes(answers: Answers, layers: str | None) -> list[Node]:
         note="up: more gained; left: less memory",
     )
     return [head, front, *(data_table(table, "whatif", options={"layers": layers}) for table in whatif_tables(result))]
-
-
-def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
-    """The measured step, and below it the simulated one with the change, on one scale."""
-    wishes = wishes_of(form)
-    if not wishes:
-        return []
-    predictions = answers.whatif(wishes)
-    if not predictions.result.scenarios:
-        raise PptraceError("; ".join(predictions.result.warnings[-1:]) or headline(predictions.result))
-    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions)]
-
-
-def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
-    one, result = predictions.result.scenarios[0], predictions.result
-    text = f"{one.name}: {span_words(one, result)}, {_gain(one.gain_ns)} for the same work"
-    line = f"pptrace whatif PATH {command_of(wishes)} --verify"
-    command = html.P(["Try it in real processes: ", html.Code(line)], className="note")
-    on_axis = dcc.Link(
-        "On the timeline, below the measured step", href=_on_timeline(predictions, form), id="try-timeline"
-    )
-    box = panel(
-        "Predicted", html.P(text, className="verdict", id="try-result"), command, html.P(on_axis, className="note")
-    )
-    table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
-    return html.Div([with_files(box, table_files("whatif", form)), *table])
-
-
-def _on_timeline(predictions: Predictions, form: Mapping[str, object]) -> str:
-    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
-    return f"/timeline?{urlencode(query)}"
-
-
-def _gain(ns: int) -> str:
-    return f"a {'gain' if ns >= 0 else 'loss'} of {milliseconds(abs(ns))} ms"
-
-
-def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
-    step, data = predictions.study.typical_step, analysis.data
-    windows = [window for window in analysis.windows if window.step == step]
-    longest = max(windows, key=lambda window: window.span_ns)
-    changed = predictions.study.picture(predictions.changes[0][1])
-    extent = max(longest.span_ns, changed.makespan_ns)
-    view = _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent)
-    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, view)
-    simulated = timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent))
-    for figure in (measured, simulated):  # time begins at the same place in both
-        figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
-    several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
-    note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
-    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms"
-    return [
-        chart("Measured", measured, "try-measured", "", note=note),
-        chart("Simulated", simulated, "try-simulated", "", note=changed_note),
-    ]
-
-
-def _num_actions(simulation: Simulation) -> int:
-    return sum(map(len, simulation.plan.ranks))
-
-
-def _view(num_ops: int, start_ns: int, extent_ns: int) -> View | None:
-    return View(start_ns, start_ns + extent_ns) if num_ops > _MOST_DRAWN else None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, height_of, held, panel, report_table, still_picture
-from dashboards.exports import picture_files
+from dashboards.exports import picture_files, table_files
+from dashboards.paper import OnPaper, on_paper
 from dashboards.parts import with_files
 from dashboards.store import Loaded, Store
-from pptrace.api.simulate import MillisecondCosts, Sizes, simulate_as
-from pptrace.api.sweep import SweepArguments, sweep_as
 from pptrace.errors import PptraceError
 from pptrace.model.wording import counted
 from pptrace.report import units
@@ -20,7 +20,6 @@ from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.idle import idle_table
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator import Simulation
 
 _NUMBERS = (
     ("pp", "p", "pipeline ranks", 1),
@@ -30,8 +29,7 @@ _NUMBERS = (
     ("backward", "B ms", "full backward of the same", 0),
     ("p2p", "message ms", "one message", 0),
 )
-_MOST_ACTIONS = 20_000
-"""Most actions of a plan that is drawn."""
+_REFUSED = "plan-refused"
 
 
 def layout(loaded: Loaded) -> Node:
@@ -53,58 +51,37 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
 
 
 def register(app: Dash, _store: Store) -> None:
+    names = [key for key, *_ in _NUMBERS]
+
     @app.callback(
         Output("plan-body", "children"),
         Input("plan-schedule", "value"),
-        *(Input(f"plan-{key}", "value") for key, *_ in _NUMBERS),
+        *(Input(f"plan-{key}", "value") for key in names),
         State("location", "pathname"),
     )
-    def show(name: str, *values: Any) -> Any:
+    def show(schedule: str, *values: Any) -> Any:
         *numbers, path = values
         if path != "/schedules":
             raise PreventUpdate
-        return body(name, *numbers)
+        return body(on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True))))
 
 
-def body(
-    name: str,
-    pp: float | None,
-    microbatches: float | None,
-    chunks: float | None,
-    forward: float | None,
-    backward: float | None,
-    p2p: float | None,
-) -> list[Node]:
+def body(form: OnPaper) -> list[Node]:
     """The plan drawn in time, its idle time by cause, the bubbles of all schedules over m, and the schedule's throughput; or the
     line that says why not.
     """
-    sizes = (_whole(pp), _whole(microbatches), _whole(chunks))
-    costs = (forward or 0.0, backward or 0.0, p2p or 0.0)
-    try:
-        shown = _plan(name, *sizes, *costs)
-    except PptraceError as err:
-        shown = [html.P(str(err), className="panel problem", id="plan-refused")]
-    try:
-        return [*shown, *_bubbles(sizes[0], *costs), *_throughput(name, sizes[2], *costs)]
-    except PptraceError:  # the page of the plan shows why
-        return shown
+    shown: list[Node] = []
+    for part in (_plan, _bubbles, _throughput):
+        try:
+            shown += part(form)
+        except PptraceError as err:  # what is wrong with the sizes is shown once
+            if not any(getattr(node, "id", "") == _REFUSED for node in shown):
+                shown.append(html.P(str(err), className="panel problem", id=_REFUSED))
+    return shown
 
 
-def _whole(number: float | None) -> int | float | None:
-    """A whole number as such; what is none is left for the error that says so."""
-    return int(number) if number is not None and number == int(number) else number
-
-
-def _plan(
-    name: str, pp: Any, microbatches: Any, chunks: Any, forward: float, backward: float, p2p: float
-) -> list[Node]:
-    parts = chunks or SCHEDULES[name].default_chunks
-    parts = 1 if SCHEDULES[name].bidirectional else parts
-    size = (pp or 0) * (microbatches or 0) * (chunks or SCHEDULES[name].default_chunks)
-    if size > _MOST_ACTIONS:
-        raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {_MOST_ACTIONS:,}")
-    costs = MillisecondCosts(forward / parts, backward / parts, None, p2p)
-    step = simulate_as(name, Sizes(pp, microbatches, chunks), costs)
+def _plan(form: OnPaper) -> list[Node]:
+    step = form.step()
     figure = timeline(step.ops)
     note = (
         f"{units.milliseconds(step.makespan_ns)} ms · bubble ratio {units.ratio(step.bubble_ratio)}, "
@@ -113,40 +90,37 @@ def _plan(
     )
     config: Any = dict(CONFIG)
     graph = dcc.Graph(id="plan-timeline", figure=figure, config=config, style=height_of(figure), className="graph")
-    drawn = with_files(panel(name, held(graph, figure), note=note, id="plan-drawn"), picture_files("plan-timeline"))
-    return [drawn, *_idle(step.simulation)]
+    drawn = panel(form.schedule, held(graph, figure), note=note, id="plan-drawn")
+    idle = idle_table(step.simulation, units.milliseconds, "ms")
+    tables = [] if idle is None else [with_files(report_table(idle), table_files("plan-idle", form.options))]
+    return [_with_both_files(drawn, "plan-timeline", "plan-ops", form), *tables]
 
 
-def _idle(simulation: Simulation) -> list[Node]:
-    table = idle_table(simulation, units.milliseconds, "ms")
-    return [] if table is None else [report_table(table)]
-
-
-def _bubbles(pp: Any, forward: float, backward: float, p2p: float) -> list[Node]:
+def _bubbles(form: OnPaper) -> list[Node]:
     """The bubble ratio of every schedule that is not searched, over m from p to 8p, with 2 and 4 chunks."""
-    names = [name for name, entry in SCHEDULES.items() if not entry.searches]
-    asked = SweepArguments(pp, "p,2p,3p,4p,6p,8p", "1,2,4", forward=forward, backward=backward, p2p=p2p)
+    title = "Bubble ratio of all schedules"
     return [
-        with_files(
-            panel(
-                "Bubble ratio of all schedules", still_picture(figure, "plan-bubbles"), note=f"{title}, the same costs"
-            ),
-            picture_files("plan-bubbles"),
+        _with_both_files(
+            panel(title, still_picture(figure, "plan-bubbles"), note=f"{sizes}, the same costs"),
+            "plan-bubbles",
+            "plan-bubbles",
+            form,
         )
-        for title, figure in heat_maps(sweep_as(names, asked))
+        for sizes, figure in heat_maps(form.bubbles())
     ]
 
 
-def _throughput(name: str, chunks: Any, forward: float, backward: float, p2p: float) -> list[Node]:
+def _throughput(form: OnPaper) -> list[Node]:
     """Throughput against p, with as few microbatches as p − 1 and with many more, unless the schedule is searched."""
-    if SCHEDULES[name].searches:
-        return []
-    chunks = chunks or SCHEDULES[name].default_chunks
-    asked = SweepArguments("2..32:x2", "p-1,8p", chunks, forward=forward, backward=backward, p2p=p2p)
+    swept = form.throughput()
+    pictures = [] if swept is None else curves(swept)
+    note = f"{form.schedule}, the same costs of a rank"
     return [
-        with_files(
-            panel(title, still_picture(figure, f"plan-curves-{number}"), note=f"{name}, the same costs of a rank"),
-            picture_files(f"plan-curves-{number}"),
-        )
-        for number, (title, figure) in enumerate(curves(sweep_as([name], asked)))
+        _with_both_files(panel(title, still_picture(figure, id), note=note), id, "plan-throughput", form)
+        for id, (title, figure) in zip(map("plan-curves-{}".format, count()), pictures, strict=False)
     ]
+
+
+def _with_both_files(box: Node, picture: str, table: str, form: OnPaper) -> Node:
+    """The panel of a picture, with links to it and to the table that it shows."""
+    return with_files(with_files(box, picture_files(picture)), table_files(table, form.options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +93,21 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
     """
     study = study_of(analysis, wishes)
     changes = list(_changes(study, wishes)) if wishes else all_changes(study)
-    result = answer(study, changes)
-    if verify:
-        result = _verified(study, dict(changes), result, message_bytes(analysis), most=None if wishes else 1)
-    return Predictions(study, changes, result)
+    predictions = Predictions(study, changes, answer(study, changes))
+    return verified(analysis, predictions, most=None if wishes else 1) if verify else predictions
+
+
+def verified(analysis: Analysis, predictions: Predictions, most: int | None = None) -> Predictions:
+    """Run predicted plans of a run in real processes: the ``most`` best that are no ideals, or all that were predicted.
+
+    Raises:
+        PptraceError: a plan has more ranks than this machine should start, or does not end; the message is one line.
+    """
+    size, changes, result = message_bytes(analysis), dict(predictions.changes), predictions.result
+    chosen = [one for one in result.scenarios if most is None or one.is_choice][:most]
+    spans = {one.name: _run(predictions.study, changes[one.name], one, size) for one in chosen}
+    scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
+    return replace(predictions, result=replace(result, scenarios=scenarios))
 
 
 def study_of(analysis: Analysis, wishes: Wishes) -> Study:
@@ -135,14 +146,6 @@ def message_bytes(analysis: Analysis) -> int:
     comms = analysis.data.comms
     sizes = comms["bytes"][(comms["axis"] == "pp") & (comms["kind"] == "recv") & (comms["bytes"] > 0)]
     return min(int(sizes.median()), _MOST_BYTES) if len(sizes) else 0
-
-
-def _verified(study: Study, changes: Mapping[str, Change], result: WhatIf, size: int, most: int | None) -> WhatIf:
-    """The scenarios with what they really take; ``most`` is how many of them are run, those that are no ideals."""
-    chosen = [one for one in result.scenarios if most is None or one.is_choice][:most]
-    spans = {one.name: _run(study, changes[one.name], one, size) for one in chosen}
-    scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
-    return replace(result, scenarios=scenarios)
 
 
 def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import pptrace
 from dashboards.app import create_app
 from dashboards.tables import TABLES
+from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import SAMPLES
 
 
@@ -72,6 +74,24 @@ def test_a_change_is_asked_for_in_the_address(client: Any, run: pptrace.Run) -> 
     assert len(rows_of(client, "whatif.json")) > 5
 
 
+ON_PAPER = "schedule=interleaved-1f1b&pp=4&microbatches=8&chunks=2&forward=1&backward=2&p2p=0.1"
+
+
+def test_a_schedule_on_paper_has_files_too(client: Any) -> None:
+    step = pptrace.simulate("interleaved-1f1b", pp=4, microbatches=8, chunks=2, forward=0.5, backward=1.0, p2p=0.1)
+    idle = rows_of(client, f"plan-idle.json?{ON_PAPER}")
+    assert [
+        sum(value for name, value in row.items() if name != "rank") for row in idle
+    ] == step.ranks.bubble_ns.tolist()
+    assert [row["start_ns"] for row in rows_of(client, f"plan-ops.json?{ON_PAPER}")] == step.ops.start_ns.tolist()
+    costs = {"forward": 1, "backward": 2, "p2p": 0.1}
+    swept = pptrace.sweep("interleaved-1f1b", pp="2..32:x2", microbatches="p-1,8p", chunks=2, **costs)
+    curves = rows_of(client, f"plan-throughput.json?{ON_PAPER}")
+    assert [row["throughput"] for row in curves] == [None if value is pd.NA else value for value in swept.throughput]
+    names = {row["schedule"] for row in rows_of(client, f"plan-bubbles.json?{ON_PAPER}")}
+    assert names == {name for name, entry in SCHEDULES.items() if not entry.searches}
+
+
 def test_the_run_is_a_file_of_its_own(client: Any, run: pptrace.Run) -> None:
     assert client.get("/export/report.json").text == run.to_json()
     assert client.get("/export/report.html").mimetype == "text/html"
@@ -103,7 +123,20 @@ def test_what_is_no_table_of_this_run_is_not_found(address: str, client: Any) ->
 
 
 @pytest.mark.parametrize(
-    "address", ["waterfall.csv?step=two", "whatif.csv?chunks=x", "whatif.csv?split=9999999", "whatif.csv?schedule=<b>"]
+    "address",
+    [
+        "waterfall.csv?step=two",
+        "whatif.csv?chunks=x",
+        "whatif.csv?split=9999999",
+        "whatif.csv?schedule=<b>",
+        "plan-idle.csv",
+        "plan-idle.csv?schedule=<b>&pp=2&microbatches=2",
+        "plan-idle.csv?schedule=1f1b&pp=two&microbatches=2",
+        "plan-ops.csv?schedule=1f1b&pp=1e9&microbatches=1e9",
+        "plan-ops.csv?schedule=1f1b&pp=inf&microbatches=nan",
+        "plan-bubbles.csv?schedule=1f1b&pp=65",
+        "plan-throughput.csv?schedule=1f1b&chunks=-1",
+    ],
 )
 def test_what_cannot_be_asked_is_one_line(address: str, client: Any) -> None:
     answer = client.get(f"/export/{address}")

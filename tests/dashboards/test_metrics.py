@@ -23,7 +23,9 @@ def test_metrics_are_answered_where_they_are_wanted(run_p4: Path, tmp_path: Path
     assert slowest["last"].value == max(rank["compute_ns"] for rank in expected["ranks"]) / 1e9
     nothing = create_app([tmp_path], has_metrics=True).server.test_client().get("/metrics")
     assert "pptrace_report_available 0.0" in nothing.text
-    assert create_app([run_p4]).server.test_client().get("/metrics").mimetype == "text/html", "the app's start page"
+    refused = create_app([run_p4]).server.test_client().get("/metrics")
+    assert (refused.status_code, refused.mimetype) == (404, "text/plain")
+    assert "started with --metrics" in refused.text
 
 
 def test_a_run_that_goes_on_has_its_last_step_and_its_slow_rank(tmp_path: Path) -> None:

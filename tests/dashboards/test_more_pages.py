@@ -16,7 +16,7 @@ import pytest
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
-from dashboards.pages import bubbles, communication, compare, experts, hang, memory, stages, steps
+from dashboards.pages import bubbles, communication, compare, experts, hang, memory, stages, steps, try_change
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
@@ -72,7 +72,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
         "steps": lambda: steps.body(loaded, step),
         "bubbles": lambda: bubbles.body(loaded, step),
         "whatif": lambda: bubbles.changes(answers, None),
-        "try": lambda: bubbles.tried(answers, {"schedule": "zb-h1"}),
+        "try": lambda: try_change.tried(answers, {"schedule": "zb-h1"}),
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),
         "stages": lambda: stages.body(loaded, answers),

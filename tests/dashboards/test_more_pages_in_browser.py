@@ -17,8 +17,54 @@ pytestmark = pytest.mark.browser
 Serve = Callable[[Sequence[Path]], str]
 
 
+def _slide(page: Any) -> None:
+    """Fields and their sliders show the same, whichever is moved; back at today's value there is no change."""
+
+    def has(field: str, value: str) -> None:
+        page.wait_for_function("([id, text]) => document.getElementById(id).value === text", arg=[field, value])
+
+    page.wait_for_selector("[role=slider][aria-label=Microbatches][aria-valuenow='16']")
+    page.press("[role=slider][aria-label=Microbatches]", "ArrowRight")
+    has("plan-try-microbatches", "17")
+    page.press("[role=slider][aria-label=Chunks]", "Home")
+    has("plan-try-chunks", "")
+    page.press("[role=slider][aria-label='Link speed']", "ArrowRight")
+    has("plan-try-link_speed", "2")
+    page.wait_for_function(
+        "() => document.querySelector('#try-result')?.innerText.startsWith('17 microbatches, links 2 times as fast: ')"
+    )
+    page.click("#try-verify")
+    page.wait_for_selector("#verify-result")
+    assert " ms in real processes, the median of five steps; " in page.inner_text("#verify-result")
+    page.press("[role=slider][aria-label='Link speed']", "ArrowLeft")
+    has("plan-try-link_speed", "")
+
+
+def _save_the_page(page: Any, folder: Path, name: str) -> None:
+    """The file has the tables and pictures that the page shows, and neither scripts nor addresses to load."""
+    with page.expect_download() as saved:
+        page.click("#save-page")
+    assert saved.value.suggested_filename == f"pptrace-{name}.html"
+    path = folder / saved.value.suggested_filename
+    saved.value.save_as(path)
+    count = "selector => document.querySelectorAll(selector).length"
+    shown = {
+        selector: page.evaluate(count, f"#page {selector}")
+        for selector in ("table", "h2", ".js-plotly-plot, #timeline")
+    }
+    alone = page.context.new_page()
+    asked: list[str] = []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.goto(path.as_uri())
+    alone.wait_for_function("() => [...document.images].every(image => image.naturalWidth > 100)")
+    assert [alone.evaluate(count, selector) for selector in ("table", "h2", "img")] == list(shown.values())
+    assert alone.evaluate(count, "script, button, input, a, canvas") == 0
+    assert asked == [path.as_uri()], "nothing else is asked for"
+    alone.close()
+
+
 def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
-    run_p4: Path, serve: Serve, visit: Callable[[str], Any]
+    run_p4: Path, serve: Serve, visit: Callable[[str], Any], tmp_path: Path
 ) -> None:
     """One visit for all of them: most of what a test costs is the first drawing of a page."""
     report = load([run_p4]).report
@@ -48,6 +94,11 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     page.press("#plan-try-chunks", "Enter")
     page.wait_for_selector("#try-refused")
     assert "this schedule has 1" in page.inner_text("#try-refused")
+    _slide(page)
+    _save_the_page(page, tmp_path, "bubbles")
+    page.click("#to-timeline")
+    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+    _save_the_page(page, tmp_path, "timeline")
 
     drawn = {
         "communication": "#matrix-transfer .hm",

@@ -70,7 +70,7 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
 
     Args:
         series: a value per step, ns.
-        core_wait_ns: for how much longer than usual a rank waited for a core in a step.
+        core_wait_ns: for how long a rank waited for a core in a step.
     """
     num_steps = len(series)
     middle = int(_lower_median(series))

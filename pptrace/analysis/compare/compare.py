@@ -61,8 +61,7 @@ class ComparedRun:
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        beyond_usual = max((self.core_wait or 0.0) - USUAL_CORE_WAIT, 0.0)
-        return typical_of(series, beyond_usual * float(np.median(self.figures.window)))
+        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
@@ -187,7 +186,7 @@ def _busy_machines(a: ComparedRun, b: ComparedRun, measured: tuple[float, float]
     if not waits:
         return
     listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits)
-    allowed = f"so {CORE_WAIT:.0%} of what is beyond {USUAL_CORE_WAIT:.0%} is allowed for"
+    allowed = f"so {CORE_WAIT:.0%} of it is allowed for"
     if measured is not None:
         allowed = (
             "so the step and what it computes are compared as they were where nothing disturbed them, each op and message as in "

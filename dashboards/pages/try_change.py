@@ -1,0 +1,250 @@
+"""The part of the bubbles page that tries a change: its fields, the step with it drawn below the measured one, its run in real
+processes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+from urllib.parse import urlencode
+
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+from flask import request
+
+from dashboards.answers import Answers
+from dashboards.components import Node, panel
+from dashboards.exports import table_files
+from dashboards.parts import chart, data_table, guarded, waiting, with_files
+from dashboards.store import Loaded
+from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
+from pptrace.api.whatif import Predictions, Wishes
+from pptrace.errors import PptraceError, UsageError
+from pptrace.report.figures import View, timeline
+from pptrace.report.units import milliseconds
+from pptrace.report.whatif import headline, span_words, whatif_tables
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulator import Simulation
+from pptrace.workflow.analyse import Analysis
+
+_VERIFY = "runs this plan in real processes of this machine: ops sleep as long as they took, messages have their size"
+_SLIDER: Any = {"step": 1, "marks": None, "allow_direct_input": False, "className": "slider"}
+_MOST_VERIFIED_S = 10.0
+"""Longer steps are left to the command line: six of them are run while a page waits."""
+_HELP = "Choose a schedule, a size or a split: the step is then drawn as it would be, below the measured one."
+_LABELS_PX = 170
+_MOST_DRAWN = 6_000
+"""Most actions that are drawn one by one before those too short to be seen become blocks."""
+_WHOLE: Mapping[str, tuple[str, str]] = {
+    "chunks": ("Chunks", "virtual stages of a rank"),
+    "microbatches": ("Microbatches", "of a step, of the size they have"),
+}
+_TIMES: Mapping[str, tuple[str, str]] = {
+    "microbatch_size": ("Size", "of a microbatch, times today's"),
+    "link_speed": ("Link speed", "messages so many times as fast"),
+}
+_TEXTS: Mapping[str, tuple[str, str]] = {
+    "split": ("Split", "layers of each stage of the model, such as 5,5,5,3"),
+    "layers": ("Layers today", "layers of the run's stages, where its trace does not say"),
+}
+_SLIDES_WIDER = 4
+"""The slider of a size reaches so many times today's."""
+_SLIDES_DOUBLINGS = 3
+"""The slider of a ratio reaches so many doublings and halvings."""
+_MOST_HANDLES = 31
+"""Most borders between stages that a slider shows."""
+
+
+def layout(loaded: Loaded, note: str) -> list[Node]:
+    """The panel of the fields, and the place of the answer."""
+    return [
+        panel("Try a change", _controls(loaded), html.P(_HELP, className="help"), note=note, id="try"),
+        waiting(id="try-body"),
+    ]
+
+
+def field(name: str) -> str:
+    """The id of a field; those of numbers begin as those of the schedules page do."""
+    return f"plan-try-{name}" if name in _WHOLE or name in _TIMES else f"try-{name}"
+
+
+def _slider(name: str) -> str:
+    return f"{field(name)}-slider"
+
+
+def _controls(loaded: Loaded) -> Node:
+    names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
+    schedule = dcc.Dropdown(id=field("schedule"), options=names, value="", clearable=False, searchable=False)
+    fields: list[Node] = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
+    plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
+    sizes = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
+    for name, (label, hint) in _WHOLE.items():
+        today = sizes.get(name, 1)
+        fields.append(_number(name, label, hint, today, range(1, max(_SLIDES_WIDER * today, _SLIDES_WIDER) + 1)))
+    for name, (label, hint) in _TIMES.items():
+        fields.append(_number(name, label, hint, 1, range(-_SLIDES_DOUBLINGS, _SLIDES_DOUBLINGS + 1)))
+    split = _layers_today(loaded)
+    for name, (label, hint) in _TEXTS.items():
+        shown = ",".join(map(str, split)) if split and name == "split" else "e.g. 4,4,4,4"
+        text = dcc.Input(id=field(name), type="text", debounce=True, maxLength=400, placeholder=shown)
+        slider = [_borders(split)] if split and name == "split" else []
+        label_node = html.Label([html.Span(label), text], title=hint, className="plan-list")
+        fields.append(html.Div([label_node, *slider], className="plan-list"))
+    return html.Div(fields, className="plan-fields")
+
+
+def _number(name: str, label: str, hint: str, today: int, reach: range) -> Node:
+    """A field of a number with its slider; ``reach`` is the slider's: of ratios, powers of two."""
+    number = dcc.Input(id=field(name), type="number", min=0, step="any", debounce=True, placeholder=str(today))
+    today_at = 0 if reach.start < 0 else today
+    slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=today_at, **_SLIDER)
+    return html.Div([html.Label([html.Span(label), number], title=hint), slider], className="plan-field")
+
+
+def _layers_today(loaded: Loaded) -> Sequence[int]:
+    """The layers of each stage of the model, as the trace has them; empty where it does not say, or has too many for a slider."""
+    volume = None if loaded.analysis is None else loaded.analysis.data.volume
+    layers = () if volume is None else volume.facts.layers_per_stage
+    return layers if 1 < len(layers) <= _MOST_HANDLES + 1 else ()
+
+
+def _borders(layers: Sequence[int]) -> Node:
+    """A slider with a handle for each border between two stages, which moves layers from one to the other."""
+    return dcc.RangeSlider(
+        id=_slider("split"),
+        min=0,
+        max=sum(layers),
+        value=list(accumulate(layers))[:-1],
+        pushable=1,
+        **_SLIDER,
+    )
+
+
+def register(app: Dash, answers: Answers) -> None:
+    @app.callback(
+        Output("try-body", "children"), *(Input(field(name), "value") for name in FIELDS), State("try-body", "id")
+    )
+    def try_change(*values: Any) -> Any:
+        form = dict(zip(FIELDS, values, strict=False))
+        return guarded(lambda: tried(answers, form), "This cannot be predicted", "try-refused")
+
+    @app.callback(
+        Output("try-verified", "children"),
+        Input("try-verify", "n_clicks"),
+        *(State(field(name), "value") for name in FIELDS),
+    )
+    def verify(clicks: int | None, *values: Any) -> Any:
+        if not clicks:
+            raise PreventUpdate
+        form = dict(zip(FIELDS, values, strict=True))
+        return guarded(lambda: verified(answers, form), "This was not run", "verify-refused")
+
+    slide: Any = app.clientside_callback
+    for name in (*_WHOLE, *_TIMES, "split"):
+        function = "slideSplit" if name == "split" else "slideTimes" if name in _TIMES else "slideWhole"
+        slide(
+            ClientsideFunction("pptrace", function),
+            Output(field(name), "value"),
+            Output(_slider(name), "value"),
+            Input(_slider(name), "value"),
+            Input(field(name), "value"),
+            State(field(name), "placeholder"),
+            prevent_initial_call=True,
+        )
+
+
+def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
+    """The measured step, and below it the simulated one with the change, on one scale."""
+    wishes = wishes_of(form)
+    if not wishes:
+        return []
+    predictions = answers.whatif(wishes)
+    if not predictions.result.scenarios:
+        raise PptraceError("; ".join(predictions.result.warnings[-1:]) or headline(predictions.result))
+    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions)]
+
+
+def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
+    one, result = predictions.result.scenarios[0], predictions.result
+    text = f"{one.name}: {span_words(one, result)}, {_gain(one.gain_ns)} for the same work"
+    line = f"pptrace whatif PATH {command_of(wishes)} --verify"
+    command = html.P(["The same on the command line: ", html.Code(line)], className="note")
+    on_axis = dcc.Link(
+        "On the timeline, below the measured step", href=_on_timeline(predictions, form), id="try-timeline"
+    )
+    verify = html.Button("Verify", id="try-verify", type="button", className="tool", title=_VERIFY)
+    box = panel(
+        "Predicted",
+        html.P(text, className="verdict", id="try-result"),
+        html.Div([verify, waiting(id="try-verified")], className="verify"),
+        command,
+        html.P(on_axis, className="note"),
+    )
+    table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
+    return html.Div([with_files(box, table_files("whatif", form)), *table])
+
+
+def verified(answers: Answers, form: Mapping[str, object]) -> list[Node]:
+    """The time that the change takes in real processes, with the predicted one.
+
+    Raises:
+        PptraceError: it cannot be predicted or run, or the browser may start no processes here.
+    """
+    if not (answers.is_secret or _is_of_this_machine(request.remote_addr)):
+        raise UsageError(
+            "processes are started for browsers of this machine; from elsewhere start the dashboard with --token"
+        )
+    one = answers.verified(wishes_of(form), _MOST_VERIFIED_S)
+    assert one.verified_span_ns is not None
+    off = one.verified_span_ns / one.span_ns - 1
+    text = (
+        f"{milliseconds(one.verified_span_ns)} ms in real processes, the median of five steps; {milliseconds(one.span_ns)} ms "
+        f"were predicted ({off:+.1%})"
+    )
+    return [html.Span(text, id="verify-result")]
+
+
+def _is_of_this_machine(address: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(address or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _on_timeline(predictions: Predictions, form: Mapping[str, object]) -> str:
+    query = {"step": predictions.study.typical_step, "sources": "measured,whatif", "whatif": address_of(form)}
+    return f"/timeline?{urlencode(query)}"
+
+
+def _gain(ns: int) -> str:
+    return f"a {'gain' if ns >= 0 else 'loss'} of {milliseconds(abs(ns))} ms"
+
+
+def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
+    step, data = predictions.study.typical_step, analysis.data
+    windows = [window for window in analysis.windows if window.step == step]
+    longest = max(windows, key=lambda window: window.span_ns)
+    changed = predictions.study.picture(predictions.changes[0][1])
+    extent = max(longest.span_ns, changed.makespan_ns)
+    view = _view(int((data.ops["step"] == step).sum()), longest.start_ns, extent)
+    measured = timeline(data.ops, data.comms, [longest], data.lanes, extent, view)
+    simulated = timeline(changed.ops(), extent_ns=extent, view=_view(_num_actions(changed), 0, extent))
+    for figure in (measured, simulated):  # time begins at the same place in both
+        figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
+    several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
+    note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
+    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms"
+    return [
+        chart("Measured", measured, "try-measured", "", note=note),
+        chart("Simulated", simulated, "try-simulated", "", note=changed_note),
+    ]
+
+
+def _num_actions(simulation: Simulation) -> int:
+    return sum(map(len, simulation.plan.ranks))
+
+
+def _view(num_ops: int, start_ns: int, extent_ns: int) -> View | None:
+    return View(start_ns, start_ns + extent_ns) if num_ops > _MOST_DRAWN else None

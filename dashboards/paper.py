@@ -1,0 +1,123 @@
+"""A schedule on paper: what the form of the schedules page asks for, and the tables of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
+from pptrace.api.sweep import SweepArguments, sweep_as
+from pptrace.errors import PptraceError, UsageError
+from pptrace.report.sweep.columns import sweep_columns
+from pptrace.schedule import registry
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulator import idle_by_cause
+from pptrace.simulator.sweep.run import Sweep
+
+Rows = Iterable[Mapping[Any, object]]
+"""Rows of a table by the names of its columns."""
+_MOST_ACTIONS = 20_000
+"""Most forwards of a plan that is drawn."""
+_MOST_SWEPT_PP = 64
+"""Most pipeline ranks whose bubbles are swept while a page waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnPaper:
+    """A schedule with its sizes and costs, as they were typed: None and wrong values are left for the errors that name them.
+
+    ``forward`` and ``backward`` are ms of one microbatch in all layers of a rank, ``p2p`` ms of one message.
+    """
+
+    schedule: str
+    pp: Any = None
+    microbatches: Any = None
+    chunks: Any = None
+    forward: float = 0.0
+    backward: float = 0.0
+    p2p: float = 0.0
+
+    def step(self) -> SimulatedStep:
+        """The step of the plan.
+
+        Raises:
+            PptraceError: the schedule has no such plan, or it is too large for a page.
+        """
+        entry = registry.get(self.schedule)
+        chunks = self.chunks or entry.default_chunks
+        parts = 1 if entry.bidirectional else chunks
+        size = (self.pp or 0) * (self.microbatches or 0) * chunks
+        if size > _MOST_ACTIONS:
+            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {_MOST_ACTIONS:,}")
+        costs = MillisecondCosts(self.forward / parts, self.backward / parts, None, self.p2p)
+        return simulate_as(self.schedule, Sizes(self.pp, self.microbatches, self.chunks), costs)
+
+    def bubbles(self) -> Sweep:
+        """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks.
+
+        Raises:
+            PptraceError: p is no size, or too large for a page.
+        """
+        if self.pp is not None and self.pp > _MOST_SWEPT_PP:
+            raise UsageError(
+                f"p is {self.pp}; a page compares schedules of at most {_MOST_SWEPT_PP} ranks, pptrace simulate --sweep of any"
+            )
+        names = [name for name, entry in SCHEDULES.items() if not entry.searches]
+        return sweep_as(names, self._asked(self.pp, "p,2p,3p,4p,6p,8p", "1,2,4"))
+
+    def throughput(self) -> Sweep | None:
+        """The schedule over p, with as few microbatches as p − 1 and with many more; None where it is searched."""
+        entry = registry.get(self.schedule)
+        if entry.searches:
+            return None
+        return sweep_as([self.schedule], self._asked("2..32:x2", "p-1,8p", self.chunks or entry.default_chunks))
+
+    def _asked(self, pp: object, microbatches: object, chunks: object) -> SweepArguments:
+        return SweepArguments(pp, microbatches, chunks, forward=self.forward, backward=self.backward, p2p=self.p2p)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The form as options of an address; :func:`on_paper` reads them."""
+        return asdict(self)
+
+
+def on_paper(form: Mapping[str, object]) -> OnPaper:
+    """The form of an address, or of a page.
+
+    Raises:
+        UsageError: a value is no number.
+    """
+    sizes: list[Any] = [_number(name, form.get(name)) for name in ("pp", "microbatches", "chunks")]
+    costs: list[float] = [_number(name, form.get(name)) or 0.0 for name in ("forward", "backward", "p2p")]
+    return OnPaper(str(form.get("schedule")), *sizes, *costs)
+
+
+def _number(name: str, value: object) -> float | None:
+    """A number, an int where it is whole; None where nothing was typed."""
+    if value in (None, ""):
+        return None
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise UsageError(f"{name} is {str(value)[:40]!r}; expected a number") from None
+    return int(number) if number.is_integer() else number
+
+
+def _idle(form: OnPaper) -> Rows:
+    for rank, parts in enumerate(idle_by_cause(form.step().simulation)):
+        yield {"rank": rank} | {f"{cause}_ns": idle_ns for cause, idle_ns in parts.items()}
+
+
+def _rows(sweep: Sweep | None) -> Rows:
+    columns = {} if sweep is None else sweep_columns(sweep)
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+PAPER_TABLES: Mapping[str, Callable[[OnPaper], Rows]] = {
+    "plan-ops": lambda form: form.step().ops.to_dict("records"),
+    "plan-idle": _idle,
+    "plan-bubbles": lambda form: _rows(form.bubbles()),
+    "plan-throughput": lambda form: _rows(form.throughput()),
+}
+"""Tables of a schedule on paper by the names of their files."""

@@ -1,0 +1,96 @@
+"""A change that the page runs in real processes: for whom, one at a time, and only steps that a page can wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import dashboards.answers
+from dashboards.answers import Answers
+from dashboards.app import create_app
+from dashboards.store import Store
+from dashboards.wishes import FIELDS
+from pptrace.api.whatif import Predictions, Wishes
+from pptrace.errors import UsageError
+from tests.support.programs import SAMPLES
+
+RUN = SAMPLES / "uneven_p4"
+SECRET = "only-who-knows-this"
+
+
+def verify(client: Any, clicks: Any = 1, address: str = "127.0.0.1", **form: Any) -> Any:
+    """Click *Verify*, with these fields filled in."""
+    numbers = ("chunks", "microbatches", "microbatch_size", "link_speed")
+    fields = [f"plan-try-{name}" if name in numbers else f"try-{name}" for name in FIELDS]
+    asked = {
+        "output": "try-verified.children",
+        "outputs": {"id": "try-verified", "property": "children"},
+        "inputs": [{"id": "try-verify", "property": "n_clicks", "value": clicks}],
+        "state": [
+            {"id": id, "property": "value", "value": form.get(name)} for id, name in zip(fields, FIELDS, strict=True)
+        ],
+        "changedPropIds": ["try-verify.n_clicks"],
+    }
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    return client.post(
+        "/_dash-update-component", json=asked, headers=headers, environ_overrides={"REMOTE_ADDR": address}
+    )
+
+
+def test_a_change_is_run_in_real_processes() -> None:
+    answer = verify(create_app([RUN]).server.test_client(), schedule="gpipe").text
+    assert "ms in real processes, the median of five steps" in answer
+    assert "were predicted (" in answer
+
+
+def test_nothing_is_run_until_it_is_asked_for() -> None:
+    client = create_app([RUN]).server.test_client()
+    assert verify(client, clicks=None, schedule="gpipe").status_code == 204
+    assert verify(client, clicks="1", schedule="gpipe").status_code == 400
+
+
+def test_browsers_of_other_machines_start_processes_only_where_they_know_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[Wishes] = []
+
+    def of_a_change(self: Answers, wishes: Wishes, _most_s: float) -> Any:
+        ran.append(wishes)
+        raise UsageError("it was run")
+
+    monkeypatch.setattr(Answers, "verified", of_a_change)
+    for address in ("10.1.2.3", "fe80::1", ""):
+        assert (
+            "start the dashboard with --token" in verify(create_app([RUN]).server.test_client(), address=address).text
+        )
+    assert not ran
+    assert "it was run" in verify(create_app([RUN]).server.test_client(), address="::1").text
+    known = create_app([RUN], hosts=["localhost"], secret=SECRET).server.test_client()
+    assert "it was run" in verify(known, address="10.1.2.3").text
+    assert len(ran) == 2
+
+
+def test_long_steps_are_left_to_the_command_line() -> None:
+    with pytest.raises(UsageError, match="which is run six times; a page waits for steps of at most 0 s"):
+        Answers(Store([RUN])).verified(Wishes(("gpipe",)), most_s=0.001)
+
+
+def test_one_plan_is_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, entered, leave = Answers(Store([RUN])), threading.Event(), threading.Event()
+
+    def slow(_analysis: Any, predictions: Predictions) -> Predictions:
+        entered.set()
+        assert leave.wait(30)
+        return predictions
+
+    monkeypatch.setattr(dashboards.answers, "verified", slow)
+    first = threading.Thread(target=answers.verified, args=(Wishes(("gpipe",)), 10.0))
+    first.start()
+    assert entered.wait(30)
+    with pytest.raises(UsageError, match="another plan is being run"):
+        answers.verified(Wishes(("gpipe",)), 10.0)
+    leave.set()
+    first.join(30)
+    assert answers.verified(Wishes(("gpipe",)), 10.0).name == "gpipe"
