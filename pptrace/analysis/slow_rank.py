@@ -2,9 +2,10 @@
 
 For each step and rank the *pace* is how long its ops take, over what the same ops of that rank (kind and stage) took in the
 steps before: medians on both sides, so that one long op, a garbage collection say, does not count, and of the kinds the lower
-median, so that forwards alone, or backwards, make no slow rank. What it takes longer because it waited longer for a core is taken
-away: other work on its machine makes no slow rank. What all ranks have in common, such as a slower machine, is divided out: the
-*excess* of a rank is its pace over the median pace of the other ranks, minus 1.
+median, so that forwards alone, or backwards, make no slow rank unless the others take hardly any of its time. What it takes
+longer because it waited longer for a core is taken away: other work on its machine makes no slow rank. What all ranks have in
+common, such as a slower machine, is divided out: the *excess* of a rank is its pace over the median pace of the
+other ranks, minus 1.
 
 A rank is named where its excess was above the threshold in two of the last three steps that were observed. The threshold is four
 standard deviations of the excesses before (1.4826 · median absolute deviation; Hampel's identifier), of all ranks and of its own,
@@ -35,6 +36,8 @@ _MAD_TO_SIGMA = 1.4826
 _RECENT, _ENOUGH = 3, 2
 _LEAST_EXCESSES = 6
 _SELDOM, _TIMES_SELDOM = 0.05, 2.0
+_SMALL_KIND = 0.4
+"""Kinds that take less than so much of what a kind takes in the mean do not count: their pace says nothing of the rank's."""
 _NS_FLOOR = 1
 
 PAST, REPLICAS = "before", "those of its replicas"
@@ -213,12 +216,19 @@ def _share_of_waiting(ops: Mapping[OpKind, OpTimes], core_wait_ns: int) -> float
     return core_wait_ns / max(sum(times.count * times.median_ns for times in ops.values()), _NS_FLOOR)
 
 
+def _most_of_the_time(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float]) -> dict[OpKind, OpTimes]:
+    """The ops without the kinds that usually take far less of the rank's time than the others."""
+    took = {kind: times.count * usual[kind] for kind, times in ops.items()}
+    least = _SMALL_KIND * sum(took.values()) / max(len(took), 1)
+    return {kind: times for kind, times in ops.items() if took[kind] >= least}
+
+
 def _pace(ops: Mapping[OpKind, OpTimes], usual: Mapping[OpKind, float], more_waiting_ns: float) -> float | None:
     """Ratio of the time of ops to what is usual: the lower median over their kinds, less what waiting for a core explains.
 
     None where nothing is known.
     """
-    known = {kind: times for kind, times in ops.items() if usual.get(kind, 0) >= _NS_FLOOR}
+    known = _most_of_the_time({kind: times for kind, times in ops.items() if usual.get(kind, 0) >= _NS_FLOOR}, usual)
     now = sum(times.count * times.median_ns for times in known.values())
     before = sum(times.count * usual[kind] for kind, times in known.items())
     if before < _NS_FLOOR or now < _NS_FLOOR:

@@ -185,3 +185,24 @@ def test_few_unobserved_steps_have_no_interval_and_profiled_ones_do_not_count() 
     assert few.low is None
     assert "too few" in str(few)
     assert cost_of([(step, 10**8, step % 5 != 4, True) for step in range(50)]) is None
+
+
+@pytest.mark.parametrize(("share_of_backwards", "is_named"), [(0.1, True), (1.0, False)])
+def test_of_a_rank_whose_forwards_alone_become_slow_it_counts_what_part_of_its_time_they_are(
+    share_of_backwards: float, is_named: bool
+) -> None:
+    def forwards_slow(times: Times, step: int) -> Times:
+        return {
+            rank: {
+                (kind, stage): OpTimes(
+                    one.count,
+                    one.median_ns
+                    * (share_of_backwards / 2 if kind == "B" else 2.0 if rank == 2 and step >= 20 else 1.0),
+                )
+                for (kind, stage), one in ops.items()
+            }
+            for rank, ops in times.items()
+        }
+
+    named = _named([(step, forwards_slow(times, step)) for step, times in _steps(40, lambda *_: 1.0)])
+    assert {slow.rank for slow in named} == ({2} if is_named else set())
