@@ -97,10 +97,9 @@ class Store:
                 self._timeline = None
                 loaded = replace(_load(self._paths, self._note), token=_token_of(fingerprint))
                 if loaded.analysis is not None and loaded.analysis.num_ops > MOST_KEPT_OPS:
-                    timeline = Timeline(loaded.analysis)
+                    timeline = _timeline_of(loaded.analysis, loaded.store)
                     self._timeline = loaded.token, timeline
-                    alone = replace(without_tables(loaded.analysis), report=timeline.report)
-                    loaded = replace(loaded, analysis=alone)
+                    loaded = replace(loaded, analysis=without_tables(loaded.analysis, timeline.report))
                     give_back_freed_memory()
                 self._loaded, self._fingerprint = loaded, fingerprint
                 self.opening = Opening(is_open=True)

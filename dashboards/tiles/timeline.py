@@ -20,18 +20,20 @@ from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from dashboards.tiles.report_ops import with_ops_of_tracks
-from pptrace.analysis.aligned import RowsByRank
+from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.analysis.result import Report
+from pptrace.clock.result import Clock, ClockMethod
+from pptrace.model import tables
+from pptrace.model.tables import COMPUTE_KINDS, empty_table
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis, planned_steps
-from pptrace.workflow.reopen import MOST_OPS
 
 K = TypeVar("K")
 V = TypeVar("V")
 MEASURED = "measured"
-MOST_KEPT_OPS = MOST_OPS
+MOST_KEPT_OPS = 2_000_000
 """Runs of more ops keep their tracks alone: their tables would take more memory than all else."""
 _KEPT_STEPS = 6
 _COMPUTE_LANE = 0
@@ -42,7 +44,8 @@ class Timeline:
 
     def __init__(self, analysis: Analysis, bars: Bars | None = None) -> None:
         """Make the tracks of an analysis, or take ``bars`` that were made of it."""
-        self.bars = bars = bars or bars_of(analysis)
+        is_new, bars = bars is None, bars or bars_of(analysis)
+        self.bars = bars
         self.windows = analysis.windows
         self.schedule, self.mesh, self.report = analysis.schedule, analysis.mesh, analysis.report
         self.origin_ns, self.layout, self.measured, self.memory = (
@@ -54,7 +57,7 @@ class Timeline:
         self.most_bytes = most_bytes(self.memory)
         self.is_light = analysis.num_ops > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
-        if self.is_light:
+        if self.is_light and is_new:  # what was kept is in no other table
             ops = self.measured.tables[OPS]
             self.report = with_ops_of_tracks(analysis.report, ops, self.layout.position, self.origin_ns)
         self._lock = threading.Lock()
@@ -193,13 +196,11 @@ def bars_of(analysis: Analysis) -> Bars:
     return Bars(origin_ns, layout, measured, memory_tracks(data.memory, layout.position, origin_ns))
 
 
-def without_tables(analysis: Analysis) -> Analysis:
+def without_tables(analysis: Analysis, report: Report) -> Analysis:
     """An analysis with its report alone: what tracks have is in no table any more."""
-    data = analysis.data
-    ops, comms = data.ops.iloc[:0].copy(), data.comms.iloc[:0].copy()
-    memory = data.memory.iloc[:0].copy()
-    rest = replace(data, ops=ops, comms=comms, memory=memory, rows=RowsByRank(ops, comms), lanes={}, work={})
-    return replace(analysis, data=rest, costs=())
+    ops, comms, memory = map(empty_table, (tables.OPS, tables.COMMS, tables.MEMORY))
+    data = AlignedRun(ops, comms, memory, RowsByRank(ops, comms), {}, {}, Clock(ClockMethod.NONE, {}, None))
+    return Analysis(report, data, analysis.schedule, analysis.mesh, analysis.windows, run=analysis.run)
 
 
 def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:

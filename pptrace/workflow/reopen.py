@@ -21,9 +21,11 @@ from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.errors import PptraceError
+from pptrace.garbage import paused_gc
 from pptrace.ingest import OnProgress, open_inputs
 from pptrace.ingest.job.disk_cache import ANY_CODE, FOLDER, Cache, Packed, cache_for, code_version, key_of, stat_key
 from pptrace.live_records.file import SUFFIX
+from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.slices import Slice, Texts, compact
@@ -33,8 +35,6 @@ from pptrace.workflow.load import load
 
 FEWEST_OPS = 10_000
 """Runs of fewer are analysed in less than half a second."""
-MOST_OPS = 2_000_000
-"""Most ops of a run that is kept: of larger ones the dashboard keeps no tables, which is decided when they are analysed."""
 _MOST_FILES = 20_000
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch", "start_ns", "end_ns"), ("kind", "phase", "pair")
 _DAMAGE = (KeyError, ValueError, TypeError, IndexError, RecursionError)  # msgspec's errors are ValueErrors
@@ -133,14 +133,16 @@ def reopen(
     packed = None if before is None else before.read(_REPORT)
     if packed is not None:
         try:
-            kept = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
+            with paused_gc():
+                kept = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
         except _DAMAGE:  # damaged, or from another version
             pass
         else:
             return Opened(ReopenedAnalysis(kept, open_inputs(paths).run or {}, analyse), before)
     analysis = analyse()
-    if before is None or not FEWEST_OPS <= analysis.num_ops <= MOST_OPS or run_store(paths, schedule, step) != before:
+    if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step) != before:
         return Opened(analysis)  # the last: files changed meanwhile
+    give_back_freed_memory()  # what is kept is copied first
     packed = _pack(analysis)
     before.write(_REPORT, Packed(_without_paths(packed.facts, paths), packed.arrays))
     return Opened(analysis, before)
@@ -255,13 +257,11 @@ def _unpack(packed: Packed) -> _Kept:
     """
     kept = msgspec.json.decode(packed.facts, type=_Kept)
     tables = [_unpack_rows(packed.arrays, at, texts) for at, texts in enumerate(kept.texts)]
-    places = iter(kept.ops)
-
-    def with_ops(rank: RankStep) -> RankStep:
-        place = next(places, None)
-        return rank if place is None else replace(rank, ops=OpRows(tables[place[0]], *place[1:]))
-
-    return replace(kept, report=_with_ops(kept.report, with_ops), ops=(), texts=())
+    ranks = (rank for step in kept.report.steps for rank in step.ranks)
+    for rank, place in zip(ranks, kept.ops, strict=True):
+        if place is not None:  # nobody else has this rank yet, and copies of all would take longer than reading them
+            object.__setattr__(rank, "ops", OpRows(tables[place[0]], *place[1:]))
+    return replace(kept, ops=(), texts=())
 
 
 def _unpack_rows(arrays: Mapping[str, Any], at: int, texts: Mapping[str, tuple[str, ...]]) -> Slice:

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+import dashboards.store
+import dashboards.tiles.timeline
 import pptrace.workflow.reopen
 from dashboards.answers import Answers
 from dashboards.pages import overview, steps
 from dashboards.store import Store
 from dashboards.tiles.cut import Range
+from dashboards.tiles.kept import ENTRY
 from dashboards.tiles.timeline import MEASURED
 from pptrace.analysis.result import OpSummary
+from pptrace.ingest.job.disk_cache import key_of
 from pptrace.report.to_json import dump, report_in_parts
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import ReopenedAnalysis, reopen
@@ -80,6 +84,36 @@ def test_a_run_is_shown_the_same_without_a_second_analysis(
     assert analysis.data.comms.equals(expected.data.comms), "tables are made when they are asked for"
     assert (len(analysis.costs), analysis.facts.keys()) == (len(expected.costs), expected.facts.keys())
     assert len(analyses) == 2, "once"
+
+
+def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_second_analysis(
+    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+    folder = SAMPLES / "dualpipe_p4"
+    with_tables = list(shown(Store([folder])))
+    why = with_tables.pop(-2)
+    for module in (dashboards.store, dashboards.tiles.timeline):
+        monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
+    for path in tmp_path.glob("*.npz"):
+        path.unlink()
+    run = pptrace.workflow.reopen.run_store([folder])
+    assert run is not None
+
+    def shown_again(num_analyses: int) -> None:
+        store = Store([folder])
+        seen = list(shown(store))
+        assert "so many ops that the dashboard keeps its report alone" in seen.pop(-2) != why
+        assert seen == with_tables
+        assert len(analyses) == num_analyses
+        analysis = store.get().analysis
+        assert analysis is not None
+        assert analysis.data.ops.empty
+
+    shown_again(2)
+    shown_again(2)
+    (tmp_path / f"{key_of(run.key, ENTRY)}.npz").unlink()
+    shown_again(3)
 
 
 def another_entry(path: Path) -> None:

@@ -2,12 +2,13 @@
 
     folder = .pptrace_cache/ in the directory of a run; else, and where that cannot be written, the user's cache directory;
              $PPTRACE_CACHE_DIR, if set, instead of both
-    folder/KEY.npz        a text, the columns and their index as arrays of bytes, written by numpy without pickle
+    folder/KEY.npz        a text, the columns and their index as arrays of bytes, in numpy's format without pickle
     folder/files/KEY      the SHA-256 of a file; KEY is made of its path, size, inode and times
 
 An entry's key is made of the file's content, its name (which may contain the rank) and the version of pptrace. The content is
 hashed in full once; as long as path, size, inode, mtime and ctime stay the same it is not hashed again. Entries are written to
 a temporary file and renamed, so that no reader sees a partial one. An unreadable entry is a miss; failing to write is no error.
+The columns of large entries are mapped into memory, so that of a run of ten million ops only what is looked at is read from disk.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -35,12 +37,16 @@ from pptrace.version import __version__
 SCHEMA = 2
 FOLDER = ".pptrace_cache"
 FOLDER_VARIABLE = "PPTRACE_CACHE_DIR"
-MAX_BYTES = 2 * 1024**3
+MAX_BYTES = 4 * 1024**3
+MAPPED_BYTES = 64 * 1024**2
+"""Files of more are mapped, and the sums over their bytes are not checked; smaller ones are read as a whole."""
 MIN_TEXT_BYTES = 12 * 1024 * 1024  # of text in a file; smaller files are read as fast without a cache
 _STALE_S = 24 * 3600
 _HASH_BYTES = 1024 * 1024
 _FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
-_ALIGNMENT = 8
+_ALIGNMENT, _MEMBER_ALIGNMENT = 8, 64
+_LOCAL_HEADER, _EXTRA_HEADER = struct.Struct("<4s5H3L2H"), struct.Struct("<2H")
+_ZIP64_BYTES, _FILLING = 20, 0xD935  # as Android's zipalign marks what it fills in
 _DAMAGE = (
     OSError,
     ValueError,
@@ -49,6 +55,8 @@ _DAMAGE = (
     EOFError,
     MemoryError,
     RuntimeError,
+    IndexError,
+    struct.error,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -95,8 +103,7 @@ class Cache:
             if not path.is_file():
                 continue
             try:
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
-                    packed = Packed(entry[_FACTS].tobytes().decode(), _columns(entry))
+                packed = _read(path)
             except _DAMAGE:
                 continue
             with suppress(OSError):
@@ -106,14 +113,14 @@ class Cache:
 
     def write(self, key: str, packed: Packed) -> None:
         """Write the entry into the first folder where that works; no error if there is none."""
-        entry = {_FACTS: _bytes(packed.facts.encode()), **_joined(packed.arrays)}
-        if sum(values.nbytes for values in entry.values()) > self.max_bytes:
+        facts = packed.facts.encode()
+        if len(facts) + sum(values.nbytes for values in packed.arrays.values()) > self.max_bytes:
             return
         for folder in self.folders:
             try:
                 _make_folder(folder)
-                with _AtomicFile(folder / f"{key}.npz") as part, part.open("wb") as file:
-                    np.savez(file, allow_pickle=False, **entry)
+                with _AtomicFile(folder / f"{key}.npz") as part:
+                    _write(part, facts, packed.arrays)
             except OSError:
                 continue
             _evict(folder, self.max_bytes)
@@ -139,28 +146,72 @@ class Cache:
             return
 
 
-def _joined(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.uint8]]:
-    """The columns as one array, each from a multiple of 8 bytes on, and their index: reading hundreds of arrays takes longer."""
+def _write(path: Path, facts: bytes, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write a file as ``numpy.savez`` does, column by column: all columns as one array, since hundreds take longer to read.
+
+    Each column begins at a multiple of 8 bytes, of the file too.
+    """
+    flat = {name: np.ascontiguousarray(values).reshape(-1).view(np.uint8) for name, values in columns.items()}
     index = {name: (values.dtype.str, values.nbytes) for name, values in columns.items()}
-    pieces = (np.ascontiguousarray(values).ravel().view(np.uint8) for values in columns.values())
-    padded = [np.pad(piece, (0, -len(piece) % _ALIGNMENT)) for piece in pieces]
-    return {_COLUMNS: np.concatenate([_bytes(b""), *padded]), _INDEX: _bytes(json.dumps(index).encode())}
+    padded = ((piece, bytes(-len(piece) % _ALIGNMENT)) for piece in flat.values())
+    with path.open("wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        _write_member(archive, file.tell(), _FACTS, [facts])
+        _write_member(archive, file.tell(), _INDEX, [json.dumps(index).encode()])
+        _write_member(archive, file.tell(), _COLUMNS, [piece for pair in padded for piece in pair])
 
 
-def _columns(entry: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def _write_member(
+    archive: zipfile.ZipFile, at: int, name: str, pieces: Sequence[bytes | npt.NDArray[np.uint8]]
+) -> None:
+    """Write the pieces at a place of the file as one array of bytes, which begins at a multiple of 64 bytes of the file."""
+    member = zipfile.ZipInfo(f"{name}.npy")
+    before = at + _LOCAL_HEADER.size + len(member.filename) + _ZIP64_BYTES + _EXTRA_HEADER.size
+    filling = -before % _MEMBER_ALIGNMENT
+    member.extra = _EXTRA_HEADER.pack(_FILLING, filling) + bytes(filling)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (sum(map(len, pieces)),)}
+    with archive.open(member, "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in pieces:
+            file.write(piece if isinstance(piece, bytes) else piece.data)
+
+
+def _read(path: Path) -> Packed:
+    """Read an entry.
+
+    Raises:
+        OSError, ValueError, ... (those of ``_DAMAGE``): it is damaged.
+    """
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
+        is_large = path.stat().st_size > MAPPED_BYTES
+        content = _mapped(path, entry.zip.getinfo(f"{_COLUMNS}.npy")) if is_large else entry[_COLUMNS]
+        return Packed(entry[_FACTS].tobytes().decode(), _columns(content, json.loads(entry[_INDEX].tobytes())))
+
+
+def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[np.uint8]:
+    """The array of bytes of a member that is not compressed; what is written into it stays in memory."""
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        begin = file.seek(name_bytes + extra_bytes, os.SEEK_CUR)
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not an array of version 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        at = file.tell()
+    if member.compress_type != zipfile.ZIP_STORED or at - begin + shape[0] * dtype.itemsize != member.file_size:
+        raise ValueError(f"{member.filename}: not {member.file_size} bytes of an array")
+    return np.asarray(np.memmap(path, dtype, "c", at, shape))
+
+
+def _columns(content: npt.NDArray[np.uint8], index: Mapping[str, tuple[str, int]]) -> dict[str, npt.NDArray[Any]]:
     """The columns of an entry, as views of one array."""
-    content, begin, columns = entry[_COLUMNS], 0, {}
-    for name, (dtype, num_bytes) in json.loads(entry[_INDEX].tobytes()).items():
+    begin, columns = 0, {}
+    for name, (dtype, num_bytes) in index.items():
         column = content[begin : begin + num_bytes]
         if len(column) != num_bytes or np.dtype(dtype).kind not in "biuf":
             raise ValueError(f"{name}: {len(column)} bytes of {dtype}, not {num_bytes} of numbers")
         columns[name] = column.view(dtype)
         begin += num_bytes + -num_bytes % _ALIGNMENT
     return columns
-
-
-def _bytes(content: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(content, dtype=np.uint8)
 
 
 def cache_for(path: Path) -> Cache:

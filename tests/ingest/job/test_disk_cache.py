@@ -134,6 +134,27 @@ def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:
     assert isinstance(unpack(pack([recognise_trace(trace)], "x"), "x")[0], RecognisedRank)
 
 
+def test_columns_of_large_entries_are_mapped_and_written_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"few": np.arange(3, dtype=np.int8), "none": np.empty(0, np.int64), "many": np.arange(10.0)[::2]}
+    cache = Cache((folder,))
+    cache.write("key", Packed("facts", arrays))
+    monkeypatch.setattr(cache_module, "MAPPED_BYTES", 0)
+    for _ in range(2):
+        packed = cache.read("key")
+        assert packed is not None
+        assert packed.facts == "facts"
+        for name, values in packed.arrays.items():
+            assert (values.dtype, values.tolist()) == (arrays[name].dtype, arrays[name].tolist())
+            assert values.flags.aligned
+            assert values.ctypes.data % 8 == 0
+            values[:] = 7
+    (entry,) = entries(folder)
+    with np.load(entry) as same:
+        assert set(same) == {"facts", "index", "columns"}
+    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert str(entry) in mapped
+
+
 def test_a_file_that_has_changed_is_read_again(write: Write, op: Op, reads: list[str]) -> None:
     path = write([op("aten::one")], "rank0.json")
     report_of(path)
@@ -188,12 +209,20 @@ def test_another_version_of_the_code_finds_for_itself(
     assert reads == ["rank0.json"] * 2
 
 
+@pytest.mark.parametrize("mapped_bytes", [0, cache_module.MAPPED_BYTES])
 @pytest.mark.parametrize(
     "damage", ["cut", "flip", "empty", "garbage", "other arrays", "other columns", "other type", "fewer bytes"]
 )
 def test_a_damaged_entry_is_ignored_and_written_again(
-    write: Write, op: Op, folder: Path, reads: list[str], damage: str
+    write: Write,
+    op: Op,
+    folder: Path,
+    reads: list[str],
+    damage: str,
+    mapped_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cache_module, "MAPPED_BYTES", mapped_bytes)
     path = write([op(), op(cat="kernel", tid=1)], "rank0.json")
     first = report_of(path)
     (entry,) = entries(folder)
