@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from pptrace.errors import ScheduleError
 from pptrace.schedule import registry
+from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.schedule.plan import Plan
 
 
@@ -12,7 +16,38 @@ def match_registry(plan: Plan) -> Plan:
 
     One microbatch makes the same plan of several schedules; then the plan's own name decides.
     """
-    wanted = [[action.key for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
+    wanted = _keys(plan)
+    return next((built for built in _variants(plan) if _keys(built) == wanted), plan)
+
+
+def match_reversed(plan: Plan) -> Plan | None:
+    """The registry's plan that a plan is but for its backwards, which run the microbatches in the opposite order; None if none.
+
+    GPipe often runs them from the last to the first, in its paper's figure 2 too (arXiv 1811.06965): what the last forwards keep
+    is freed first. Plans of a search have no usual order.
+    """
+    wanted = _keys(plan)
+    variants = (_reversed(built) for built in _variants(plan) if not registry.get(built.name).searches)
+    return next((built for built in variants if _keys(built) == wanted), None)
+
+
+def _keys(plan: Plan) -> list[list[Key]]:
+    return [[action.key for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
+
+
+def _reversed(plan: Plan) -> Plan:
+    last = plan.num_microbatches - 1
+
+    def turned(action: Action) -> Action:
+        if action.kind is Kind.F or action.parts or action.microbatch is None:
+            return action
+        return replace(action, microbatch=last - action.microbatch)
+
+    return replace(plan, ranks=tuple(tuple(map(turned, row)) for row in plan.ranks))
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    """The registry's plans of a plan's shape, those of its own name first."""
     variants: list[tuple[int | None, bool]]
     variants = [(None, False)]
     if plan.num_chunks > 1:
@@ -20,12 +55,9 @@ def match_registry(plan: Plan) -> Plan:
     for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name != plan.name):
         for group_size, lean in variants:
             try:
-                built = registry.build(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, group_size, lean)
+                yield registry.build(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, group_size, lean)
             except ScheduleError:
                 continue
-            if [[action.key for action in row] for row in built.ranks] == wanted:
-                return built
-    return plan
 
 
 def _first_group(plan: Plan) -> int:

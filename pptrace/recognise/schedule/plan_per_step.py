@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.exact_match import match_registry, match_reversed
 from pptrace.recognise.schedule.measured_steps import MeasuredStep
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
@@ -65,6 +65,8 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
     except ScheduleError:
         return with_num_microbatches(plan, count)  # ranks without a trace leave gaps
     followed = match_registry(measured)
+    if followed is measured:
+        followed = match_reversed(measured) or measured
     if followed is not measured and followed.name == plan.name and followed.pp == plan.pp:
         return followed
     return with_num_microbatches(plan, count)

@@ -14,7 +14,7 @@ from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.model.wording import numbered
 from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
-from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.exact_match import match_registry, match_reversed
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
 from pptrace.recognise.schedule.plan_per_step import plans_by_step
 from pptrace.schedule import registry
@@ -85,6 +85,10 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
         return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
+    turned = None if plan is None else match_reversed(plan)
+    if turned is not None:
+        line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
+        return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
     closest = closest_to_step(best, ops, mesh)
     if closest is not None and closest.share >= MIN_SHARE:
         line = (

@@ -65,6 +65,22 @@ def test_a_step_that_differs_is_named() -> None:
     assert run.mismatches[0].endswith("(in step 2)")
 
 
+@pytest.mark.parametrize("num_microbatches", [3, 6])
+def test_backwards_from_the_last_microbatch_to_the_first_are_no_other_schedule(num_microbatches: int) -> None:
+    order = range(num_microbatches)
+    rows = [[f"{stage}F{mb}" for mb in order] + [f"{stage}B{mb}" for mb in reversed(order)] for stage in range(4)]
+    run = recognised([rows, rows])
+    assert (run.name, run.mismatches) == ("gpipe", ())
+    assert run.plan is not None
+    assert to_rows(run.plan) == rows
+    assert run.warnings == ("the run follows gpipe, but its backwards run the microbatches in the opposite order",)
+    usual = {action.key: action.phase for row in build("gpipe", 4, num_microbatches).ranks for action in row}
+    assert {action.key: action.phase for row in run.plan.ranks for action in row} == usual
+    fewer = [[cell for cell in row if not cell.endswith("2")] for row in rows]
+    if num_microbatches == 3:
+        assert recognised([rows, rows, fewer]).mismatches == ()
+
+
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2)])
 @pytest.mark.parametrize("absent", [1, 2])
 def test_a_rank_without_a_trace_does_not_hide_the_schedule(name: str, chunks: int, absent: int) -> None:
