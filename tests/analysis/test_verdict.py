@@ -59,6 +59,15 @@ def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_larg
     assert verdict_of(step_of(2_000_000, mostly_bubble)).startswith("The step takes 2.0 ms: 20% compute, 75% the fill")
 
 
+def test_what_made_the_step_shorter_is_named_last_so_that_the_shares_add_up() -> None:
+    shorter = Waterfall(1_700_000, 480_000, 0, -160_000, -20_000, 0, 0)
+    assert verdict_of(step_of(2_000_000, shorter)) == (
+        "The step takes 2.0 ms: 85% compute, 24% the fill and drain of 1f1b, less 8% ops faster than usual."
+    )
+    unexplained = Waterfall(1_700_000, 400_000, 0, 0, 0, 0, -100_000)
+    assert verdict_of(step_of(2_000_000, unexplained)).endswith("the fill and drain of 1f1b, less 5% unexplained.")
+
+
 def test_what_findings_about_hosts_explain_is_not_unexplained() -> None:
     """No finding takes more of the unexplained part than there is of it."""
     of_rank = {"cause": "host", "reason": "late start", "where": {"rank": 3}}
