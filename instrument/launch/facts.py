@@ -14,6 +14,8 @@ import pptrace
 from pptrace.schedule.plan import Plan
 
 TRACE_SCHEMA = "pptrace.trace/1"
+UNKNOWN_SIZE = 0
+"""Number of ranks in a process that the script started, until torch.distributed knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ def read_backend() -> str | None:
     import torch.distributed as dist
 
     return str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else None
+
+
+def read_rank() -> tuple[int, int] | None:
+    """The default process group's (rank, size); None before there is one."""
+    import torch.distributed as dist
+
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
 def read_device() -> str:

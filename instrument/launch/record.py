@@ -71,12 +71,25 @@ def read_record(path: Path) -> RankRecord | None:
         return None
 
 
+def spawned_dir(control_dir: Path) -> Path:
+    """Folder of the records of ranks that the script starts by itself."""
+    return control_dir / "spawned"
+
+
+def spawned_records(control_dir: Path) -> list[RankRecord]:
+    """The records of the ranks that the script started by itself, if any of them ran a step."""
+    paths = sorted(spawned_dir(control_dir).glob("rank*.facts.json"))
+    records = [record for record in map(read_record, paths) if record is not None]
+    return records if any(record.trace or record.steps_seen for record in records) else []
+
+
 class RecordWriter:
     """Keeps a rank's record and writes it down at every change; usable from any thread."""
 
-    def __init__(self, run_dir: Path, record: RankRecord) -> None:
+    def __init__(self, run_dir: Path, record: RankRecord, folder: Path | None = None) -> None:
+        """``folder`` is where the record goes, if not into the run directory."""
         self.run_dir = run_dir
-        self._path = record_path(run_dir, record.rank)
+        self._path = record_path(folder or run_dir, record.rank)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self.record = record

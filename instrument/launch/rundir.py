@@ -19,7 +19,16 @@ from typing import Any
 import pptrace
 from instrument.launch.facts import host_name, sample_clock
 from instrument.launch.options import RunOptions
-from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path, write_json
+from instrument.launch.record import (
+    RankRecord,
+    State,
+    counter_path,
+    read_counter,
+    read_record,
+    record_path,
+    spawned_records,
+    write_json,
+)
 from pptrace.environment import read_environment
 
 RUN_SCHEMA = "pptrace.run/1"
@@ -88,7 +97,7 @@ class RunDirectory:
             "nnodes": options.nnodes,
             "node_rank": options.node_rank,
             "nproc_per_node": options.nproc,
-            "world_size": options.nnodes * options.nproc,
+            "world_size": max(options.nnodes * options.nproc, len(records)),
             "host": host_name(),
         }
         merged = _merge_facts(records)
@@ -122,9 +131,27 @@ def collect_records(
             record = replace(_without_word(record, code, error), steps_seen=steps)
         elif record.exit_code is None:
             record = replace(record, exit_code=code)
-        trace = record.trace if record.trace and (run_dir / record.trace).is_file() else None
-        records.append(replace(record, trace=trace, saving=False))
-    return sorted(records, key=lambda record: record.rank)
+        records.append(record)
+    if len(records) == 1 and records[0].trace is None:
+        records = _of_spawned(spawned_records(control_dir), records[0]) or records
+    return sorted((_at_end(record, run_dir) for record in records), key=lambda record: record.rank)
+
+
+def _at_end(record: RankRecord, run_dir: Path) -> RankRecord:
+    trace = record.trace if record.trace and (run_dir / record.trace).is_file() else None
+    return replace(record, trace=trace, saving=False)
+
+
+def _of_spawned(records: Sequence[RankRecord], parent: RankRecord) -> list[RankRecord]:
+    """The ranks that the script started by itself, in its place. What one failed of, torch's ``spawn`` tells the parent alone."""
+    ended = []
+    for record in records:
+        if record.state is State.RUNNING:
+            record = _without_word(record, None, None)
+        if record.state is State.FAILED and record.traceback is None and parent.error is not None:
+            record = replace(record, error=parent.error, traceback=parent.traceback)
+        ended.append(record)
+    return ended
 
 
 def _without_word(record: RankRecord, code: int | None, error: str | None) -> RankRecord:

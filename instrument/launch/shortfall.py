@@ -17,7 +17,11 @@ def describe_activity(hooks: OptimizerSteps) -> str:
     return "no module ran, no backward pass, and no step of an optimizer"
 
 
-def no_step(num_children: int, what_ran: str) -> str:
+def no_step(num_children: int, what_ran: str, *, are_recorded: bool = False) -> str:
+    """``are_recorded``: the processes that it started, or some of them."""
+    if num_children and are_recorded:
+        count = "the process" if num_children == 1 else f"the {num_children} processes"
+        return f"no step was seen in this process, nor in {count} that it started"
     if num_children:
         count = "a process" if num_children == 1 else f"{num_children} processes"
         return (

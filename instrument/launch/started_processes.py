@@ -1,23 +1,40 @@
-"""Counts the processes that a script starts through multiprocessing: ranks of its own, perhaps, which nobody records."""
+"""Counts the processes that a script starts through multiprocessing: ranks of its own, perhaps."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 
 class StartedProcesses:
-    """Counts from :meth:`watch` on. Daemons are not counted: pools and data loaders have them, ranks are none."""
+    """Counts from :meth:`watch` on. Daemons are not counted: pools and data loaders have them, ranks are none.
+
+    ``record`` is called with each before it starts, and the number of those that it has recorded; whether it records this one.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.num_recorded = 0
+        self.record: Callable[[BaseProcess, int], bool] | None = None
+        self._recorded: list[BaseProcess] = []
+
+    def stop(self) -> None:
+        """Send SIGTERM to the processes that are recorded, and wait until they have saved their traces."""
+        running = [process for process in self._recorded if process.is_alive()]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
 
     def watch(self) -> None:
         start = BaseProcess.start
 
         @functools.wraps(start)
         def counted(process: Any) -> None:
+            if self.record is not None and not process.daemon and self.record(process, self.num_recorded):
+                self._recorded.append(process)
+                self.num_recorded += 1
             start(process)
             self.count += not process.daemon
 

@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.process import BaseProcess
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
@@ -16,11 +17,13 @@ from instrument.expert_counts import EXPERTS_KEY
 from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import (
     TRACE_SCHEMA,
+    UNKNOWN_SIZE,
     ClockSample,
     plan_as_json,
     read_backend,
     read_device,
     read_network_ports,
+    read_rank,
     read_versions,
     sample_clock,
 )
@@ -53,7 +56,7 @@ from pptrace.schedule.probe import PROBES, Probe
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Coordinates of this process in the run."""
+    """Coordinates of this process in the run; of one that the script started, until torch.distributed knows better."""
 
     rank: int
     local_rank: int
@@ -85,6 +88,7 @@ class TracedSession(Session):
         self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
         delay = None if self._delays is None else self._delays.around
         self._process = process
+        self._has_rank = process.world_size != UNKNOWN_SIZE
         self._live_started = sample_clock()
         self._live = (
             LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
@@ -120,6 +124,24 @@ class TracedSession(Session):
         self._teardown: int | None = None
         """The number of the range that holds no step but the end of the script."""
         self._passes = 0  # of the step that runs now
+
+    def record_started(self, record: Callable[[BaseProcess, int], bool]) -> None:
+        """Offer the processes that the script starts from now on to ``record``, unless this one has run steps itself."""
+
+        def offered(process: BaseProcess, index: int) -> bool:
+            if self.num_steps or not record(process, index):
+                return False
+            if self._profiler is not None and self._profiler.recording:  # of the whole run: it is theirs
+                with self._hold(), self._saving:
+                    self._profiler.discard()
+                self._profiler = None
+            return True
+
+        self._processes.record = offered
+
+    def stop_started(self) -> None:
+        """End the recorded processes that the script started, and wait until they have."""
+        self._processes.stop()
 
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
@@ -349,7 +371,18 @@ class TracedSession(Session):
                 return
             self._writer.update(steps_seen=self.num_steps, trace=profiler.path.name)
 
+    def _learn_rank(self) -> None:
+        """Ask torch.distributed who this is, where no launcher has told."""
+        if self._has_rank or (known := read_rank()) is None:
+            return
+        rank, world_size = known
+        self._process, self._has_rank = replace(self._process, rank=rank, world_size=world_size), True
+        self._writer.update(rank=rank)
+        if isinstance(self._profiler, TraceProfiler):
+            self._profiler.path = self._profiler.path.with_name(f"rank{rank}.json.gz")
+
     def _start(self, profiler: Profiler) -> None:
+        self._learn_rank()
         with self._hold():
             self._started, self._core_wait = sample_clock(), CoreWait.now()
             try:
@@ -364,6 +397,7 @@ class TracedSession(Session):
 
     def _live_facts(self) -> dict[str, object]:
         """Facts of this rank that readers of live records need."""
+        self._learn_rank()
         started = self._live_started
         facts = self._writer.record.facts
         learnt = {} if self._adapters is None else self._adapters.facts()
@@ -377,6 +411,7 @@ class TracedSession(Session):
         }
 
     def _metadata(self, stopped: ClockSample, blocked: bool) -> dict[str, object]:
+        self._learn_rank()
         backend, device = read_backend(), read_device()
         started = self._started or stopped
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
@@ -430,7 +465,8 @@ class TracedSession(Session):
             return None
         seen, window = self.num_steps, self._window
         if seen == 0:
-            return no_step(self._processes.count, self._what_ran())
+            started = self._processes
+            return no_step(started.count, self._what_ran(), are_recorded=started.num_recorded > 0)
         if self._writer.record.trace is None:
             if self._is_script_profiling or seen > window.first:
                 written = self._script_trace is not None and self._script_trace.path is not None

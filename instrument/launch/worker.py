@@ -15,13 +15,15 @@ import io
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
 import types
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -49,6 +51,8 @@ class WorkerConfig:
     memory: bool = False
     probes: tuple[Probe, ...] = ()
     live: bool = False
+    record_dir: Path | None = None
+    """Folder of the rank's record; None: the run directory."""
 
     def to_environ(self) -> dict[str, str]:
         return {
@@ -60,6 +64,7 @@ class WorkerConfig:
             "PPTRACE_MEMORY": "1" if self.memory else "0",
             "PPTRACE_PROBES": " ".join(map(str, self.probes)),
             "PPTRACE_LIVE": "1" if self.live else "0",
+            "PPTRACE_RECORD_DIR": str(self.record_dir or ""),
         }
 
     @staticmethod
@@ -73,6 +78,7 @@ class WorkerConfig:
             environ.get("PPTRACE_MEMORY", "0") != "0",
             parse_probes(environ.get("PPTRACE_PROBES", "").split()),
             environ.get("PPTRACE_LIVE", "0") != "0",
+            Path(environ["PPTRACE_RECORD_DIR"]) if environ.get("PPTRACE_RECORD_DIR") else None,
         )
 
 
@@ -101,7 +107,8 @@ class Rank:
         self._config = config
         self._local_rank = local_rank
         self._world_size = world_size
-        self._writer = RecordWriter(config.run_dir, RankRecord(rank, local_rank, host_name(), os.getpid()))
+        record = RankRecord(rank, local_rank, host_name(), os.getpid())
+        self._writer = RecordWriter(config.run_dir, record, config.record_dir)
         self._session: TracedSession | None = None
         self._error: BaseException | None = None
         """Keeps the script's frames, and so its loop over steps, as they were until the trace is saved."""
@@ -124,12 +131,16 @@ class Rank:
 
     def run(self, command: Sequence[str]) -> int:
         """Run the script; its exit code."""
+        return self.call(partial(_run_script, command))
+
+    def call(self, script: Callable[[], object]) -> int:
+        """Call what stands for the script; its exit code."""
         with stacks_path(self._config.control_dir, self._local_rank).open("w") as stacks:
             faulthandler.enable()
             faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
             self._ending.watch()
             try:
-                outcome = self._attempt(command)
+                outcome = self._attempt(script)
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
             if os.getpid() != self._writer.record.pid:
@@ -139,10 +150,10 @@ class Rank:
             faulthandler.unregister(signal.SIGUSR2)
         return outcome.exit_code
 
-    def _attempt(self, command: Sequence[str]) -> Outcome:
+    def _attempt(self, script: Callable[[], object]) -> Outcome:
         try:
             self._session = self._make_session()
-            _run_script(command)
+            script()
         except BaseException as err:
             self._ending.settle()
             self._error = err
@@ -166,6 +177,8 @@ class Rank:
                 failed_at_ns=failed_at_ns,
             )
         if self._session is not None:
+            if outcome.state is State.STOPPED:
+                self._session.stop_started()
             self._session.close(clean=outcome.state is State.OK)
         self._writer.update(state=outcome.state, saving=False, exit_code=outcome.exit_code)
 
@@ -218,6 +231,10 @@ class Rank:
         )
         session.install(traced)
         traced.open()
+        if self._world_size == 1:
+            from instrument.launch.spawned import record_as_rank
+
+            traced.record_started(partial(record_as_rank, config))
         if config.hooks:
             PythonMotion(calls).start()
         return traced
@@ -294,7 +311,10 @@ def _error_outcome(err: BaseException) -> Outcome:
     trace = _script_part(err.__traceback__)
     text = "".join(traceback.format_exception(type(err), err, trace))
     line = traceback.format_exception_only(type(err), err)[-1].strip().splitlines()
-    return Outcome(State.FAILED, 1, line[0] if line else type(err).__name__, text)
+    first = line[0] if line else type(err).__name__
+    if first.endswith(": ") and len(line) > 1:  # torch's spawn: what failed is in the last line
+        first += line[-1].strip()
+    return Outcome(State.FAILED, 1, first, text)
 
 
 def _script_part(trace: TracebackType | None) -> TracebackType | None:
@@ -306,8 +326,20 @@ def _script_part(trace: TracebackType | None) -> TracebackType | None:
     return rest if rest is not None else trace
 
 
+def _with_a_port_of_its_own(environ: MutableMapping[str, str]) -> None:
+    """Let the script itself hold the store of a group of one, as without a launcher.
+
+    Ranks that it starts by itself, or a port that it chooses, would else look for the launcher's store there, and wait for ever.
+    """
+    if environ.get("WORLD_SIZE") == "1" and environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) is not None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            environ["MASTER_PORT"] = str(free.getsockname()[1])
+
+
 def main() -> None:
     environ = os.environ
+    _with_a_port_of_its_own(environ)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     rank = Rank(
