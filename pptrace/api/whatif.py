@@ -131,13 +131,16 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
     """The layers of each stage: as the user says, else as the trace does."""
     volume, plan = analysis.data.volume, analysis.schedule.plan
+    traced = None if volume is None else volume.facts.layers_per_stage
     if wishes.layers is None:
-        return None if volume is None else volume.facts.layers_per_stage
+        return traced
     if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:
         expected = "" if plan is None else f" {plan.chain_length},"
         raise UsageError(
             f"--layers {_commas(wishes.layers)}: expected{expected} one number of layers for each stage of the run, at least 1"
         )
+    if traced is not None and tuple(wishes.layers) != tuple(traced):
+        raise UsageError(f"--layers {_commas(wishes.layers)}: the trace tells {_commas(traced)}; leave out --layers")
     return wishes.layers
 
 

@@ -32,6 +32,7 @@ def write_parquet(analysis: Analysis, directory: Path) -> None:
         OSError: the directory cannot be written.
     """
     import polars
+    from polars.exceptions import ComputeError
 
     directory.mkdir(parents=True, exist_ok=True)
     for name, table in _tables(analysis).items():
@@ -39,7 +40,11 @@ def write_parquet(analysis: Analysis, directory: Path) -> None:
             (directory / f"{name}.parquet").unlink(missing_ok=True)  # another run's
             continue
         columns = {str(column): _polars_column(table[column]) for column in table}
-        polars.DataFrame(columns).write_parquet(directory / f"{name}.parquet")
+        try:
+            polars.DataFrame(columns).write_parquet(directory / f"{name}.parquet")
+        except ComputeError as err:  # as of a disk that is full
+            (directory / f"{name}.parquet").unlink(missing_ok=True)
+            raise OSError(str(err).rpartition("IO error: ")[2]) from err
 
 
 def _tables(analysis: Analysis) -> dict[str, pd.DataFrame]:

@@ -87,23 +87,23 @@ def _require_runnable(plan: Plan) -> None:
     blocked = replay(compute).blocked
     if not blocked:
         return
-    waits = {entry.rank: (_rank_of_need(compute, entry), entry) for entry in blocked}
-    cycle = _find_cycle({rank: other for rank, (other, _) in waits.items()})
-    steps = [waits[rank][1] for rank in cycle]
+    waits = {entry.rank: (*_producer(compute, entry), entry) for entry in blocked}
+    cycle = _find_cycle({rank: other for rank, (_, other, _) in waits.items()})
+    steps = [waits[rank][2] for rank in cycle]
     description = "; ".join(
-        f"rank {step.rank} waits at {compute.ranks[step.rank][step.index]} for {_key_text(step.needs)} "
-        f"on rank {waits[step.rank][0]}"
+        f"rank {step.rank} waits at {compute.ranks[step.rank][step.index]} for {_key_text(waits[step.rank][0])} "
+        f"on rank {waits[step.rank][1]}"
         for step in steps
     )
     raise _error(compute, f"deadlock: {description}", [(step.rank, step.index) for step in steps])
 
 
-def _rank_of_need(plan: Plan, entry: Blocked) -> int:
-    """The rank that runs what ``entry`` waits for."""
+def _producer(plan: Plan, entry: Blocked) -> tuple[Key, int]:
+    """The action that ``entry`` waits for, of a split backward its I, and the rank that runs it."""
     kind, stage, mb = entry.needs
     for candidate in (kind, Kind.I if kind is Kind.B else kind):
         if producer := plan.by_key.get((candidate, stage, mb)):
-            return producer[0]
+            return (candidate, stage, mb), producer[0]
     raise ScheduleError(
         f"{plan.name}: {plan.ranks[entry.rank][entry.index]} needs {_key_text(entry.needs)}, which no rank runs"
     )

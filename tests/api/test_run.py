@@ -81,6 +81,19 @@ def test_ops_have_their_slack_and_those_without_are_the_critical_path(run: pptra
     assert written["on_critical_path"].to_list() == [None if flag is pd.NA else flag for flag in ops.on_critical_path]
 
 
+def test_a_full_disk_is_one_line_and_leaves_no_half_of_a_table(
+    run: pptrace.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_: polars.DataFrame, file: Path) -> None:
+        file.write_bytes(b"PAR1")
+        raise polars.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(polars.DataFrame, "write_parquet", fill)
+    with pytest.raises(pptrace.PptraceError, match=r"cannot be written \(No space left on device"):
+        run.to_parquet(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_texts_are_written_where_a_path_is_given(run: pptrace.Run, tmp_path: Path) -> None:
     run.to_json(tmp_path / "r.json")
     run.to_html(str(tmp_path / "r.html"))

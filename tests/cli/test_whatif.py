@@ -91,6 +91,7 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     ("options", "code", "words"),
     [
         (("--split", "1,x"), 2, "--split 1,x: expected whole numbers"),
+        (("--layers", "9,1"), 2, "--layers 9,1: the trace tells "),
         (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),
         (("--ideal", "luck"), 2, "--ideal luck: expected stage=N"),
         (("--memory-limit", "80XB"), 2, "--memory-limit 80XB: expected a size such as 80GB"),

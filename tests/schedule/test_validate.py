@@ -73,6 +73,11 @@ BROKEN = {
         "deadlock: rank 0 waits at 0B0 for 0F0 on rank 0",
         {(0, "0B0")},
     ),
+    "W before I": (
+        [["0F0", "0W0", "0I0"], ["1F0", "1I0", "1W0"]],
+        "deadlock: rank 0 waits at 0W0 for 0I0 on rank 0",
+        {(0, "0W0")},
+    ),
     "a cycle of computes": (
         [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]],
         "deadlock: rank 0 waits at 0B0 for 1B0 on rank 1; rank 1 waits at 1F1 for 0F1 on rank 0",

@@ -145,7 +145,7 @@ def _explain_part(
     step = np.repeat(np.arange(len(steps)), [len(windows) for windows in steps])
     spans = times.finish - times.begin
     longest = np.array([np.flatnonzero(step == index)[spans[step == index].argmax()] for index in range(len(steps))])
-    explained = np.flatnonzero(times.is_whole[longest])
+    explained = np.flatnonzero(times.is_whole[longest] & (spans[longest] > 0))  # of no time nothing is a part
     explanations = [Explanation()] * len(steps)
     if not len(explained):
         return explanations

@@ -122,6 +122,8 @@ class _Study:
         if self.plan is not None and any(probe.divides(action) for row in self.plan.ranks for action in row):
             return "the plan overlaps ops of the target with others, which cannot be delayed alone"
         ranks = sorted({rank for window in self.windows.probed for rank in window.ranks})
+        if not any(_of_target(probe, self.data.rows.of_rank(rank).ops).any() for rank in ranks):
+            return "no op of the run is of this target"
         off = [str(rank) for rank in ranks if not self._is_delayed(probe, rank, steps)]
         return f"the ops of rank {', '.join(off)} were not delayed as the probe says" if off else None
 

@@ -100,11 +100,9 @@ class Cache:
         """The entry of a key; None where there is none, or it is damaged."""
         for folder in self.folders:
             path = folder / f"{key}.npz"
-            if not path.is_file():
-                continue
             try:
                 packed = _read(path)
-            except _DAMAGE:
+            except _DAMAGE:  # or there is none
                 continue
             with suppress(OSError):
                 os.utime(path)  # the entries used longest ago are evicted first
@@ -218,6 +216,8 @@ def cache_for(path: Path) -> Cache:
     """The cache for a trace file: in its run's directory, else the user's."""
     folder_variable = os.environ.get(FOLDER_VARIABLE)
     if folder_variable:
+        with suppress(RuntimeError):  # no such home directory
+            return Cache((Path(folder_variable).expanduser(),))
         return Cache((Path(folder_variable),))
     folders = [path.parent / FOLDER] if (path.parent / RUN_FILE).is_file() else []
     with suppress(RuntimeError):  # no home directory
@@ -242,7 +242,7 @@ def code_version(names: tuple[str, ...] = _CODE) -> str:
 
 def key_of(*parts: str) -> str:
     """A key that only these parts have, in this order."""
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_KEY_CHARS]
 
 
 def stat_key(path: Path) -> str:
@@ -297,8 +297,11 @@ class _AtomicFile:
 
 
 def _evict(folder: Path, max_bytes: int) -> None:
-    """Delete the least recently used entries, temporary files of dead processes, and the oldest stored hashes."""
-    entries = sorted(_files(folder, "*.npz"), key=lambda item: item[1].st_mtime_ns, reverse=True)
+    """Delete the least recently used entries, temporary files of dead processes, and the oldest stored hashes.
+
+    Files with other names stay: ``$PPTRACE_CACHE_DIR`` may be a folder of somebody's own arrays.
+    """
+    entries = sorted(_files(folder, f"{_KEY}.npz"), key=lambda item: item[1].st_mtime_ns, reverse=True)
     total = 0
     for path, stat in entries:
         total += stat.st_size
@@ -310,13 +313,16 @@ def _evict(folder: Path, max_bytes: int) -> None:
         if now - stat.st_mtime > _STALE_S:
             with suppress(OSError):
                 path.unlink()
-    hash_files = sorted(_files(folder / "files", "*"), key=lambda item: item[1].st_mtime_ns, reverse=True)
+    hash_files = sorted(_files(folder / "files", _KEY), key=lambda item: item[1].st_mtime_ns, reverse=True)
     for path, _ in hash_files[_MAX_HASH_FILES:]:
         with suppress(OSError):
             path.unlink()
 
 
 _MAX_HASH_FILES = 10_000
+_KEY_CHARS = 40
+_KEY = "[0-9a-f]" * _KEY_CHARS
+"""Pattern of the names that :func:`key_of` gives."""
 
 
 def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:

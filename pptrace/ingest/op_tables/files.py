@@ -32,6 +32,8 @@ _DELIMITERS = ",;\t"
 _HEADER_BYTES = 16 * 1024
 _MOST_CATEGORIES = 100_000
 """Different texts of a column that is read as categories."""
+_WIDE_INTEGERS = ("Int128", "UInt128")
+"""Types of sums in DuckDB and polars, which arrays do not have."""
 _KIND = frozenset({"kind", "optype"})
 _TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
 
@@ -176,6 +178,8 @@ def _series(column: polars.Series) -> pd.Series[Any]:
         names = sorted(column.drop_nulls().unique().to_list())
         dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
         return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=dtype))
+    if kind in _WIDE_INTEGERS:
+        return pd.Series(column.to_list(), dtype=object)
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)
@@ -201,6 +205,8 @@ def _csv(path: Path, content: bytes) -> Frame:
             f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
             "rank,step,kind,stage,microbatch,start_ns,end_ns"
         )
+    if double := next((name for index, name in enumerate(names) if name and name in names[:index]), None):
+        raise TraceError(f"{path}: two columns {double!r}; expected each column once; remove one")
     complete_lines, _, last = text.rpartition("\n")
     num_cells = [_num_cells(line, delimiter) for line in (complete_lines.rpartition("\n")[2], last)]
     cut = last if complete_lines and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""

@@ -112,6 +112,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     ops, notes = assign_steps(rows_where(rows, ~is_comm), is_gap, "microbatch" in has)
     ops = with_microbatches(ops, "microbatch" in has)
     _refuse_doubles(path, ops)
+    _refuse_double_spans(path, ops)
     _check_pairs(path, ops)
     return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), has, notes=notes)
 
@@ -139,7 +140,11 @@ class Reader:
 
     def texts(self, name: str) -> pd.Categorical[Any]:
         """The texts of a column as categories; empty cells are ""."""
-        codes, values = pd.factorize(self.table[name])
+        column = self.table[name]
+        try:
+            codes, values = pd.factorize(column)
+        except TypeError:  # cells of several values, as lists in Parquet and JSON
+            codes, values = pd.factorize(column.map(str))
         texts = ["" if value != value else str(value).strip() for value in values.tolist()]
         categories = sorted({"", *texts})
         place = {text: code for code, text in enumerate(categories)}  # there may be as many texts as steps
@@ -183,7 +188,7 @@ class Reader:
         most = _MOST_RANKS if name in _LIMITED else _LARGEST
         bad = np.flatnonzero((values < least) | (values > most))
         if len(bad):
-            what = "a whole number from 0" if least == 0 else "a whole number, or nothing"
+            what = "a whole number from 0" if least == 0 else "a whole number from 0, or nothing"
             what = f"a whole number of at most {most}" if values[bad[0]] > most else what
             raise self.error(int(bad[0]), f"{name} {str(self.table[name].iloc[bad[0]])[:40]!r}", what)
         return values
@@ -292,6 +297,23 @@ def _refuse_doubles(path: Path, ops: pd.DataFrame) -> None:
         f"{path}: row {row + 1} is the same op as row {int(same.index[0]) + 1} ({what}); expected each op once; "
         "remove one, or number the steps"
     )
+
+
+def _refuse_double_spans(path: Path, ops: pd.DataFrame) -> None:
+    """Refuse a span that stands there twice, to the nanosecond, as where files of one run were put together twice."""
+    spans = ops[~ops["kind"].isin(COMPUTE_KINDS) & (ops["end_ns"] > ops["start_ns"])]
+    is_double = spans.duplicated(list(_SPAN)).to_numpy()
+    if not is_double.any():
+        return
+    row = int(spans.index[is_double][0])
+    same = spans[(spans[list(_SPAN)] == spans.loc[row, list(_SPAN)]).all(axis=1)]
+    what = "rank {}, {} from {} to {} ns".format(*spans.loc[row, list(_SPAN)])
+    raise TraceError(
+        f"{path}: row {row + 1} is the same as row {int(same.index[0]) + 1} ({what}); expected each once; remove one"
+    )
+
+
+_SPAN = ("rank", "kind", "start_ns", "end_ns")
 
 
 def _check_pairs(path: Path, ops: pd.DataFrame) -> None:

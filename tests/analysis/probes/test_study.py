@@ -179,6 +179,12 @@ def test_where_nothing_can_be_said_the_reason_is(plan: Plan, steps: int, reason:
     assert one == ProbedTarget("F", 0.25, one.steps, reason=reason)
 
 
+def test_a_target_that_the_run_does_not_have_has_no_slope() -> None:
+    of_stage, of_kind = probed(PLAN, "stage=9:0.25", "W:0.25", steps=25).probes
+    assert [of_stage.slope, of_kind.slope] == [None, None]
+    assert of_stage.reason == of_kind.reason == "no op of the run is of this target"
+
+
 @pytest.mark.parametrize("really", [0.0, 0.5, 1.5])
 def test_delays_that_are_not_those_of_the_probe_leave_the_slope_unknown(really: float) -> None:
     (one,) = probed(PLAN, "F:0.25", cost=lambda action: 30_000_000, really=really).probes

@@ -300,6 +300,30 @@ def test_an_entry_lies_in_the_runs_directory_else_in_the_users_cache(
     assert len(entries(tmp_path / "home" / "pptrace")) == 1
 
 
+def test_a_folder_of_somebodys_own_arrays_keeps_them(folder: Path) -> None:
+    (folder / "files").mkdir(parents=True)
+    own = [folder / "weights.npz", folder / "files" / "notes.txt"]
+    for path in own:
+        path.write_bytes(bytes(1000))
+    cache = Cache((folder,), max_bytes=500)
+    for name in ("a", "b"):
+        cache.write(cache_module.key_of(name), Packed("", {"x": np.zeros(40)}))
+    assert all(path.is_file() for path in own)
+    assert cache.read(cache_module.key_of("a")) is None, "two entries are more than the limit"
+    assert len(entries(folder)) < 3
+
+
+def test_the_folder_may_be_in_the_home_directory_and_its_name_too_long(
+    write: Write, op: Op, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write([op()], "rank0.json")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", "~/kept")
+    assert cache_for(path).folders == (tmp_path / "home" / "kept",)
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / ("a" * 5000)))
+    assert report_of(path) == report_of(path, cache=False)
+
+
 def test_where_nothing_can_be_written_nothing_is_kept_or_said(write: Write, op: Op, folder: Path) -> None:
     folder.write_text("a file where the folder would be")
     path = write([op()], "rank0.json")
@@ -317,20 +341,21 @@ def test_small_files_are_not_kept(write: Write, op: Op, folder: Path, monkeypatc
 def test_the_cache_stays_below_its_limit_and_forgets_what_was_not_used_for_longest(folder: Path) -> None:
     cache = Cache((folder,), max_bytes=20_000)
     packed = Packed("", {"numbers": np.zeros(1000, dtype=np.int64)})
-    for age, key in ((400, "old"), (300, "used"), (200, "new")):
-        if key == "new":
-            assert cache.read("used") is not None
+    old, used, new, newest = map(cache_module.key_of, ("old", "used", "new", "newest"))
+    for age, key in ((400, old), (300, used), (200, new)):
+        if key == new:
+            assert cache.read(used) is not None
         cache.write(key, packed)
-        if key != "new":
+        if key != new:
             os.utime(folder / f"{key}.npz", (10**9 - age, 10**9 - age))
-    os.utime(folder / "used.npz")
-    cache.write("newest", packed)
-    assert {path.stem for path in entries(folder)} <= {"used", "new", "newest"}
+    os.utime(folder / f"{used}.npz")
+    cache.write(newest, packed)
+    assert {path.stem for path in entries(folder)} <= {used, new, newest}
     assert sum(path.stat().st_size for path in entries(folder)) <= 20_000
-    assert cache.read("newest") is not None
+    assert cache.read(newest) is not None
     cache.write("huge", Packed("", {"numbers": np.zeros(10_000, dtype=np.int64)}))
     assert cache.read("huge") is None
-    assert cache.read("newest") is not None, "what is too large pushes nothing out"
+    assert cache.read(newest) is not None, "what is too large pushes nothing out"
 
 
 def test_what_ended_processes_left_half_written_goes_after_a_day(folder: Path) -> None:

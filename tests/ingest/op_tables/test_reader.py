@@ -409,6 +409,11 @@ BAD = [
         {"kind": ["F", "F"], "rank": [0, 0], "microbatch": [1, 1]},
         "row 2 is the same op as row 1 (rank 0, step 0, kind F",
     ),
+    (
+        {"kind": ["OPTIMIZER", "F", "OPTIMIZER"], "microbatch": ["", 0, ""]},
+        "row 3 is the same as row 1 (rank 0, OPTIMIZER from 10 to 20 ns); expected each once",
+    ),
+    ({"step": [-2]}, "row 1: step '-2'; expected a whole number from 0, or nothing"),
     ({"start_ns": None}, "no column for the start (it has rank, step, kind"),
     ({"end_ns": None}, "no column for the end (it has rank, step, kind"),
     ({"rank": None}, "no column 'rank' (it has step, kind"),
@@ -437,6 +442,8 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path: Path, changes: dict[str, A
         b"x" * 200_000,
         b"rank;kind;start_ns\n0;F;1\n",
         b'rank,kind,start_ns,end_ns\n0,"F,1,2\n',
+        b"rank,kind,kind,start_ns,end_ns\n0,F,B,1,2\n",
+        b'{"rank": 0, "kind": "F", "start_ns": 1, "end_ns": 2}\n{"rank": [0], "kind": "F", "start_ns": 1, "end_ns": 2}\n',
     ],
 )
 def test_damaged_tables_are_told_in_one_line(tmp_path: Path, content: bytes) -> None:
@@ -615,6 +622,22 @@ def test_a_straggler_trace_has_messages_with_microbatches_and_steps_one_after_an
     assert (first.compute_ns, first.exposed_comm_ns) == (3_000_000_000, 500_000_000)
     assert first.bubble_ns == 3_000_000_000
     assert (comms.loc[comms["kind"] == "reduce_scatter", "match"] >= 0).all()
+
+
+def test_sums_of_128_bits_are_read_as_the_numbers_that_they_are(tmp_path: Path) -> None:
+    columns = polars.DataFrame(columns_of(simulated("1f1b", 2, 2)))
+    reports = []
+    for name, dtype in (("narrow", polars.Int64), ("wide", polars.Int128)):
+        (tmp_path / name).mkdir()
+        columns.cast({"step": dtype, "start_ns": dtype, "end_ns": dtype}).write_parquet(tmp_path / name / "ops.parquet")
+        reports.append(report_object(load([tmp_path / name / "ops.parquet"], cache=False).report, True)["steps"])
+    assert reports[0] == reports[1]
+
+
+def test_steps_that_took_no_time_have_no_parts(tmp_path: Path) -> None:
+    columns = columns_of(simulated("1f1b", 2, 2)) | {"start_ns": [7] * 8, "end_ns": [7] * 8}
+    (step,) = load([write_csv(tmp_path / "ops.csv", columns)], cache=False).report.steps
+    assert (step.span_ns, step.causes, step.bubble.waterfall_ns) == (0, None, None)
 
 
 def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> None:
