@@ -102,7 +102,7 @@ def test_waiting_inside_a_label_is_no_compute(pool: Pool, tmp_path: Path) -> Non
         (SlowRun(), 3, "1f1b"),
         (SlowRun(record_shapes=True), 2, "1f1b"),
         (SlowRun(by_hand="fifo"), 2, "gpipe"),
-        (SlowRun(by_hand="lifo"), 2, "custom"),
+        (SlowRun(by_hand="lifo"), 2, "gpipe"),
     ],
 )
 def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(

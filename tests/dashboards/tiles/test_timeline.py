@@ -192,7 +192,7 @@ def test_a_large_run_keeps_its_tracks_and_report_alone(run_p4: Path, monkeypatch
     timeline = Timeline(analysis)
     assert MOST_KEPT_OPS > 10
     assert timeline.slack(2) is None
-    light = without_tables(analysis)
+    light = without_tables(analysis, timeline.report)
     assert light.report == analysis.report == timeline.report
     columns = timeline.measured.tables["ops"].tracks.columns
     for rank in timeline.report.steps[1].ranks:
