@@ -307,7 +307,8 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     if (after >= len(times)).any() or not all(map(len, nodes)):
         return None
     made, since = np.maximum.accumulate(numbers[after]), np.append(numbers, -1)[before]
-    if (np.diff(made) == 0).any():  # messages without a number between forwards, as those of torch.no_grad have none
+    unnumbered = np.searchsorted(evidence.postings.start_ns[~known], forwards.end_ns)
+    if ((np.diff(made) == 0) & (np.diff(unnumbered) > 0)).any():  # messages under torch.no_grad have no numbers
         return None
     lowest = np.searchsorted(made, [numbers_of_backward.min() for numbers_of_backward in nodes], side="right")
     highest = np.searchsorted(made, [numbers_of_backward.max() for numbers_of_backward in nodes], side="right")

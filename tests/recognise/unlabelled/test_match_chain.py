@@ -26,7 +26,8 @@ SLOT = 10_000
 @dataclass(frozen=True)
 class Program:
     """Program of each rank of a pipeline: ``noise`` is the chance that something runs where something may, ``numbers`` whether
-    autograd's nodes are numbered, as torch does it.
+    autograd's nodes are numbered, as torch does it; ``receives_without_grad`` whether receives are under torch.no_grad and so
+    bear no numbers.
     """
 
     plan: Plan
@@ -38,6 +39,7 @@ class Program:
     tensors: int = 1
     evaluates: bool = False
     numbers: bool = True
+    receives_without_grad: bool = False
     order: tuple[int, ...] = ()
     truth: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -104,7 +106,8 @@ class _Rank:
         away = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
         for tensor in range(self.program.tensors):
             begin = start + 20 * tensor + (0 if kind.is_send else 200)
-            self.operator(name, begin, begin + 10, self.next_number)
+            is_numbered = kind.is_send or not self.program.receives_without_grad
+            self.operator(name, begin, begin + 10, self.next_number if is_numbered else -1)
             self.peers[begin] = (name, self.order[self.place + away])
             self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
 
@@ -207,6 +210,15 @@ def test_stages_need_not_lie_on_the_ranks_in_their_order(order: tuple[int, ...],
     program = Program(build("1f1b", 3, 6), 2, peers=peers, order=order)
     run = recognise(program.traces())
     assert check_never_wrong(program, run) == len(program.truth)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("pp", [2, 3])
+def test_receives_without_numbers_leave_the_order_to_the_ranks_that_tell_it(name: str, pp: int) -> None:
+    program = Program(build(name, pp, 4), receives_without_grad=True)
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
+    assert run.schedule.name == name
 
 
 Damage = Callable[[random.Random, list[Event]], list[Event]]
