@@ -179,9 +179,9 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
 
 
 def _shares_text(shares: Mapping[str, float]) -> str:
-    """Name the shares that count, the largest first; what made the step shorter at the end, so that all add up."""
+    """Name compute and the shares that count, the largest first; what made the step shorter at the end, so that all add up."""
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
-    longer = [f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING]
+    longer = [f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING or name == "compute"]
     shorter = [f"less {-share:.0%} {_SHORTER.get(name, name)}" for name, share in named if share <= -_WORTH_NAMING]
     return ", ".join([*longer, *shorter])
 

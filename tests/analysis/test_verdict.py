@@ -141,6 +141,13 @@ def test_what_one_rank_does_not_know_is_not_summed(unknown: RankStep) -> None:
     )
 
 
+def test_of_a_step_of_which_nothing_is_compute_that_is_named() -> None:
+    verdict = verdict_of(step_of(1_000_000, None, rank_of(0, None, None)))
+    assert (
+        verdict == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, not told apart."
+    )
+
+
 def test_a_step_without_compute_or_a_common_clock_says_what_is_not_known() -> None:
     nothing = rank_of(None, 200, 300)
     assert verdict_of(step_of(1_000_000, None, nothing)) == "The step takes 1.0 ms; what it was spent on is not known."
