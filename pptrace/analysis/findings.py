@@ -129,7 +129,10 @@ def find(
     repeated = _repeated(list(filter(None, of_reasons)), list(filter(None, candidates)))
     of_reasons = [finding for finding in of_reasons if not any(finding is other for other in repeated)]
     candidates = [finding for finding in candidates if not any(finding is other for other in repeated)]
-    named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
+    of_axes = losses.get("communication")
+    named = [
+        with_synchronisations(_with_axes(finding, explained, of_axes), explained) for finding in candidates if finding
+    ]
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
     unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
     ordered = sorted(unordered, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
@@ -270,23 +273,30 @@ def _with_doubt(finding: Finding) -> Finding:
     return replace(finding, detail=f"{finding.detail}; a slow rank would look the same: there is one pipeline")
 
 
-def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
-    """Add the axes to a finding about communication."""
+def _with_axes(finding: Finding, steps: Sequence[StepReport], loss: _Loss | None) -> Finding:
+    """Add the axes to a finding about communication: their parts of what it costs the step where ``loss`` has them, else of what
+    the ranks have exposed. An axis that ranks share with others that wait costs the step less than it has exposed.
+    """
     if finding.evidence["cause"] != "communication":
         return finding
     exposed: Counter[str] = Counter()
     for comm in (comm for step in steps for rank in step.ranks for comm in rank.comms):
         exposed[comm.axis] += comm.exposed_ns or 0
-    total = exposed.total()
-    if not total:
-        return finding
-    shares = {axis: part / total for axis, part in exposed.most_common() if part}
-    by_axis = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
-    return replace(
-        finding,
-        detail=f"of what is exposed: {by_axis}; {finding.detail}",
-        evidence={**finding.evidence, "exposed_by_axis": shares},
-    )
+    places = loss.places.items() if loss else ()
+    lost = {str(axis): ns for (place, axis), ns in places if place == "axis" and ns > 0}
+    detail, evidence = finding.detail, dict(finding.evidence)
+    if lost or any(exposed.values()):
+        name, parts = ("by axis", lost) if lost else ("of what is exposed", exposed)
+        detail = f"{name}: {', '.join(f'{axis} {share:.0%}' for axis, share in _shares(parts).items())}; {detail}"
+    if any(exposed.values()):
+        evidence["exposed_by_axis"] = _shares(exposed)
+    return replace(finding, detail=detail, evidence=evidence)
+
+
+def _shares(parts: Mapping[str, int]) -> dict[str, float]:
+    """Parts of their sum that are not 0, the largest first."""
+    total = sum(parts.values())
+    return {name: part / total for name, part in Counter(parts).most_common() if part}
 
 
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:

@@ -278,6 +278,11 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
     assert "exposed_by_axis" not in jitter.evidence
     none_exposed = replace(step_with(fall), ranks=(rank_with(("pp", 0)),))
     assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[0].evidence
+    causes = (Cause("communication", {"axis": "tp"}, 20), Cause("communication", {"axis": "pp"}, 80))
+    costs = replace(step, causes=causes)
+    (communication,) = find([costs], SCHEDULE)
+    assert communication.detail.startswith("by axis: pp 80%, tp 20%; overlap it"), "what it costs the step"
+    assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
 
 
 def series_with(*, outlier: StepOutlier | None = None, change: StepChange | None = None) -> StepSeries:
