@@ -68,6 +68,8 @@ def clip(a: Int64, start: int, end: int) -> Int64:
     if end <= start:
         return EMPTY
     inside: Int64 = a[np.searchsorted(a[:, 1], start, side="right") : np.searchsorted(a[:, 0], end)]
+    if not len(inside) or (inside[0, 0] >= start and inside[-1, 1] <= end):
+        return inside
     return np.clip(inside, start, end)
 
 

@@ -11,8 +11,14 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.routing import Routing
-from pptrace.analysis.explain.explain import Explanation, explanation_tasks
-from pptrace.analysis.explain.messaging import graph_of_run
+from pptrace.analysis.explain.explain import (
+    Explanation,
+    axes_inside_ops,
+    explain_ranks,
+    explanation_tasks,
+    times_of_ranks,
+)
+from pptrace.analysis.explain.messaging import graph_of_ranks, graph_of_run
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
@@ -24,7 +30,7 @@ from pptrace.processes import SharedTasks
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
-from pptrace.slices import Slice, slices
+from pptrace.slices import Slice, slice_of, slices
 from pptrace.timeline.windows import StepWindow
 
 
@@ -182,17 +188,36 @@ def report_steps(
     ``routing`` is what equal rows of experts would change of ops.
     """
     parts = StepParts.of(steps, data, mesh)
-    jobs = jobs if parts.num_ops >= _LEAST_SHARED else 1
+    if parts.num_ops < _LEAST_SHARED:
+        return _report_together(parts, data, mesh, routing)
     graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
     tasks = [
         explanation_tasks(part.plan.table, part.steps, data, graph, routing)
         for part, graph in zip(parts.of_plan, graphs, strict=True)
     ]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
-        ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
+        ranks = _reports_of_ranks(parts, data, mesh)
         results = iter(explained.results())
     explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
     return parts.joined(ranks, explanations, graphs, mesh)
+
+
+def _report_together(parts: StepParts, data: AlignedRun, mesh: MeshInfo, routing: Routing | None) -> ReportedSteps:
+    """The same of fewer ops: what a rank measured is found once for all steps of a plan, whose memory is small then."""
+    ranks = _reports_of_ranks(parts, data, mesh)
+    axes = axes_inside_ops(slice_of(data.comms))
+    graphs: list[Graph | None] = []
+    explanations = []
+    for part in parts.of_plan:
+        table, steps = part.plan.table, part.steps
+        measured = [rank.compact() for rank in times_of_ranks(table, steps, data)]
+        graphs.append(graph_of_ranks(part.plan, steps, measured))
+        explanations.append(explain_ranks(table, steps, measured, axes, graphs[-1], routing))
+    return parts.joined(ranks, explanations, graphs, mesh)
+
+
+def _reports_of_ranks(parts: StepParts, data: AlignedRun, mesh: MeshInfo) -> dict[int, list[RankStep]]:
+    return {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
 
 
 def _longest(step: PlannedStep) -> StepWindow:

@@ -31,7 +31,7 @@ from pptrace.slices import Slice, group_medians, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
-_CELLS = 160_000
+_CELLS = 60_000
 """Steps × ops that are explained together: more would take much memory."""
 _LEAST_CELLS = 80_000
 _MOST_PARTS = 16
@@ -84,13 +84,13 @@ def _explain_together(
     graph: Graph | None,
     routing: Routing | None,
 ) -> list[Explanation]:
-    return explain_ranks(table, steps, times_of_ranks(table, steps, data), axes, graph, routing)
+    return explain_ranks(table, steps, list(times_of_ranks(table, steps, data)), axes, graph, routing)
 
 
-def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> list[RankTimes]:
+def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> Iterator[RankTimes]:
     """The measurements of every rank in the windows of some steps."""
     windows = IndexedWindows.of([window for of_step in steps for window in of_step])
-    return [RankTimes.of(table, windows, rank, data) for rank in windows.of_rank]
+    return (RankTimes.of(table, windows, rank, data) for rank in windows.of_rank)
 
 
 def explain_ranks(

@@ -28,7 +28,7 @@ def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
     if plan.table.num_messages == 0:
         return None
     steps = steps[_sampled(plan, steps)]
-    return _graph_of(plan, steps, times_of_ranks(plan.table, steps, data))
+    return _graph_of(plan, steps, list(times_of_ranks(plan.table, steps, data)))
 
 
 def graph_of_ranks(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.analysis.explain import explain
-from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
+from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, step_times
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.slices import slice_of
@@ -38,6 +38,30 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     ranks = [RankTimes.of(table, indexed, rank, analysis.data) for rank in indexed.of_rank]
     axes = explain.axes_inside_ops(slice_of(analysis.data.comms))
     assert explain.explain_ranks(table, steps, ranks, axes) == together
+    assert explain.explain_ranks(table, steps, [rank.compact() for rank in ranks], axes) == together
+
+
+def test_compact_times_of_many_windows_are_those_of_all_bytes() -> None:
+    traces = record(build("1f1b", 2, 4), latency=9, steps=150).traces()
+    analysis = analyse(traces)
+    plan = analysis.schedule.plan
+    assert plan is not None
+    indexed = IndexedWindows.of(analysis.windows)
+    ranks = [RankTimes.of(plan.table, indexed, rank, analysis.data) for rank in indexed.of_rank]
+    ranks[1] = ranks[1].of_windows(0, 100)  # a rank that ended: its windows take a byte, those of the other one two
+    compact = [rank.compact() for rank in ranks]
+    assert [of_one.ops["window"].dtype.itemsize for of_one in compact] == [2, 1]
+    for first, last in ((0, 150), (140, 150)):
+        windows = analysis.windows[first:last]
+        of_all, of_compact = (
+            step_times(plan.table, windows, [rank.of_windows(first, last) for rank in of_run])
+            for of_run in (ranks, compact)
+        )
+        for name in ("start", "end", "before", "gap_bubble", "arrival", "transfer", "is_whole"):
+            expected, found = getattr(of_all, name), getattr(of_compact, name)
+            assert found.dtype == expected.dtype
+            assert (found == expected).all(), name
+        assert of_compact.is_whole.any() == (first == 0)
 
 
 def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_explained() -> None:
