@@ -183,7 +183,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
     longer = [f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING or name == "compute"]
     shorter = [f"less {-share:.0%} {_SHORTER.get(name, name)}" for name, share in named if share <= -_WORTH_NAMING]
-    return ", ".join([*longer, *shorter])
+    return ", ".join([*longer, *shorter]) or ", ".join(f"{share:.0%} {name}" for name, share in named[:1])
 
 
 _SHORTER = {_NAMES["jitter"]: "ops faster than usual"}

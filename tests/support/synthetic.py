@@ -88,7 +88,12 @@ class PaperRun:
 
 
 def run_on_paper(
-    plan: Plan, cost: Cost, latency: int | Callable[[Message], int] = 0, *, one_by_one: bool = False
+    plan: Plan,
+    cost: Cost,
+    latency: int | Callable[[Message], int] = 0,
+    *,
+    one_by_one: bool = False,
+    late_by: Mapping[int, int] | None = None,
 ) -> PaperRun:
     """Run a plan; neighbouring transfers are posted together and their rank goes on when it has seen all complete.
 
@@ -97,12 +102,13 @@ def run_on_paper(
         cost: of a compute action.
         latency: of a message, once both sides are there; or a function of the message.
         one_by_one: each transfer is posted when the one before it is complete.
+        late_by: how long after the others some ranks begin.
     """
     lowered = lower(plan)
     queues = [list(lowered.instructions(rank)) for rank in range(plan.pp)]
     if one_by_one:
         queues = [[(action,) for group in queue for action in group] for queue in queues]
-    free = [0] * plan.pp
+    free = [(late_by or {}).get(rank, 0) for rank in range(plan.pp)]
     posts: dict[Message, dict[bool, int]] = {}
     ranks: list[list[Done]] = [[] for _ in queues]
     group_numbers = [0] * plan.pp

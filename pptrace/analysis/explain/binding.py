@@ -24,13 +24,16 @@ class Bindings:
     sender of the message that came last, or what made a peer late for whom the rank waited. −1 where it is
     the first of its rank and needs nothing. ``ready`` is when that was over and, of a message, had arrived, never after the
     op's own start; ``moving`` how long, from then on, exposed transfers kept its rank from it: a receive that its rank was the
-    last to post, or a send that blocked it; ns.
+    last to post, or a send that blocked it; ns. ``held`` is how long, from ``ready`` on, its rank waited in a
+    message for one that had run nothing in the step yet, whose first op is ``held_by`` (0 where it did not wait so).
     """
 
     row: Int64
     ready: Int64
     is_message: Bool
     moving: Int64
+    held: Int64
+    held_by: Int64
 
 
 def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | None = None) -> Bindings:
@@ -55,10 +58,13 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
         row[:, reader] = np.where(later, sender, row[:, reader])
         ready[:, reader] = np.where(later, came, ready[:, reader])
         is_message[:, reader] |= later
-    _bind_to_late_peers(times, row, ready, is_message)
+    op, roots = _late_peers(times)
+    _bind_to_late_peers(times, op, roots, (row, ready, is_message))
     ready = np.minimum(ready, times.start)
     moving = times.gap_exposed if exposed_before is None else exposed_before(ready)
-    return Bindings(row, ready, is_message, np.minimum(moving, times.start - ready))
+    moving = np.minimum(moving, times.start - ready)
+    held = _held_by_late_starts(times, op, roots, ready, times.start - ready - moving)
+    return Bindings(row, ready, is_message, moving, *held)
 
 
 def arrivals(times: StepTimes, sender: Int64, message: Int64) -> Int64:
@@ -92,19 +98,47 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
     return usual
 
 
-def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: Bool) -> None:
-    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that made the peer late."""
-    waits = times.waits
+@dataclass(frozen=True, slots=True, eq=False)
+class _Roots:
+    """What is behind each wait: the rank that all waited for (``rank``), what it had ended last (``op``, −1 for nothing), and
+    when it was ready, ns. ``is_known``: not where clocks contradict each other, so that waits seem to wait for themselves.
+    """
+
+    op: Int64
+    rank: Int64
+    ready: Int64
+    is_known: Bool
+
+
+def _late_peers(times: StepTimes) -> tuple[Int64, _Roots]:
+    """(the op that the waiting rank ran after each wait, what is behind the wait)."""
     op, busy_with = _ops_at_waits(times)
-    late_for = _roots(times, busy_with)
+    return op, _roots(times, busy_with)
+
+
+def _bind_to_late_peers(times: StepTimes, op: Int64, roots: _Roots, bound: tuple[Int64, Int64, Bool]) -> None:
+    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that made the peer late."""
+    row, ready, is_message = bound
+    waits = times.waits
     step, freed = waits.step, waits.freed
-    later = (op != NONE) & (late_for != NONE)
+    later = (op != NONE) & (roots.op != NONE)
     order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
     # As late as the message that an op reads is that message: its sender may have posted it long after having made it.
     since = ready[step[order], op[order]]
     order = order[(freed[order] > since) | ((freed[order] == since) & is_message[step[order], op[order]])]
     at = step[order], op[order]  # of several, the last one stands
-    row[at], ready[at], is_message[at] = late_for[order], freed[order], True
+    row[at], ready[at], is_message[at] = roots.op[order], freed[order], True
+
+
+def _held_by_late_starts(times: StepTimes, op: Int64, roots: _Roots, ready: Int64, idle: Int64) -> tuple[Int64, Int64]:
+    """(how much of the ``idle`` time before each op its rank waited for one that had run nothing yet, that one's first op)."""
+    held, held_by = np.zeros_like(idle), np.zeros_like(idle)
+    late = np.flatnonzero((op != NONE) & (roots.op == NONE) & roots.is_known)
+    late = late[np.argsort(roots.ready[late], kind="stable")]
+    at = times.waits.step[late], op[late]
+    held[at] = np.clip(roots.ready[late] - ready[at], 0, idle[at])  # of several, the last one stands
+    held_by[at] = times.table.rank_ptr[roots.rank[late]]
+    return held, held_by
 
 
 def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
@@ -124,8 +158,8 @@ def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
     return op, busy_with
 
 
-def _roots(times: StepTimes, busy_with: Int64) -> Int64:
-    """The op behind each wait: what its peer was busy with or, where the peer had itself waited since, what that wait was for."""
+def _roots(times: StepTimes, busy_with: Int64) -> _Roots:
+    """What is behind each wait: its peer or, where that had itself waited since it ended an op, what that wait was for."""
     waits, table = times.waits, times.table
     place = waits.step * np.int64(table.pp)
     freed, until = times_by_group((place + waits.rank, waits.freed), (place + waits.peer, waits.ready))
@@ -139,8 +173,9 @@ def _roots(times: StepTimes, busy_with: Int64) -> Int64:
     first = next_wait
     for _ in range(len(first).bit_length()):
         first = first[first]
-    is_root = next_wait[first] == first  # else clocks contradict each other, and waits seem to wait for themselves
-    return busy_with[np.where(is_root, first, own)]
+    is_root = next_wait[first] == first
+    root = np.where(is_root, first, own)
+    return _Roots(busy_with[root], waits.peer[root], waits.ready[root], is_root)
 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:

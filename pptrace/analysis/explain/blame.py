@@ -3,9 +3,10 @@
 The bubble before an op is walked back along what the op waited for, over all ranks, until the walk returns to the op's own
 rank. What of it the plan would not have, if everything took what is usual (the median of its kind and stage), is charged to
 what took longer than usual, the nearest first; the rest goes to what the walk passed while the bubble lasted: the ops that
-others were still computing, the transfers, and the time in which an op could have run and did not. The bubble after a rank's
-last op is that of the step's last op. Bubble inside an op is the op's, but for what it waits in collectives: that, and the part
-of an op's charges that it makes up, goes to the member that came last (:mod:`pptrace.analysis.explain.inner_waits`).
+others were still computing, the transfers, and the time in which an op could have run and did not (of ranks that waited in a
+message for one that had run nothing yet, the time before that one's first op). The bubble after a rank's last op is that of the
+step's last op. Bubble inside an op is the op's, but for what it waits in collectives: that, and the part of an op's charges that
+it makes up, goes to the member that came last (:mod:`pptrace.analysis.explain.inner_waits`).
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical, waits
     work, transfer, idle = (np.zeros_like(times.start) for _ in range(3))
     charges = _Open(work, transfer, idle, times.inner_bubble - held, held.copy())
     bubbles = _bubbles_of(times, typical)
-    walks = _BubbleWalks(Walks(times, bindings), times, typical, held, bubbles)
+    walks = _BubbleWalks(bindings, times, typical, held, bubbles)
     beyond = bubbles.length - bubbles.of_plan
     """Part that exceeds the plan's bubble; then the part of it that no excess explains."""
     for piece in walks.pieces(lambda walk: beyond[walk] > 0):
@@ -224,10 +225,13 @@ def _add(matrix: Int64, cell: Int64, ns: Int64) -> None:
 class _BubbleWalks:
     """The walks back from all bubbles; their first hop, which is more than half of the work, is made once."""
 
-    def __init__(self, walks: Walks, times: StepTimes, typical: Typical, held: Int64, bubbles: _Bubbles) -> None:
+    def __init__(self, bindings: Bindings, times: StepTimes, typical: Typical, held: Int64, bubbles: _Bubbles) -> None:
+        walks = Walks(times, bindings)
         self.walks, self._rank, self._held = walks, bubbles.rank, held.reshape(-1)
+        self._for_starts, self._started_by = bindings.held.reshape(-1), bindings.held_by.reshape(-1)
+        self._waits_for_starts = bool(self._for_starts.any())
         self._has_held = bool(self._held.any())
-        self._rank_of_cell = np.tile(times.table.rank, len(times.start))
+        self._num_rows, self._rank_of_cell = len(times.table), np.tile(times.table.rank, len(times.start))
         self._typical = {name: getattr(typical, name).reshape(-1) for name in ("work", "held", "transfer", "idle")}
         self._first = self.walks.first(bubbles.cell, times.start.take(bubbles.cell))
         tails = np.flatnonzero(bubbles.is_tail)
@@ -258,10 +262,19 @@ class _BubbleWalks:
     def _pieces_of(self, hop: Hop, continues: Bool) -> tuple[_Piece, ...]:
         on = np.flatnonzero(continues)
         return (
-            self._piece(hop.walk, "idle", hop.cell, hop.idle, hop.cell),
+            *self._pieces_of_idle(hop),
             self._piece(hop.walk, "transfer", hop.source, hop.transfer, hop.cell),
             *self._pieces_of_ops(hop.walk[on], hop.source[on], hop.work[on]),
         )
+
+    def _pieces_of_idle(self, hop: Hop) -> tuple[_Piece, ...]:
+        """Idle time, in what ranks waited in messages for one that began late, which is that one's, and the rest."""
+        if not self._waits_for_starts:
+            return (self._piece(hop.walk, "idle", hop.cell, hop.idle, hop.cell),)
+        waiting = np.minimum(self._for_starts.take(hop.cell), hop.idle)
+        late = hop.cell - hop.cell % self._num_rows + self._started_by.take(hop.cell)
+        waits = self._piece(hop.walk, "idle", late, waiting, late)
+        return (waits, self._piece(hop.walk, "idle", hop.cell, hop.idle - waiting, hop.cell))
 
     def _pieces_of_ops(self, walk: Int64, cell: Int64, length: Int64) -> tuple[_Piece, ...]:
         """Ops, in what they waited for in collectives and the rest."""

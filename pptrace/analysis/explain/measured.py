@@ -49,6 +49,7 @@ def costs_of_steps(
         outside,
         holds,
         _moved_together(times),
+        _held_by_starts(bindings),
     )
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
@@ -61,6 +62,12 @@ def _moved_together(times: StepTimes) -> Slice:
     """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
     window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
     return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
+
+
+def _held_by_starts(bindings: Bindings) -> Slice:
+    """Waits for ranks that had run nothing yet, ns."""
+    window, row = np.nonzero(bindings.held)
+    return Slice({"window": window, "row": row, "ns": bindings.held[window, row]})
 
 
 def _compact(times: Int64) -> Int64:

@@ -51,12 +51,19 @@ def with_moved_times(comms: Slice, window: Int64) -> Slice:
 
 
 def _least_of_links(messages: Slice, window: Int64) -> Int64:
-    """The least time that messages of each one's window, peer and kind took, ns."""
+    """The least time that messages of each one's window, peer and kind took, ns.
+
+    If their senders came last: of one that waits for its receiver a part may be under way before (buffered sends).
+    """
     kind, _ = messages.codes("kind")
     link, first = distinct_of((window, messages["peer"], kind))
+    begin, taken = messages["transfer_start_ns"], messages["transfer_end_ns"] - messages["transfer_start_ns"]
+    is_sender_last = messages.among("kind", ("send",)) == (begin == messages["start_ns"])
     least = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(least, link, messages["transfer_end_ns"] - messages["transfer_start_ns"])
-    return least[link]
+    np.minimum.at(least, link[is_sender_last], taken[is_sender_last])
+    of_all = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(of_all, link, taken)
+    return np.where(least == np.iinfo(np.int64).max, of_all, least)[link]
 
 
 def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:

@@ -36,6 +36,11 @@ def nothing_held() -> Slice:
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "rank", "ns", "is_late")})
 
 
+def none_held_by_starts() -> Slice:
+    """A table of waits for ranks that began late without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns")})
+
+
 def nothing_routed() -> Slice:
     """A table of what equal routes would change without rows."""
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns", "compute", "lead")})
@@ -56,6 +61,8 @@ class MeasuredCosts:
     ``routed`` is what would change of ops if all experts had equally many rows (:mod:`pptrace.analysis.experts.routing`).
     ``moved_together`` (``window``, ``message``, ``ns``) is what messages cost their readers by the trace alone, where several
     that were posted together are taken to be moved one by one.
+    ``held_by_starts`` (``window``, ``row``, ``ns``) are the parts of delays in which an op's rank waited in a message for one
+    that had run nothing in the step yet.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order, ``spans`` (windows,)
     its length. A transfer of a message whose ends were not matched is −1. ``graph`` is that of the way in which the run sends and
@@ -78,6 +85,7 @@ class MeasuredCosts:
     outside: Slice = field(default_factory=nothing_outside)
     holds: Slice = field(default_factory=nothing_held)
     moved_together: Slice = field(default_factory=none_moved_together)
+    held_by_starts: Slice = field(default_factory=none_held_by_starts)
     routed: Slice = field(default_factory=nothing_routed)
     plan: Plan | None = None
     graph: Graph | None = None
@@ -202,7 +210,7 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
     )
 
 
-_SPARSE = ("outside", "holds", "moved_together", "routed")
+_SPARSE = ("outside", "holds", "moved_together", "held_by_starts", "routed")
 _MATRICES = (
     "step",
     "ranks",

@@ -36,7 +36,7 @@ def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         "Late start: {share:.1%} of the step is lost because " + f"{place} begin{'s' if where else ''} it late",
         f"{len(times)} times the first op of a rank began late that had all it needed, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
-        _gains(plans, measured, late),
+        _gains(plans, measured, late_firsts(plans)),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
     )
 
@@ -95,8 +95,17 @@ def _late_firsts(costs: MeasuredCosts) -> Int64:
 
 
 def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:
-    """The part of the delays that :func:`late_starts` is about."""
-    return [_late_firsts(costs) for costs in plans]
+    """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
+    return [_with_held(costs, _late_firsts(costs)) for costs in plans]
+
+
+def _with_held(costs: MeasuredCosts, late: Int64) -> Int64:
+    """Some late firsts, and what other ranks waited in messages for ranks of their window that came late."""
+    held = costs.held_by_starts
+    held = held.where((late > 0).any(axis=1)[held["window"]])
+    both = late.copy()
+    np.maximum.at(both, (held["window"], held["row"]), held["ns"])
+    return both
 
 
 def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:

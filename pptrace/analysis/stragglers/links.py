@@ -82,10 +82,11 @@ def _slowest(costs: MeasuredCosts) -> _Link | None:
     boundaries = np.unique(ends)
     times = np.full((len(_QUANTILES), len(pipelines), len(boundaries)), np.nan)
     for index, boundary in enumerate(boundaries.tolist()):
-        transfers = costs.transfers[:, ends == boundary]
+        transfers, is_whole = costs.transfers[:, ends == boundary], costs.sender_is_last[:, ends == boundary]
         for pipeline in range(len(pipelines)):
-            of_link = transfers[of_window.ravel() == pipeline]
-            if (known := of_link[of_link > 0]).size:
+            of_link, whole = transfers[of_window.ravel() == pipeline], is_whole[of_window.ravel() == pipeline]
+            known = of_link[(of_link > 0) & whole]  # of others a part may have been moved before they were asked for
+            if (known := known if known.size else of_link[of_link > 0]).size:
                 times[:, pipeline, index] = np.percentile(known, _QUANTILES)
     links = []
     for pipeline, index in np.argwhere(~np.isnan(times[0])).tolist():
@@ -123,5 +124,8 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     is_kept = np.zeros(costs.moving.shape, dtype=np.bool_)
     for here, there in (place, place[::-1]):
         is_kept |= (rank == here) & (costs.moved_with & peer_bit(there) > 0)
-    moving = np.where(of_link & is_kept, np.minimum(costs.moving, usual), costs.moving)
+    # What is shorter than a whole transfer is the rest of one that had begun before it was asked for.
+    saved = np.int64(max(round(link.typical) - usual, 0))
+    kept = np.minimum(np.maximum(costs.moving.astype(np.int64) - saved, 0), usual)
+    moving = np.where(of_link & is_kept, np.minimum(costs.moving, kept), costs.moving)
     return transfers, costs.delays, moving

@@ -13,9 +13,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from pptrace.analysis.message_graph import spans_of
 from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place, cells_of, typical_cells
 from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.simulator import makespans
 
 ORDINARY = 0.1
 """Relative standard deviation of ops that is ordinary."""
@@ -174,6 +174,7 @@ def _cost_of_ordinary(costs: MeasuredCosts) -> int:
     num_replays = min(max(_MOST_REPLAYED // typical.size, 1), _MOST_REPLAYS)
     deviations = np.random.default_rng(0).standard_normal((num_replays, *typical.shape))
     varying = np.rint(typical * np.maximum(1 + ORDINARY * deviations, 0)).astype(np.int64)
-    usual = makespans(costs.table, np.rint(typical).astype(np.int64), transfers).max()
-    noisy = makespans(costs.table, varying, transfers).max(axis=1)
+    usual = spans_of(costs.table, costs.graph, np.rint(typical).astype(np.int64), transfers).max()
+    every = varying.reshape(-1, varying.shape[-1]), np.tile(transfers, (num_replays, 1))
+    noisy = spans_of(costs.table, costs.graph, *every).reshape(num_replays, -1).max(axis=1)
     return max(int(noisy.mean()) - int(usual), 0)

@@ -200,15 +200,39 @@ def _late_peers(times: StepTimes, found: dict[tuple[int, int], Bound]) -> dict[t
     return bound
 
 
+def held_by_starts(times: StepTimes, bound: dict[tuple[int, int], Bound]) -> dict[tuple[int, int], tuple[int, int]]:
+    """(how long an op's rank waited for one that had run nothing yet, that one's first op), of those that did."""
+    table, waits = times.table, times.waits
+    held: dict[tuple[int, int], tuple[int, int]] = {}
+    roots = [_root_wait(times, index) for index in range(len(waits.step))]
+    known = [index for index, root in enumerate(roots) if root is not None and _busy_with(times, root) == NONE]
+    for index in sorted(known, key=lambda index: int(waits.ready[roots[index] or 0])):
+        step, root = int(waits.step[index]), roots[index] or 0
+        own = range(*table.rank_ptr[waits.rank[index] : waits.rank[index] + 2])
+        after = [row for row in own if times.start[step, row] >= waits.freed[index]]
+        if after:
+            op = bound[step, after[0]]
+            idle = int(times.start[step, after[0]]) - op.ready - op.moving
+            ns = min(max(int(waits.ready[root]) - op.ready, 0), idle)
+            held[step, after[0]] = ns, int(table.rank_ptr[waits.peer[root]])
+    return held
+
+
 def _root(times: StepTimes, index: int) -> int:
-    """The op behind a wait: through waits of the peers, each over when the one before it was posted."""
+    """The op behind a wait, the one that its own peer was busy with if it waits for itself."""
+    root = _root_wait(times, index)
+    return _busy_with(times, index if root is None else root)
+
+
+def _root_wait(times: StepTimes, index: int) -> int | None:
+    """The first of the waits of peers behind a wait, each over when the one before it was posted; None for a circle."""
     at = index
     for _ in range(len(times.waits.step) + 1):
         before = _wait_before(times, at)
         if before == at:
-            return _busy_with(times, at)
+            return at
         at = before
-    return _busy_with(times, index)  # it waits for itself
+    return None
 
 
 def _busy_with(times: StepTimes, index: int) -> int:
@@ -337,7 +361,10 @@ def _pieces(
             idle, transfer = max(idle - max(exposed - transfer, 0), 0), max(transfer - exposed, 0)
         if number > len(times.table):
             return
-        yield piece("idle", hop.row, idle, hop.row)
+        waiting = min(int(bindings.held[step, hop.row]), idle)
+        late = int(bindings.held_by[step, hop.row])
+        yield piece("idle", late, waiting, late)
+        yield piece("idle", hop.row, idle - waiting, hop.row)
         yield piece("transfer", max(hop.source, 0), transfer, hop.row)
         if hop.source == NONE or times.table.rank[hop.source] == rank:
             return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
 
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.result import Report, StepReport
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
@@ -64,3 +65,24 @@ def test_ranks_blocked_behind_blocked_ranks_blame_the_op_that_the_last_of_them_r
     assert most.ns - charged_before >= 0.95 * added
     assert after.critical_path is not None
     assert sum(after.critical_path.parts.values()) == after.span_ns
+
+
+@pytest.mark.parametrize(("late", "name"), [(1, "1f1b"), (2, "1f1b"), (3, "gpipe"), (2, "zb-h1")])
+def test_ranks_that_wait_for_one_that_has_run_nothing_yet_lose_what_it_is_late_by(late: int, name: str) -> None:
+    """Senders wait until it posts its first receive: their time is part of its finding, and of its blame."""
+    plan = build(name, 4, 8)
+
+    def report_of(late_by: Mapping[int, int]) -> Report:
+        run = run_on_paper(plan, lambda action: 2000 if action.kind is Kind.B else 1000, 20, late_by=late_by)
+        return analyse(Recording(Job(plan, 1, 4), run, host_events).traces()).report
+
+    report, clean = report_of({late: 12_000}), report_of({})
+    (finding,) = (finding for finding in report.findings if finding.evidence["cause"] != "structural")
+    assert (finding.evidence["reason"], finding.evidence["where"]) == ("late start", {"rank": late})
+    step, usual = report.steps[0], clean.steps[0]
+    assert finding.gain_ns == pytest.approx((step.span_ns or 0) - (usual.span_ns or 0), rel=0.05)
+    assert step.blame is not None
+    assert usual.blame is not None
+    added = step.blame.total_ns - usual.blame.total_ns
+    assert step.blame.by_rank[late] - usual.blame.by_rank[late] >= 0.95 * added
+    assert step.blame.by_kind["idle"] >= 0.95 * added

@@ -86,12 +86,18 @@ def comms_of(rows: Sequence[Row]) -> tuple[Slice, Any]:
 
 
 def moved_times(rows: Sequence[Row]) -> list[int]:
-    """Time at which each was moved: of those posted together one by the end, the others by the least of their link."""
+    """Time at which each was moved: of those posted together one by the end, the others by the least of their link.
+
+    Of the link, those whose sender came last count, if there are any.
+    """
     together = [row for row in rows if is_message(row) and row["posted_ns"] == row["start_ns"]]
 
     def likely(row: Row) -> int:
         link = [other for other in together if all(other[key] == row[key] for key in ("window", "peer", "kind"))]
-        least = min(other["transfer_end_ns"] - other["transfer_start_ns"] for other in link)
+        whole = [
+            other for other in link if (other["kind"] == "send") == (other["transfer_start_ns"] == other["start_ns"])
+        ]
+        least = min(other["transfer_end_ns"] - other["transfer_start_ns"] for other in whole or link)
         return int(min(row["transfer_start_ns"] + least, row["transfer_end_ns"]))
 
     def moved(row: Row) -> int:

@@ -22,6 +22,7 @@ from tests.analysis.explain.op_by_op import (
     WINDOWS,
     bound_ops,
     charged,
+    held_by_starts,
     hops_back,
     random_times,
     random_waits,
@@ -40,6 +41,18 @@ def test_each_op_is_bound_to_what_it_waited_for_last(first: int) -> None:
         for cell, bound in bound_ops(times).items():
             found = (bindings.row[cell], bindings.ready[cell], bindings.is_message[cell], bindings.moving[cell])
             assert found == tuple(bound), (seed, cell)
+
+
+def test_ranks_wait_for_those_that_have_run_nothing_yet() -> None:
+    num_held = 0
+    for seed in range(150):
+        times = random_times(random.Random(seed))
+        bindings, expected = bindings_of(times), np.zeros((2, *times.start.shape), dtype=np.int64)
+        for (step, row), entry in held_by_starts(times, bound_ops(times)).items():
+            expected[:, step, row] = entry
+        assert (bindings.held.tolist(), bindings.held_by.tolist()) == tuple(expected.tolist()), seed
+        num_held += int((bindings.held > 0).sum())
+    assert num_held > 4
 
 
 def test_times_before_a_limit_are_counted_in_their_own_step() -> None:

@@ -84,6 +84,13 @@ def test_a_rank_with_time_between_all_its_ops_is_named(tmp_path: Path, table: Pl
     assert everywhere.evidence["where"] == {}
 
 
+def test_a_pause_before_the_same_op_of_half_of_the_steps_is_a_pause(tmp_path: Path, table: PlanTable) -> None:
+    delays = delays_of(table)
+    delays[: STEPS // 2, 0, (table.rank == 2) & (table.position == 3)] = 4 * OP_NS
+    finding, _ = only_finding(tmp_path, table, delays=delays)
+    assert (finding.evidence["reason"], finding.evidence["where"]) == ("pauses", {"rank": 2 * DP})
+
+
 def test_steps_that_are_long_for_pauses_are_no_outliers_besides(tmp_path: Path, table: PlanTable) -> None:
     delays = delays_of(table)
     for step in range(STEPS):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from pptrace.analysis.message_graph import Messaging, make_graph
+from pptrace.analysis.stragglers import noise
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -82,3 +85,10 @@ def test_what_chance_explains_is_by_cause() -> None:
 def test_ops_that_take_no_time_cost_nothing_more_where_they_vary() -> None:
     table = build("1f1b", 2, 4).table
     assert noise_of([measured_costs(table, np.zeros((1, 1, len(table))))]).of_ordinary_ops == 0
+
+
+def test_ordinary_noise_costs_more_where_messages_hold_up_ranks() -> None:
+    plan = build("looped-bfs", 4, 8)
+    costs = measured_costs(plan.table, np.full((1, 1, len(plan.table)), 10_000), 20)
+    blocking = replace(costs, graph=make_graph(plan, Messaging.RENDEZVOUS))
+    assert noise._cost_of_ordinary(blocking) > 1.2 * noise._cost_of_ordinary(costs) > 0
