@@ -186,6 +186,11 @@ def study_run(
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
     warnings += warnings_of_costs(baseline.costs)
+    if baseline.other_messaging:
+        others = " or ".join(baseline.other_messaging)
+        warnings.append(
+            f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
+        )
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
@@ -273,7 +278,7 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
         if (change.schedule, plan_of(change, study.name, costs).num_chunks) != own
     ]
     changes += [(name, change) for change, name in _sizes(study)]
-    if costs.num_stages > 1:
+    if costs.transfer.any():
         changes.append(("links twice as fast", Change(link_speed=2.0)))
     if study.baseline.messaging is not Messaging.AHEAD:
         changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
@@ -307,7 +312,10 @@ def _sizes(study: Study) -> Iterator[tuple[Change, str]]:
         )
     if number % 2 == 0 and number > 1:
         changes.append(
-            (Change(microbatches=number // 2, microbatch_size=2.0), f"{number // 2} microbatches of twice the size")
+            (
+                Change(microbatches=number // 2, microbatch_size=2.0),
+                f"{counted(number // 2, 'microbatch', 'microbatches')} of twice the size",
+            )
         )
     if study.name in SCHEDULES:
         yield from (entry for entry in changes if _can_build(study, entry[0]))
