@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.paste import goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
-from pptrace.analysis.whatif.split import goes_round, paste_lines
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.schedule.plan import Plan
 

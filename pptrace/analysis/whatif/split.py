@@ -1,9 +1,8 @@
-"""The best division of the model's layers over its stages, by measured costs, and the options of frameworks for it."""
+"""The best division of the model's layers over its stages, by measured costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import numpy.typing as npt
 from pptrace.analysis.whatif.layer_memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
-from pptrace.schedule.plan import Plan
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
@@ -100,41 +98,3 @@ def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray
     of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1) / layers.sum()
     loads = of_stages @ (placement[:, np.newaxis] == np.arange(placement.max() + 1))
     return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)
-
-
-def paste_lines(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> str:
-    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
-    return "; ".join(
-        f"{framework}: {option}" if framework != PPTRACE else option
-        for framework, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
-    )
-
-
-PPTRACE = "pptrace"
-"""The name of this project's runtime among the frameworks."""
-
-
-def goes_round(plan: Plan) -> bool:
-    """Return whether the stages of the model follow the ranks round and round, rather than there and back on a V."""
-    return all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
-
-
-def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
-    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone."""
-    layout = "|".join(
-        f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
-        for stage, count in enumerate(split)
-    )
-    points = ",".join(f"layers.{index}" for index in list(accumulate(split))[:-1])
-    inner = set(split[1:-1])
-    ends = (
-        f" or --decoder-first-pipeline-num-layers {split[0]} --decoder-last-pipeline-num-layers {split[-1]}"
-        if len(inner) == 1 and not has_chunks
-        else ""
-    )
-    megatron = ("Megatron-LM", f'--pipeline-model-parallel-layout "{layout}"{ends}')
-    return [
-        (PPTRACE, f"--split {','.join(map(str, split))}"),
-        *([megatron] if goes_round else []),
-        ("torchtitan", f"split points {points}"),
-    ]

@@ -21,6 +21,7 @@ from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
+from pptrace.analysis.whatif.paste import options_of
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
@@ -97,6 +98,7 @@ class Study:
             note="; ".join(notes_of(change, plan, self.costs)),
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
+            paste=options_of(change, change.schedule or self.name, plan, self.costs, self.sequences),
         )
 
     def _peak(self, change: Change, plan: Plan) -> int | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
-from pptrace.analysis.whatif.split import _improved, _partition, best_split, layer_costs, paste_lines
+from pptrace.analysis.whatif.split import _improved, _partition, best_split, layer_costs
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -132,14 +132,3 @@ def test_the_ends_keep_what_their_layers_do_not_cost() -> None:
     layers, (embedding, head) = layer_costs(typical, (4, 4, 4, 4))
     assert layers.tolist() == [6.0] * 16
     assert (embedding, head) == (8.0, 6.0)
-
-
-def test_a_split_is_written_as_frameworks_take_it() -> None:
-    text = paste_lines((3, 4, 4, 1))
-    assert "--split 3,4,4,1;" in text
-    assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in text
-    assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in text
-    assert "layers.3,layers.7,layers.11" in text
-    assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
-    assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)
-    assert "Megatron" not in paste_lines((3, 4, 4, 1), has_chunks=True, goes_round=False)
