@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ from pptrace.analysis.whatif.stage_map import Floats, end_shares
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
+_MOST_TRIED = 50_000
+"""Splits over ranks with several stages that are all tried."""
 _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
@@ -31,7 +35,7 @@ def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int
     layers, ends = layer_costs(costs.typical(), costs.layers)
     if plan.num_chunks > 1:
         layers[[0, -1]] += ends
-        return _improved(layers, np.array(plan.placement), costs.layers)
+        return _of_chunks(layers, np.array(plan.placement), costs.layers)
     return _partition(layers, ends, len(costs.layers), limit)
 
 
@@ -75,6 +79,21 @@ def _partition(
     for stage in range(num_stages, 0, -1):
         bounds.append(int(cut[stage, bounds[-1]]))
     return tuple(int(count) for count in -np.diff(bounds)[::-1])
+
+
+def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Sequence[int]) -> tuple[int, ...]:
+    """The best split over ranks with several stages; the measured one where none is better."""
+    num_layers, num_stages = len(layers), len(measured)
+    if comb(num_layers - 1, num_stages - 1) <= _MOST_TRIED:
+        cuts = np.array(list(combinations(range(1, num_layers), num_stages - 1)))
+        tried = np.diff(np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_layers))), axis=1)
+    else:
+        share, rest = divmod(num_layers, num_stages)
+        even = [share + (stage < rest) for stage in range(num_stages)]
+        tried = np.array([_improved(layers, placement, start) for start in (measured, even)])
+    tried = np.concatenate(([measured], tried))
+    best = np.lexsort(_score(tried, layers, placement)[::-1])[0]  # of equal ones the first
+    return tuple(tried[best].tolist())
 
 
 def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:
