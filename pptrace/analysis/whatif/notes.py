@@ -34,10 +34,10 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "ops are taken to cost in proportion to the size of a microbatch"
     if (work := change.work(costs.plan)) != 1:
         yield f"a step does {work:g} times the work; the gain is for the same work"
-    if any(action.parts for actions in plan.ranks for action in actions) and not any(
-        action.parts for actions in costs.plan.ranks for action in actions
-    ):
+    if _has_pairs(plan) and not _has_pairs(costs.plan):
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
+    if _has_pairs(costs.plan) and not _has_pairs(plan):
+        yield "each half of an overlapped pair is taken to have the part of it that ops of its stage have elsewhere"
     does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
@@ -49,6 +49,10 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "messages on links that the run did not use are taken to take what its messages usually do"
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+
+
+def _has_pairs(plan: Plan) -> bool:
+    return any(action.parts for actions in plan.ranks for action in actions)
 
 
 def _of_scaled_messages(costs: StageCosts) -> str:

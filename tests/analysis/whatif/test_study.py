@@ -257,6 +257,12 @@ def test_overlapped_pairs_of_the_run_itself_need_no_assumption() -> None:
     assert "overlapped pair" not in study.scenario(Change(microbatches=16), "").note
 
 
+def test_what_is_assumed_of_the_halves_of_measured_pairs_is_noted() -> None:
+    study = study_of(costs_of("dualpipe-v", 2, 4), "dualpipe-v")
+    assert "each half of an overlapped pair" in study.scenario(Change(schedule="zbv"), "").note
+    assert "each half of an overlapped pair" not in study.scenario(Change(link_speed=2.0), "").note
+
+
 def test_the_interval_of_five_steps_is_from_the_shortest_to_the_longest() -> None:
     """The median of five draws from five is the least of them in 5.8 % of cases: P(3 or more of 5 draws) at 1 in 5."""
     costs = costs_of(scales=(14, 10, 12, 11, 13))
