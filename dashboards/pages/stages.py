@@ -12,7 +12,7 @@ from dashboards.parts import chart, data_table, empty, guarded, no_steps, waitin
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.result import Report
-from pptrace.analysis.whatif.split import goes_round, paste_options
+from pptrace.analysis.whatif.paste import goes_round, paste_options
 from pptrace.api.whatif import Wishes
 from pptrace.report.charts.stages import stages_chart
 from pptrace.report.tables.stages import stages_table

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALL = "all"
-_MOST_TIMES = 1e6
+_LEAST_TIMES, _MOST_TIMES = 1e-6, 1e6
 _MOST_BYTES = 1 << 26
 
 
@@ -92,7 +92,7 @@ def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) ->
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
     study = study_of(analysis, wishes)
-    changes = list(_changes(study, wishes)) if wishes else all_changes(study)
+    changes = list(dict(_changes(study, wishes)).items()) if wishes else all_changes(study)
     predictions = Predictions(study, changes, answer(study, changes))
     return verified(analysis, predictions, most=None if wishes else 1) if verify else predictions
 
@@ -203,6 +203,8 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
             require_number(option, value, "times today's", _MOST_TIMES)
             if value <= 0:
                 raise UsageError(f"{option} is {value:g}; expected more than 0")
+            if value < _LEAST_TIMES:
+                raise UsageError(f"{option} is {value:g}; expected at least {_LEAST_TIMES:g}")
     size = wishes.microbatch_size
     if size is not None and study.sequences is not None and not (study.sequences * size).is_integer():
         raise UsageError(

@@ -30,12 +30,10 @@ def headline(result: WhatIf) -> str:
     fitting = [one for one in result.scenarios if not one.over_limit_bytes]
     if not fitting and len(result.scenarios) > 1:
         return "Nothing that was tried fits into --memory-limit"
-    choices = [one for one in fitting if one.is_choice] or fitting or list(result.scenarios)
-    sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
-    best = sure or next(iter(choices), None)
-    if best is None or best.gain_ns <= 0:
+    best = _best(result)
+    if best is None:
         return "Nothing that was tried is faster than the run as it was"
-    doubts = "" if sure else ", but the interval includes no gain"
+    doubts = "" if best.high_ns < best.same_work_ns else ", but the interval includes no gain"
     if best.over_limit_bytes:
         doubts += f"; it needs {units.num_bytes(best.over_limit_bytes)} more than --memory-limit"
     what = "the step" if best.same_work_ns == result.measured_span_ns else "what the same work takes"
@@ -43,6 +41,23 @@ def headline(result: WhatIf) -> str:
         f"{best.name} would take {best.gain_share:.1%} off {what}: {_span(best)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}{doubts}"
     )
+
+
+def _best(result: WhatIf) -> Scenario | None:
+    """The scenario that the headline names; None where none gains anything."""
+    fitting = [one for one in result.scenarios if not one.over_limit_bytes]
+    choices = [one for one in fitting if one.is_choice] or fitting or list(result.scenarios)
+    sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
+    best = sure or next(iter(choices), None)
+    return None if best is None or best.gain_ns <= 0 else best
+
+
+def _to_paste(result: WhatIf) -> list[str]:
+    """The options that make the change that the headline names, a line for each framework; none that its notes have."""
+    best = _best(result)
+    if best is None:
+        return []
+    return [f"to paste, {where}: {options}" for where, options in best.paste.items() if options not in best.note]
 
 
 def replay_line(result: WhatIf) -> str:
@@ -74,6 +89,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         verified = [units.milliseconds(one.verified_span_ns) for one in shown]
         rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
     below = [f"[{number}] {note}" for note, number in notes.items()]
+    below += _to_paste(result)
     below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []

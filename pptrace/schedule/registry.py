@@ -38,7 +38,8 @@ class Schedule:
     ``searches``: the builder reads costs and a memory limit. ``takes_any_chunks``: any v from 2, not its default alone.
     ``bidirectional``: half of the microbatches enter at each end. ``always_labelled``: no runtime runs it whose traces lack
     labels. ``only_if_m_is_p``, ``only_groups_of_p``: no runtime whose traces lack labels runs it with another
-    number of microbatches than ranks, or with a last group of fewer microbatches than ranks.
+    number of microbatches than ranks, or with a last group of fewer microbatches than ranks. ``torch_name``: that of
+    torch.distributed.pipelining, "" where it has no such schedule.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Schedule:
     always_labelled: bool = False
     only_if_m_is_p: bool = False
     only_groups_of_p: bool = False
+    torch_name: str = ""
 
     @property
     def bubble_text(self) -> str:
@@ -118,6 +120,7 @@ SCHEDULES: dict[str, Schedule] = {
             "GPipe, arXiv 1811.06965",
             gpipe.build,
             same_order_on_every_rank=True,
+            torch_name="GPipe",
         ),
         Schedule(
             one_f_one_b.NAME,
@@ -126,6 +129,7 @@ SCHEDULES: dict[str, Schedule] = {
             "min(p−r, m)",
             "Megatron-LM, arXiv 2104.04473",
             one_f_one_b.build,
+            torch_name="1F1B",
         ),
         Schedule(
             interleaved.NAME,
@@ -138,6 +142,7 @@ SCHEDULES: dict[str, Schedule] = {
             takes_any_chunks=True,
             takes_group_size=True,
             only_groups_of_p=True,
+            torch_name="Interleaved1F1B",
         ),
         Schedule(
             looped_bfs.NAME,
@@ -150,6 +155,7 @@ SCHEDULES: dict[str, Schedule] = {
             takes_any_chunks=True,
             same_order_on_every_rank=True,
             always_labelled=True,
+            torch_name="LoopedBFS",
         ),
         Schedule(
             eager.NAME,
@@ -195,6 +201,7 @@ SCHEDULES: dict[str, Schedule] = {
             default_chunks=2,
             takes_any_chunks=True,
             takes_group_size=True,
+            torch_name="InterleavedZeroBubble",
         ),
         Schedule(
             zbv.NAME,
@@ -205,6 +212,7 @@ SCHEDULES: dict[str, Schedule] = {
             zbv.build,
             "within a rank if f = i = w",
             default_chunks=2,
+            torch_name="ZBVZeroBubble",
         ),
         Schedule(
             controllable.HALF,
@@ -235,6 +243,7 @@ SCHEDULES: dict[str, Schedule] = {
             dualpipe_v.build,
             "if f = i",
             default_chunks=2,
+            torch_name="DualPipeV",
         ),
         Schedule(
             dualpipe.NAME,

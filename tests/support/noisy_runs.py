@@ -26,7 +26,8 @@ _KINDS = {kind.code: str(kind) for kind in Kind}
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Deviation of ops as shares of their length: ``ops`` of each by itself, ``steps`` of whole steps, which follow one another
-    with ``correlation``; ``long_ops`` of them take three times as long, and the first steps are slower by ``warm_up``.
+    with ``correlation``; ``long_ops`` of them take three times as long, the first steps are slower by ``warm_up``, and steps get
+    longer by ``drift`` from the first to the last, or shorter, as chance has it.
     """
 
     ops: float = 0.03
@@ -34,6 +35,7 @@ class Noise:
     correlation: float = 0.0
     long_ops: float = 0.0
     warm_up: float = 0.0
+    drift: float = 0.0
 
     def factors(self, num_steps: int, num_ops: int, rng: np.random.Generator) -> Factors:
         """The length of each op over its usual one, shape (steps, ops)."""
@@ -41,6 +43,8 @@ class Noise:
         factors *= (1 + self.steps * _series(num_steps, self.correlation, rng))[:, np.newaxis]
         factors *= np.where(rng.random(factors.shape) < self.long_ops, 3.0, 1.0)
         factors *= 1 + self.warm_up * np.exp(-np.arange(num_steps))[:, np.newaxis]
+        if self.drift:
+            factors *= (1 + self.drift * rng.choice((-1, 1)) * np.linspace(-0.5, 0.5, num_steps))[:, np.newaxis]
         return np.maximum(factors, 0.1)
 
 

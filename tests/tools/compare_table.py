@@ -38,6 +38,8 @@ NOISES: Mapping[str, Noise] = {
     "each op by itself, 5 %": Noise(ops=0.05),
     "ops 3 %, and steps 1 % with correlation 0.5": Noise(steps=0.01, correlation=0.5),
     "ops 3 %, and steps 1 % with correlation 0.7": Noise(steps=0.01, correlation=0.7),
+    "ops 3 %, and steps 0.5 % with correlation 0.9": Noise(steps=0.005, correlation=0.9),
+    "ops 3 %, and steps that drift by 2 %": Noise(drift=0.02),
     "ops 3 %, one op in 500 takes three times as long": Noise(long_ops=0.002),
     "ops 3 %, and the first steps are up to 50 % slower": Noise(warm_up=0.5),
 }

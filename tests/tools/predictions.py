@@ -246,9 +246,7 @@ def main() -> int:
         "## The advised split, with layers that sleep",
         "",
         *table_of_gains(splits),
-        "## Ops that compute on shared cores",
-        "",
-        *table(computing),
+        *([] if options.sleeping else ["## Ops that compute on shared cores", "", *table(computing)]),
     ]
     text = "\n".join(lines)
     print(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,8 +61,17 @@ class Baseline:
 
         Where several come about as close, it is the first of them: many runs look the same with any, and others would not.
         """
+        return self._as_close[0]
+
+    @property
+    def other_messaging(self) -> tuple[Messaging, ...]:
+        """Ways that explain the steps about as well as that which is taken: with another schedule they may differ."""
+        return self._as_close[1:] if self.costs.transfer.any() else ()
+
+    @cached_property
+    def _as_close(self) -> tuple[Messaging, ...]:
         errors = {messaging: self._error_of(replayed) for messaging, replayed in self._replays.items()}
-        return next(messaging for messaging in errors if errors[messaging] <= min(errors.values()) + _AS_CLOSE)
+        return tuple(messaging for messaging in errors if errors[messaging] <= min(errors.values()) + _AS_CLOSE)
 
     @cached_property
     def _replays(self) -> dict[Messaging, Replayed]:
@@ -131,7 +140,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     costs, target = target_of(baseline, change, plan)
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
-    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed)]
+    others = () if change.prefetch is not None else baseline.other_messaging
+    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others)]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(typical(replayed.spans) * factor)
     return Prediction(
@@ -174,20 +184,26 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
     return float(low), float(high)
 
 
-def _variants(costs: StageCosts, target: Target, replayed: Replayed) -> Iterator[tuple[StageCosts, Target, Replayed]]:
+def _variants(
+    costs: StageCosts, target: Target, replayed: Replayed, others: Iterable[Messaging] = ()
+) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
-    costs and how late it begins whatever it does, where ops do more or less than the measured ones; and that messages are all
-    latency, where that is not known and would change the step.
+    costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
+    latency, where that is not known and would change the step; and the other ways in which the run may send and receive.
     """
     yield costs, target, replayed
+    for messaging in others:
+        with suppress(ScheduleError):  # the plan cannot run to its end so
+            other = replace(target, messaging=messaging)
+            yield costs, other, replay(costs, other)
     shares = () if costs.splits_backward or not target.plan.splits_backward else _WEIGHT_SHARES
-    others = [(with_weight_share(costs, share), target) for share in shares]
+    assumed = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
-        others.append((costs, replace(target, fixed=_MOST_FIXED)))
-        others += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
+        assumed.append((costs, replace(target, fixed=_MOST_FIXED)))
+        assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
-        others.append((costs, replace(target, latency_share=1.0)))
-    yield from ((*other, replay(*other)) for other in others)
+        assumed.append((costs, replace(target, latency_share=1.0)))
+    yield from ((*variant, replay(*variant)) for variant in assumed)
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -14,6 +15,7 @@ class Scenario:
     of activations of one chunk and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
     ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
+    ``paste`` has the options that make the change, by framework; {} where none do.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Scenario:
     microbatch_size: float = 1.0
     over_limit_bytes: int | None = None
     on_pareto_front: bool = False
+    paste: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_choice(self) -> bool:

@@ -1,9 +1,10 @@
-"""The best division of the model's layers over its stages, by measured costs, and the options of frameworks for it."""
+"""The best division of the model's layers over its stages, by measured costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import combinations
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,11 @@ import numpy.typing as npt
 from pptrace.analysis.whatif.layer_memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
-from pptrace.schedule.plan import Plan
 
 _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
+_MOST_TRIED = 50_000
+"""Splits over ranks with several stages that are all tried."""
 _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
@@ -33,7 +35,7 @@ def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int
     layers, ends = layer_costs(costs.typical(), costs.layers)
     if plan.num_chunks > 1:
         layers[[0, -1]] += ends
-        return _improved(layers, np.array(plan.placement), costs.layers)
+        return _of_chunks(layers, np.array(plan.placement), costs.layers)
     return _partition(layers, ends, len(costs.layers), limit)
 
 
@@ -79,6 +81,21 @@ def _partition(
     return tuple(int(count) for count in -np.diff(bounds)[::-1])
 
 
+def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Sequence[int]) -> tuple[int, ...]:
+    """The best split over ranks with several stages; the measured one where none is better."""
+    num_layers, num_stages = len(layers), len(measured)
+    if comb(num_layers - 1, num_stages - 1) <= _MOST_TRIED:
+        cuts = np.array(list(combinations(range(1, num_layers), num_stages - 1)))
+        tried = np.diff(np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_layers))), axis=1)
+    else:
+        share, rest = divmod(num_layers, num_stages)
+        even = [share + (stage < rest) for stage in range(num_stages)]
+        tried = np.array([_improved(layers, placement, start) for start in (measured, even)])
+    tried = np.concatenate(([measured], tried))
+    best = np.lexsort(_score(tried, layers, placement)[::-1])[0]  # of equal ones the first
+    return tuple(tried[best].tolist())
+
+
 def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:
     """Move one layer after the other between stages while the heaviest rank, or else a sum of squares, gets less."""
     moves = np.eye(len(split), dtype=np.int64)[:, np.newaxis] - np.eye(len(split), dtype=np.int64)
@@ -100,41 +117,3 @@ def _score(splits: npt.NDArray[np.int64], layers: Floats, placement: npt.NDArray
     of_stages = np.diff(np.concatenate(([0.0], np.cumsum(layers)))[bounds], axis=1) / layers.sum()
     loads = of_stages @ (placement[:, np.newaxis] == np.arange(placement.max() + 1))
     return np.round([loads.max(axis=1), (loads**2).sum(axis=1), (of_stages**2).sum(axis=1)], _DIGITS)
-
-
-def paste_lines(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> str:
-    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
-    return "; ".join(
-        f"{framework}: {option}" if framework != PPTRACE else option
-        for framework, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
-    )
-
-
-PPTRACE = "pptrace"
-"""The name of this project's runtime among the frameworks."""
-
-
-def goes_round(plan: Plan) -> bool:
-    """Return whether the stages of the model follow the ranks round and round, rather than there and back on a V."""
-    return all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
-
-
-def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
-    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone."""
-    layout = "|".join(
-        f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
-        for stage, count in enumerate(split)
-    )
-    points = ",".join(f"layers.{index}" for index in list(accumulate(split))[:-1])
-    inner = set(split[1:-1])
-    ends = (
-        f" or --decoder-first-pipeline-num-layers {split[0]} --decoder-last-pipeline-num-layers {split[-1]}"
-        if len(inner) == 1 and not has_chunks
-        else ""
-    )
-    megatron = ("Megatron-LM", f'--pipeline-model-parallel-layout "{layout}"{ends}')
-    return [
-        (PPTRACE, f"--split {','.join(map(str, split))}"),
-        *([megatron] if goes_round else []),
-        ("torchtitan", f"split points {points}"),
-    ]

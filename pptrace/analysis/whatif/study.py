@@ -21,6 +21,7 @@ from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
+from pptrace.analysis.whatif.paste import options_of
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
@@ -97,6 +98,7 @@ class Study:
             note="; ".join(notes_of(change, plan, self.costs)),
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
+            paste=options_of(change, change.schedule or self.name, plan, self.costs, self.sequences),
         )
 
     def _peak(self, change: Change, plan: Plan) -> int | None:
@@ -186,6 +188,11 @@ def study_run(
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
     warnings += warnings_of_costs(baseline.costs)
+    if baseline.other_messaging:
+        others = " or ".join(baseline.other_messaging)
+        warnings.append(
+            f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
+        )
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
@@ -273,7 +280,7 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
         if (change.schedule, plan_of(change, study.name, costs).num_chunks) != own
     ]
     changes += [(name, change) for change, name in _sizes(study)]
-    if costs.num_stages > 1:
+    if costs.transfer.any():
         changes.append(("links twice as fast", Change(link_speed=2.0)))
     if study.baseline.messaging is not Messaging.AHEAD:
         changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
@@ -307,7 +314,10 @@ def _sizes(study: Study) -> Iterator[tuple[Change, str]]:
         )
     if number % 2 == 0 and number > 1:
         changes.append(
-            (Change(microbatches=number // 2, microbatch_size=2.0), f"{number // 2} microbatches of twice the size")
+            (
+                Change(microbatches=number // 2, microbatch_size=2.0),
+                f"{counted(number // 2, 'microbatch', 'microbatches')} of twice the size",
+            )
         )
     if study.name in SCHEDULES:
         yield from (entry for entry in changes if _can_build(study, entry[0]))

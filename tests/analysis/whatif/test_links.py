@@ -95,3 +95,17 @@ def test_latencies_of_another_run_count_where_this_one_has_none(measured: Analys
 def test_a_run_whose_links_have_no_latency_is_refused_with_the_reason(measured: Analysis) -> None:
     with pytest.raises(PptraceError, match=r"--links: no latency could be fitted .*: all messages have 4096 bytes"):
         predict_changes(measured, Wishes(link_speed=2.0, links=measured.report.links))
+
+
+def test_where_two_ways_of_messages_explain_a_run_the_interval_has_both() -> None:
+    """All forwards first looks the same whether sends wait for their receives or not; forwards and backwards by turns do not."""
+    source, target = build("looped-bfs", 2, 4), build("interleaved-1f1b", 2, 4)
+    chunk = {"F": 50_000, "B": 100_000}
+    measured = analyse(record(source, lambda action: chunk[action.kind], 20_000, steps=5).traces())
+    begin, end = run_on_paper(target, lambda action: chunk[action.kind], 20_000).window
+    result = predict_changes(measured, Wishes(schedules=("interleaved-1f1b",))).result
+    scenario = result.scenarios[0]
+    assert result.replay_error == 0
+    assert scenario.span_ns < 0.95 * (end - begin)
+    assert scenario.low_ns <= end - begin <= scenario.high_ns
+    assert "its steps do not tell" in result.warnings[-1]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
-from pptrace.analysis.whatif.split import _improved, _partition, best_split, layer_costs, paste_lines
+from pptrace.analysis.whatif.split import _improved, _of_chunks, _partition, best_split, layer_costs
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -87,6 +87,29 @@ def test_layers_that_cost_alike_are_shared_out_over_chunks_as_well_as_they_can_b
         assert heaviest(_improved(layers, np.array(placement), start)) == least
 
 
+@pytest.mark.parametrize("seed", [7, 8, 10, 11])
+def test_over_chunks_no_split_of_twelve_layers_has_a_lighter_heaviest_rank(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layers, placement = rng.integers(50, 300, 12).astype(np.float64), [[0, 1, 1, 0], [0, 1, 0, 1]][seed in (8, 11)]
+    splits = all_splits(12, 4)
+
+    def heaviest(split: Sequence[int]) -> float:
+        return float(np.bincount(placement, loads_of(split, layers)).max())
+
+    found = _of_chunks(layers, np.array(placement), splits[(20 * seed) % len(splits)])
+    assert heaviest(found) == min(map(heaviest, splits))
+    assert _of_chunks(layers, np.array(placement), found) == found
+
+
+def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pptrace.analysis.whatif.split._MOST_TRIED", 0)
+    layers, placement = np.ones(12), np.array([0, 1, 0, 1])
+    found = _of_chunks(layers, placement, (9, 1, 1, 1))
+    assert np.bincount(placement, loads_of(found, layers)).tolist() == [6, 6]
+
+
 def test_where_one_rank_is_heaviest_anyhow_the_others_share_the_rest_evenly() -> None:
     layers, placement = np.ones(12), [0, 1, 2, 0, 1, 2]
     layers[-1] += 20
@@ -132,14 +155,3 @@ def test_the_ends_keep_what_their_layers_do_not_cost() -> None:
     layers, (embedding, head) = layer_costs(typical, (4, 4, 4, 4))
     assert layers.tolist() == [6.0] * 16
     assert (embedding, head) == (8.0, 6.0)
-
-
-def test_a_split_is_written_as_frameworks_take_it() -> None:
-    text = paste_lines((3, 4, 4, 1))
-    assert "--split 3,4,4,1;" in text
-    assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in text
-    assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in text
-    assert "layers.3,layers.7,layers.11" in text
-    assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
-    assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)
-    assert "Megatron" not in paste_lines((3, 4, 4, 1), has_chunks=True, goes_round=False)

@@ -133,8 +133,21 @@ def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
     assert "no message between stages is known" in result.warnings[0]
 
 
+def test_short_messages_that_no_trace_tells_are_warned_of_and_no_faster_links_tried(tmp_path: Path) -> None:
+    analysis = analysed(build("1f1b", 4, 8), replace(COSTS, p2p_latency_ns=MS // 2), tmp_path)  # 1.6 % of what ops take
+    result = predict_changes(analysis, Wishes()).result
+    assert "no message between stages is known" in result.warnings[0]
+    assert "links twice as fast" not in {one.name for one in result.scenarios}
+    assert not any("whole time of a message" in one.note for one in result.scenarios)
+
+
 def test_a_run_whose_ops_are_not_late_needs_no_messages(one_f_one_b: Analysis) -> None:
     assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.warnings == ()
+
+
+def test_a_schedule_that_is_named_twice_is_predicted_once(one_f_one_b: Analysis) -> None:
+    names = [one.name for one in predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "gpipe"))).result.scenarios]
+    assert names == ["gpipe"]
 
 
 def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis) -> None:
@@ -246,6 +259,8 @@ def test_few_steps_are_said_and_have_an_interval(tmp_path: Path) -> None:
         (Wishes(placement=(0, 1, 2, 2)), "expected each of 0 to 3 once"),
         (Wishes(microbatches=0), "--microbatches is 0; expected at least 1"),
         (Wishes(link_speed=0.0), "--link-speed is 0; expected more than 0"),
+        (Wishes(link_speed=1e-308), "--link-speed is 1e-308; expected at least 1e-06"),
+        (Wishes(microbatch_size=1e-7), "--microbatch-size is 1e-07; expected at least 1e-06"),
         (Wishes(schedules=("zbv",), chunks=3), "zbv: 3 chunks per rank"),
     ],
 )

@@ -1,0 +1,101 @@
+"""Options of frameworks that make a change."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.ideals import parse_ideal
+from pptrace.analysis.whatif.paste import MEGATRON, PPTRACE, TORCHTITAN, megatron_layout, options_of, paste_lines
+from pptrace.analysis.whatif.stage_costs import StageCosts
+from pptrace.schedule.registry import SCHEDULES
+from tests.analysis.whatif.test_study import costs_of
+
+LAYERS = (3, 2, 2, 1)
+
+
+def options(change: Change, costs: StageCosts | None = None, sequences: int | None = 2) -> dict[str, str]:
+    costs = costs or costs_of(layers=LAYERS)
+    return dict(options_of(change, change.schedule or "1f1b", plan_of(change, "1f1b", costs), costs, sequences))
+
+
+def test_a_split_is_written_as_frameworks_take_it() -> None:
+    text = paste_lines((3, 4, 4, 1))
+    assert "--split 3,4,4,1;" in text
+    assert '--pipeline-model-parallel-layout "Et*3|t*4|t*4|tL"' in text
+    assert "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 1" in text
+    assert "layers.3,layers.7,layers.11" in text
+    assert "--decoder-first" not in paste_lines((3, 4, 5, 1))
+    assert "--decoder-first" not in paste_lines((3, 4, 4, 1), has_chunks=True)
+    assert "Megatron" not in paste_lines((3, 4, 4, 1), has_chunks=True, goes_round=False)
+
+
+@pytest.mark.parametrize("split", [(3, 4, 4, 1), (1, 2, 10, 12), (1, 1, 1, 2, 2, 2, 3, 3)])
+def test_megatron_reads_the_layout_as_the_split(split: tuple[int, ...]) -> None:
+    layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    text = megatron_layout(split, has_chunks=len(split) > 4).split('"')[1]
+    stages = [[layer.name for layer in stage] for stage in layouts.PipelineParallelLayerLayout.parse_str_to_list(text)]
+    assert [stage.count("decoder") for stage in stages] == list(split)
+    assert stages[0][0] == "embedding"
+    assert stages[-1][-1] == "loss"
+
+
+def test_a_schedule_with_chunks_has_its_even_split() -> None:
+    assert options(Change(schedule="interleaved-1f1b")) == {
+        PPTRACE: "--schedule interleaved-1f1b --chunks 2 --split 1,1,1,1,1,1,1,1",
+        MEGATRON: '--pipeline-model-parallel-layout "Et|t|t|t|t|t|t|tL"',
+        TORCHTITAN: "--parallelism.pipeline_parallel_schedule Interleaved1F1B; split points "
+        "layers.1,layers.2,layers.3,layers.4,layers.5,layers.6,layers.7",
+    }
+    assert options(Change(schedule="interleaved-1f1b"), costs_of()) == {
+        PPTRACE: "--schedule interleaved-1f1b --chunks 2",
+        MEGATRON: "--num-virtual-stages-per-pipeline-rank 2",
+        TORCHTITAN: "--parallelism.pipeline_parallel_schedule Interleaved1F1B",
+    }
+
+
+def test_frameworks_without_a_schedule_are_left_out() -> None:
+    assert options(Change(schedule="zb-h1")) == {PPTRACE: "--schedule zb-h1"}
+    assert options(Change(schedule="gpipe")) == {
+        PPTRACE: "--schedule gpipe",
+        TORCHTITAN: "--parallelism.pipeline_parallel_schedule GPipe",
+    }
+
+
+def test_microbatches_of_another_size_are_in_sequences() -> None:
+    assert options(Change(microbatches=16, microbatch_size=0.5)) == {
+        PPTRACE: "--microbatches 16 --microbatch-size 1",
+        MEGATRON: "--micro-batch-size 1",
+        TORCHTITAN: "--parallelism.pipeline_parallel_microbatch_size 1",
+    }
+    assert options(Change(microbatches=16, microbatch_size=0.5), sequences=None) == {}
+
+
+def test_more_work_and_earlier_receives_are_options_of_the_runtime_alone() -> None:
+    assert options(Change(microbatches=16)) == {PPTRACE: "--microbatches 16"}
+    assert options(Change(prefetch=2)) == {PPTRACE: "--prefetch 2"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(link_speed=2.0),
+        Change(ideals=(parse_ideal("jitter"),)),
+        Change(placement=(3, 2, 1, 0)),
+        Change(schedule="zb-auto"),
+    ],
+)
+def test_no_option_makes_links_faster_or_ops_ideal_or_knows_what_was_searched_for(change: Change) -> None:
+    assert options(change) == {}
+
+
+def test_torch_has_the_schedules_that_are_named_as_its_own() -> None:
+    named = {name: entry.torch_name for name, entry in SCHEDULES.items() if entry.torch_name}
+    assert len(named) == 7
+    for name, torch_name in named.items():
+        words = get_schedule_class(torch_name).__name__.lower()
+        assert name.replace("-", "") in words.replace("zerobubble", "zb") or (name, torch_name) == (
+            "zbv",
+            "ZBVZeroBubble",
+        )
