@@ -86,6 +86,7 @@
         this.goToStep(first);
       } else if (!this.t1) this.goToStep(this.step);
       else this.tellStep();
+      if (this.about.steps.length && !this.about.hasPipeline) this.say("No pipeline in these traces: what each rank computed and communicated is drawn.");
       this.isReady = true;
       this.isRestoring = true;
       this.updateTools();
@@ -884,7 +885,7 @@
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
       this.groupButton.textContent = `By ${this.order}`;
-      this.groupButton.hidden = this.about.orders.stage.every(([, ranks]) => ranks.length === 1); // a single pipeline
+      this.groupButton.hidden = this.about.ranks.length <= 16 && this.about.orders.pipeline.length === 1;
     }
 
     fillChanges() {

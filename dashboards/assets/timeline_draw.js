@@ -708,7 +708,7 @@
   };
 
   const stageText = (stages) => {
-    const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]}, ${stages[1]} … ${stages[stages.length - 1]}`;
+    const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]} … ${stages[stages.length - 1]}`;
     return `${stages.length > 1 ? "stages" : "stage"} ${names}`;
   };
 

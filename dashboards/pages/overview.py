@@ -111,6 +111,9 @@ def _tiles(step: StepReport, report: Report) -> Node:
 
 
 def _bars(step: StepReport) -> Node:
+    if not any(rank.compute_ns or rank.exposed_comm_ns or rank.bubble_ns for rank in step.ranks):
+        reason = "Not known for this step: the traces have neither compute nor communication of both sides. The warnings say why."
+        return panel("What each rank did", html.P(reason, className="empty", id="rank-bars"))
     picture = html.Div(still_picture(overview(step), "rank-bars"), className="picture-box")
     return with_files(panel("What each rank did", picture, note="share of the step"), picture_files("rank-bars"))
 
