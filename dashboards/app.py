@@ -18,6 +18,7 @@ from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
+from pptrace.report.tables import warning_lines
 from pptrace.report.units import counted, milliseconds
 
 _PAGES = (
@@ -180,6 +181,7 @@ def _facts(loaded: Loaded) -> list[Node]:
         fact("ranks", ranks),
         fact("clock", *_clock(report)),
         fact("read", counted(len(report.inputs), "trace"), "\n".join(item.path for item in report.inputs)),
+        fact("quality", *_quality(report)),
         *_run_facts(loaded),
     ]
 
@@ -198,6 +200,12 @@ def _clock(report: Report) -> tuple[str, str]:
     uncertainty = report.clock.uncertainty_ns
     text = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
     return f"{method}{text}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
+
+
+def _quality(report: Report) -> tuple[str, str]:
+    """How much the traces lack: the number of warnings, and all of them."""
+    lines = warning_lines(report)
+    return (counted(len(lines), "warning"), "\n".join(lines)) if lines else ("complete", "nothing that a figure needs is missing")
 
 
 def _run_facts(loaded: Loaded) -> list[Node]:

@@ -15,16 +15,17 @@ from dashboards.store import Store
 from dashboards.tiles.bars import Place, aligned_at, bar_at
 from dashboards.tiles.changed import CHANGED
 from dashboards.tiles.cut import NUM_BUCKETS, Range
-from dashboards.tiles.details import details
+from dashboards.tiles.details import OP_NAMES, details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
 from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, COMMS, OP_CLASSES, OPS, TABLES
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, Timeline
+from dashboards.tiles.unlabelled import COMPUTE as UNLABELLED
 from dashboards.wishes import address_of, wishes_of
 from pptrace.errors import PptraceError
-from pptrace.report.colours import COMMUNICATION, KIND_COLOURS, KIND_NAMES, MEMORY, OTHER, PART_COLOURS, ink, shade
+from pptrace.report.colours import COMMUNICATION, COMPUTE, KIND_COLOURS, MEMORY, OTHER, PART_COLOURS, ink, shade
 from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.schedule.registry import SCHEDULES
 
@@ -155,7 +156,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
     why_not = answers.why_no_prediction()
     layout, tables = timeline.layout, timeline.measured.tables
     spans: dict[int, tuple[int, int]] = {}
-    for window in timeline.windows:
+    for window in timeline.windows or timeline.report.steps:  # without a pipeline each rank's window is its own
         low, high = spans.get(window.step, (window.start_ns, window.end_ns))
         spans[window.step] = min(low, window.start_ns), max(high, window.end_ns)
     has_plan = any(timeline.schedule.plan_of(step) is not None for step in spans)
@@ -192,8 +193,8 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
             "host": PART_COLOURS["host"],
             "memory": MEMORY,
         },
-        "kindNames": KIND_NAMES,
-        "hasCritical": not timeline.is_light,
+        "kindNames": OP_NAMES,
+        "hasPipeline": bool(timeline.windows),
         "mostBytes": timeline.most_bytes,
         "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
@@ -230,15 +231,18 @@ def _palette(timeline: Timeline) -> dict[str, list[tuple[str, str]]]:
     """(fill, ink on it) of each kind of op, for each chunk."""
     chunks = timeline.measured.tables[OPS].tracks.columns["chunk"]
     num_chunks = max(int(chunks.max()) + 1 if len(chunks) else 1, 1)
-    kinds = {*KIND_COLOURS, *timeline.measured.tables[OPS].texts["kind"]}
-    fills = {
-        kind: [shade(KIND_COLOURS.get(kind, OTHER), chunk, num_chunks) for chunk in range(num_chunks)] for kind in kinds
-    }
+    seen = timeline.measured.tables[OPS].texts["kind"]
+    colours = {**dict.fromkeys(seen, OTHER), **KIND_COLOURS}
+    if UNLABELLED in seen:
+        colours |= {UNLABELLED: COMPUTE, OP_CLASSES[-1]: COMPUTE}
+    fills = {kind: [shade(colour, chunk, num_chunks) for chunk in range(num_chunks)] for kind, colour in colours.items()}
     return {kind: [(fill, ink(fill)) for fill in of_kind] for kind, of_kind in fills.items()}
 
 
 def _critical(timeline: Timeline, step: int) -> dict[str, Any]:
     """The ops of a step's critical path in order of time, as [index of the rank, start, length]; or why they are not known."""
+    if not timeline.windows_of(step):
+        return {"ops": [], "reason": "not known: these are no steps of a pipeline"}
     slack = timeline.slack(step)
     if slack is None:
         return {"ops": [], "reason": "not kept for a run of so many ops; pptrace analyze --ops has it"}

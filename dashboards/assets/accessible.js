@@ -36,7 +36,16 @@
     const name = handle.getAttribute("aria-label");
     if (field && !name?.startsWith(field)) handle.setAttribute("aria-label", name ? `${field}: ${name}` : field);
   };
+  const nameChoices = (list) => { // Dash calls choices that are all shown a list box of options, which have no fields in them
+    list.setAttribute("role", "radiogroup");
+    if (!list.hasAttribute("aria-label")) list.setAttribute("aria-label", list.closest("[data-name]")?.dataset.name || "Choices");
+    for (const option of list.querySelectorAll("[role=option]")) {
+      option.removeAttribute("role");
+      option.removeAttribute("aria-selected");
+    }
+  };
   const update = () => {
+    document.querySelectorAll(".dash-radioitems").forEach(nameChoices);
     document.querySelectorAll(SCROLLED).forEach(watch);
     document.querySelectorAll(".dash-dropdown-focus-target").forEach(reachChoice);
     document.querySelectorAll("[role=slider]").forEach(nameSlider);

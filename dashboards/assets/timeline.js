@@ -17,7 +17,7 @@
     ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
     ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
-    ["G", "group by stage or by pipeline"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
+    ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
     ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"],
     ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that"],
     ["Esc", "undo selection"], ["?", "this list"],
@@ -86,6 +86,7 @@
         this.goToStep(first);
       } else if (!this.t1) this.goToStep(this.step);
       else this.tellStep();
+      if (this.about.steps.length && !this.about.hasPipeline) this.say("No pipeline in these traces: what each rank computed and communicated is drawn.");
       this.isReady = true;
       this.isRestoring = true;
       this.updateTools();
@@ -247,7 +248,7 @@
       if (!this.about) return;
       const groups = this.about.orders[this.order];
       const numRanks = this.about.ranks.length;
-      const isGrouped = (this.isGrouped = numRanks > 16);
+      const isGrouped = (this.isGrouped = numRanks > 16 || this.order !== "stage");
       const open = this.open || new Set(numRanks <= MOST_OPEN ? groups.keys() : []);
       this.scale = T.scale();
       const room = Math.max((window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY) / this.scale - 60, 300) - T.AXIS;
@@ -787,7 +788,8 @@
     }
 
     regroup() {
-      this.order = this.order === "stage" ? "pipeline" : "stage";
+      const orders = Object.keys(this.about.orders);
+      this.order = orders[(orders.indexOf(this.order) + 1) % orders.length];
       this.open = null;
       this.changed();
     }
@@ -833,7 +835,7 @@
     }
 
     tools() {
-      this.sourceButtons = new Map(["planned", "simulated", "measured", "whatif"].map((source, index) => [source, this.button(T.sourceName(source), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source })]));
+      this.sourceButtons = new Map(["planned", "simulated", "measured", "whatif"].map((source, index) => [source, this.button(T.sourceName(source), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source, ...(source === "whatif" ? { hidden: "" } : {}) })]));
       this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", "aria-label": "Search", id: "timeline-search", maxlength: 200 });
       this.searchBox.addEventListener("keydown", (event) => {
         event.stopPropagation();
@@ -855,7 +857,7 @@
       this.foundNote = make("span", { className: "note", id: "timeline-found", role: "status" });
       this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
       this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
-      this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order" });
+      this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order", hidden: "" });
       this.measureButton = this.button("Measure", "Drag to measure a stretch (M, or Shift and drag)", () => this.toggleMeasure());
       const groups = [
         make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()),
@@ -883,7 +885,7 @@
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
       this.groupButton.textContent = `By ${this.order}`;
-      this.groupButton.hidden = this.about.ranks.length <= 16;
+      this.groupButton.hidden = this.about.ranks.length <= 16 && this.about.orders.pipeline.length === 1;
     }
 
     fillChanges() {

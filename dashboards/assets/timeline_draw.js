@@ -708,13 +708,13 @@
   };
 
   const stageText = (stages) => {
-    const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]}, ${stages[1]} … ${stages[stages.length - 1]}`;
+    const names = stages.length <= 3 ? stages.join(", ") : `${stages[0]} … ${stages[stages.length - 1]}`;
     return `${stages.length > 1 ? "stages" : "stage"} ${names}`;
   };
 
   T.sourceName = (source) => (source === "whatif" ? "What-if" : source[0].toUpperCase() + source.slice(1));
 
-  const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+  const SIZES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "KB"], [1, "B"]]; // as the tables have them
   T.bytes = (bytes) => {
     const [size, unit] = SIZES.find(([least]) => bytes >= least) || SIZES[4];
     return `${(bytes / size).toLocaleString("en", { maximumFractionDigits: size > 1 ? 2 : 0 })} ${unit}`;

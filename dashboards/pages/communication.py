@@ -41,7 +41,8 @@ def layout(loaded: Loaded, _answers: Answers) -> Node:
         inline=True,
         className="segments" + ("" if len(axes) > 1 else " gone"),
     )
-    return html.Div([html.Div(id="comms-body"), choice, html.Div(id="links-body")])
+    name: Any = {"data-name": "Axis of the links"}
+    return html.Div([html.Div(id="comms-body"), html.Div(choice, **name), html.Div(id="links-body")])
 
 
 def register(app: Dash, store: Store, _answers: Answers) -> None:

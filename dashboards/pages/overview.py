@@ -18,6 +18,7 @@ from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
+from pptrace.report.summary_figures import MOST_BARS
 from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.units import milliseconds
@@ -111,8 +112,13 @@ def _tiles(step: StepReport, report: Report) -> Node:
 
 
 def _bars(step: StepReport) -> Node:
+    if not any(rank.compute_ns or rank.exposed_comm_ns or rank.bubble_ns for rank in step.ranks):
+        reason = "Not known for this step: the traces have neither compute nor communication of both sides. The warnings say why."
+        return panel("What each rank did", html.P(reason, className="empty", id="rank-bars"))
     picture = html.Div(still_picture(overview(step), "rank-bars"), className="picture-box")
-    return with_files(panel("What each rank did", picture, note="share of the step"), picture_files("rank-bars"))
+    many = "means of each stage, then the ranks that stand out; share of the step"
+    note = many if len(step.ranks) > MOST_BARS else "share of the step"
+    return with_files(panel("What each rank did", picture, note=note), picture_files("rank-bars"))
 
 
 def _waterfall(step: StepReport) -> Node:
@@ -175,7 +181,8 @@ _NOTES = {
 
 def _tables(step: StepReport) -> list[Node]:
     """The tables of a step without those that figures show."""
-    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in ("ranks", "waterfall")]
+    shown = ("waterfall",) if len(step.ranks) > MOST_BARS else ("ranks", "waterfall")
+    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in shown]
     return [_with_files(report_table(table, _NOTES.get(table.key, "")), table.key, step.step) for table in wanted]
 
 

@@ -10,10 +10,12 @@ from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
 from dashboards.tiles.timeline import MEASURED, Timeline
+from dashboards.tiles.unlabelled import COMPUTE
 from pptrace.report.colours import KIND_NAMES
 from pptrace.report.units import milliseconds, num_bytes
 
 Lines = list[tuple[str, str]]
+OP_NAMES = {**KIND_NAMES, COMPUTE: "Compute"}
 _SOURCES = {"label": "from its label", "inferred": "inferred", "simulated": "simulated"}
 
 
@@ -52,7 +54,7 @@ def _op_title(table: Table, row: int) -> str:
     if pair:
         return pair
     kind, microbatch = table.texts["kind"][int(columns["kind"][row])], int(columns["microbatch"][row])
-    return f"{KIND_NAMES.get(kind, kind)}{f' of microbatch {microbatch}' if microbatch >= 0 else ''}"
+    return f"{OP_NAMES.get(kind, kind)}{f' of microbatch {microbatch}' if microbatch >= 0 else ''}"
 
 
 def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, start: int) -> Lines:

@@ -1,25 +1,32 @@
-"""The rows of a timeline: the ranks of a run, in two orders, in groups."""
+"""The rows of a timeline: the ranks of a run, in several orders, in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from pptrace.axes import WITHIN_STAGE, Axis
 from pptrace.model.mesh import MeshInfo
 
 BLOCK = 32
 """Ranks of a tile."""
+AXES = (Axis.DP, *(axis for axis in WITHIN_STAGE if axis is not Axis.DP), Axis.EP)
+"""Axes by whose coordinate ranks are grouped."""
+_NAMES = {Axis.DP: "replica"}
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """A rank, the index of its pipeline and its place in it (−1 where unknown), and its stages."""
+    """A rank, the index of its pipeline and its place in it (−1 where unknown), its stages, and its coordinate on each of
+    :data:`AXES` that is longer than 1.
+    """
 
     rank: int
     pipeline: int
     pp_rank: int
     stages: tuple[int, ...]
+    coordinates: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,20 +42,35 @@ class Layout:
 
     @cached_property
     def orders(self) -> Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]:
-        """Groups of ranks, each (label, indices): by their place in their pipeline, or by pipeline."""
-        return {
-            "stage": tuple((self._stage_label(place), at) for place, at in self._groups("pp_rank", "pipeline")),
-            "pipeline": tuple(
-                ("no pipeline" if number < 0 else f"pipeline {number}", at)
-                for number, at in self._groups("pipeline", "pp_rank")
+        """Groups of ranks, each (label, indices): by their place in their pipeline, by pipeline, and by their coordinate on
+        each axis on which they differ. What groups them as another order does is left out.
+        """
+        rows = self.rows
+        orders = {
+            "stage": tuple(
+                (self._stage_label(place), at)
+                for place, at in self._groups([row.pp_rank for row in rows], [row.pipeline for row in rows])
             ),
+            "pipeline": self._numbered("pipeline", [row.pipeline for row in rows]),
         }
+        known = {frozenset(at for _, at in groups) for groups in orders.values()}
+        for axis in AXES:
+            name = _NAMES.get(axis, str(axis))
+            groups = self._numbered(name, [row.coordinates.get(axis, -1) for row in rows])
+            if len(groups) > 1 and (members := frozenset(at for _, at in groups)) not in known:
+                orders[name] = groups
+                known.add(members)
+        return orders
 
-    def _groups(self, first: str, then: str) -> Iterable[tuple[int, tuple[int, ...]]]:
+    def _numbered(self, name: str, number: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Groups of equal numbers, in each the ranks in order of their place in their pipeline."""
+        groups = self._groups(number, [row.pp_rank for row in self.rows])
+        return tuple((f"no {name}" if key < 0 else f"{name} {key}", at) for key, at in groups)
+
+    def _groups(self, first: Sequence[int], then: Sequence[int]) -> Iterable[tuple[int, tuple[int, ...]]]:
         groups: dict[int, list[int]] = {}
-        order = sorted(range(len(self.rows)), key=lambda at: (getattr(self.rows[at], then), at))
-        for at in order:
-            groups.setdefault(getattr(self.rows[at], first), []).append(at)
+        for at in sorted(range(len(self.rows)), key=lambda at: (then[at], at)):
+            groups.setdefault(first[at], []).append(at)
         return ((key, tuple(groups[key])) for key in sorted(groups, key=lambda key: (key < 0, key)))
 
     def _stage_label(self, pp_rank: int) -> str:
@@ -73,5 +95,17 @@ def layout_of(ranks: Iterable[int], mesh: MeshInfo, stages: Mapping[int, tuple[i
         pipeline, pp_rank = places.get(rank, (-1, -1))
         if mesh.known_pp_ranks:
             pp_rank = dict(mesh.known_pp_ranks).get(rank, -1)
-        rows.append(RankRow(rank, pipeline, pp_rank, stages.get(rank, ())))
+        rows.append(RankRow(rank, pipeline, pp_rank, stages.get(rank, ()), _coordinates(rank, mesh)))
     return Layout(tuple(rows))
+
+
+def _coordinates(rank: int, mesh: MeshInfo) -> dict[str, int]:
+    """The coordinate of a rank on each axis that is longer than 1; of none where its pipeline is unknown or assumed."""
+    if mesh.in_order or not mesh.pipeline_of(rank):
+        return {}
+    coordinates = {}
+    for axis in AXES:
+        group = mesh.group_of(rank, axis) if (mesh.size_of(axis) or 1) > 1 else None
+        if group is not None and rank in group:
+            coordinates[str(axis)] = group.index(rank)
+    return coordinates

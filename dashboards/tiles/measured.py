@@ -13,6 +13,7 @@ import pandas as pd
 from dashboards.tiles.bubbles import CAUSES, GAPS, SendTimes, bubbles_by_cause, gaps_in_ops
 from dashboards.tiles.pyramid import Level, make_pyramid
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
+from dashboards.tiles.unlabelled import COMPUTE, launch_starved, unlabelled_lanes
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.schedule.actions import Phase, parse_action
@@ -81,7 +82,7 @@ def _of_codes(values: Array, codes: Array) -> Array:
 
 
 def _lane_of_kind(name: str) -> int:
-    return _COMPUTE if name in COMPUTE_KINDS else _STEPS if name == "STEP" else _RANGES
+    return _COMPUTE if name in COMPUTE_KINDS or name == COMPUTE else _STEPS if name == "STEP" else _RANGES
 
 
 def _class_of_kind(name: str) -> int:
@@ -140,6 +141,9 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
             parts.append((at, BUBBLES, code, *bubbles[cause].T))
         for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
             parts.append((at, _GAPS, code, edges[:, 0], edges[:, 1]))
+    host = list(CAUSES).index("host")
+    for rank, lane in unlabelled_lanes(analysis.data).items():
+        parts.append((position[rank], BUBBLES, host, *launch_starved(lane).T))
     counts = [len(part[3]) for part in parts]
     positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
     start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
@@ -173,12 +177,12 @@ def _phases_of(ops: Any, steps: Array, starts: Array, ends: Array) -> dict[int, 
     return {code: part[part[:, 1] > part[:, 0]] for code, part in enumerate(times.transpose(1, 0, 2))}
 
 
-def measured_picture(analysis: Analysis, position: Mapping[int, int], origin_ns: int) -> Picture:
-    """Everything that was measured, as tracks."""
+def measured_picture(analysis: Analysis, ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
+    """Everything that was measured, as tracks; ``ops`` may have more rows than those of the analysis."""
     data = analysis.data
     return Picture(
         {
-            OPS: ops_table(data.ops, position, origin_ns),
+            OPS: ops_table(ops, position, origin_ns),
             COMMS: comms_table(data.comms, position, origin_ns),
             BACK: _back_table(analysis, position, origin_ns),
         }

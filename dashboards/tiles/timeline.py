@@ -20,6 +20,7 @@ from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from dashboards.tiles.report_ops import with_ops_of_tracks
+from dashboards.tiles.unlabelled import ops_with_compute
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.op_slack import slack_of_ops
 from pptrace.analysis.result import Report
@@ -188,9 +189,10 @@ class Timeline:
 
 def bars_of(analysis: Analysis) -> Bars:
     """All that was measured as tracks, with their mipmaps."""
-    data, origin_ns = analysis.data, _origin(analysis.data.ops, analysis.data.comms)
-    layout = layout_of(_ranks(data.ops, data.comms), analysis.mesh, _stages_of_ranks(data.ops))
-    measured = measured_picture(analysis, layout.position, origin_ns)
+    data, ops = analysis.data, ops_with_compute(analysis.data)
+    origin_ns = _origin(ops, data.comms)
+    layout = layout_of(_ranks(ops, data.comms), analysis.mesh, _stages_of_ranks(ops))
+    measured = measured_picture(analysis, ops, layout.position, origin_ns)
     for table in measured.tables.values():
         table.levels  # noqa: B018  made now, not by the first who asks
     return Bars(origin_ns, layout, measured, memory_tracks(data.memory, layout.position, origin_ns))

@@ -1,7 +1,8 @@
-"""Bars of time as columns, in tracks: the bars of a track are sorted and do not overlap.
+"""Bars of time as columns, in tracks: the bars of a track are sorted by start and by end, and do not overlap.
 
 A *lane* is one kind of work of one rank: its ops, its receives, one axis of its collectives. Where bars of a lane overlap, they
-are put into several tracks, one below the other, so that none hides another.
+are put into several tracks, one below the other, so that none hides another. An overlap below :data:`TOLERANCE` of the lane's
+shortest bar counts as none: rounded times have such, and all rows would be half as high for them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Array = npt.NDArray[Any]
 
 MOST_DEPTH = 200
 """Most tracks of a lane; what overlaps more than that shares the last one."""
+TOLERANCE = 1 / 128
+"""Overlap of two bars of a track, at most, as a part of the shortest bar of their lane."""
 NUM_CLASSES = 6
 """Classes of a table's bars: their shares of a bucket are what is drawn where single bars are too short to be seen."""
 
@@ -122,7 +125,7 @@ def _depths(lane: Int64, start: Int64, length: Array) -> Array:
     """
     depth = np.zeros(len(start), dtype=np.uint8)
     order = np.lexsort((-length, start, lane))
-    end = start + length
+    end = start + length - _tolerated(lane, length)
     for number in range(MOST_DEPTH):
         on_first = _chain(lane[order], start[order], end[order])
         depth[order] = number
@@ -131,6 +134,13 @@ def _depths(lane: Int64, start: Int64, length: Array) -> Array:
             return depth
     depth[order] = MOST_DEPTH
     return depth
+
+
+def _tolerated(lane: Int64, length: Array) -> Int64:
+    """The overlap of each bar with the next one that counts as none, ns."""
+    shortest = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, lane, length)
+    return (shortest * TOLERANCE).astype(np.int64)[lane]
 
 
 def _chain(lane: Int64, start: Int64, end: Int64) -> npt.NDArray[np.bool_]:

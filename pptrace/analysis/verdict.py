@@ -93,7 +93,7 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
         launching = min(starved, window - compute)
         shares = {"compute": compute / window, _NAMES["host"]: launching / window}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
-        rest = "the rest is waiting and exposed communication, not told apart"
+        rest = "the rest is waiting and exposed communication, which these traces do not separate"
         return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
     shares = {"compute": compute / window, "exposed communication": exposed / window}
     if step.has_pipeline:

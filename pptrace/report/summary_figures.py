@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
 
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, FONT, GAIN, HOVER_LABEL, IDEAL, OTHER, PART_COLOURS
-from pptrace.report.units import milliseconds, percent
+from pptrace.report.units import counted, milliseconds, percent
 
 _LABEL_WIDTH = 0.36
 _GRID = "rgba(128, 134, 145, 0.25)"
@@ -42,13 +42,30 @@ _CAUSES = {
 }
 
 
+MOST_BARS = 48
+"""Most ranks that have a bar each."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarRow:
+    """A row of the overview: ``label`` beside it, ``name`` where it is pointed at, and the window that is drawn."""
+
+    label: str
+    name: str
+    window: RankStep
+
+
 def overview(step: StepReport) -> go.Figure:
-    """Each rank's window as compute, exposed communication and bubble; a line marks where the ideal bubble would begin."""
-    ranks = step.ranks
+    """Each rank's window as compute, exposed communication and bubble; a line marks where the ideal bubble would begin.
+
+    Of more than :data:`MOST_BARS` ranks, the means of each stage, and below them the ranks that stand out.
+    """
+    rows = rows_of(step)
+    ranks = [row.window for row in rows]
     parts = [*(_PARTS if step.has_pipeline else (*_PARTS[:2], _REST))]
     parts += [_EITHER] if any(_not_split(rank) for rank in ranks) else []
-    figure = go.Figure([_part_bars(ranks, field, name, colour) for field, name, colour in parts])
-    _mark_ideal(figure, step)
+    figure = go.Figure([_part_bars(rows, field, name, colour) for field, name, colour in parts])
+    _mark_ideal(figure, step, ranks)
     figure.update_layout(
         **_BASE,
         barmode="stack",
@@ -64,9 +81,50 @@ def overview(step: StepReport) -> go.Figure:
             "zeroline": False,
             "fixedrange": True,
         },
-        yaxis=_rows([_rank_name(rank) for rank in ranks]),
+        yaxis=_rows([row.label for row in rows]),
     )
     return figure
+
+
+def rows_of(step: StepReport) -> list[BarRow]:
+    """Each rank; of many, the mean window of the ranks of each stage, and the ranks with the most and the least of a part."""
+    if len(step.ranks) <= MOST_BARS:
+        return [BarRow(_rank_name(rank), f"rank {rank.rank}", rank) for rank in step.ranks]
+    groups: dict[int | None, list[RankStep]] = {}
+    for rank in sorted(step.ranks, key=lambda rank: (rank.stage is None, rank.stage or 0, rank.rank)):
+        groups.setdefault(rank.stage, []).append(rank)
+    rows = []
+    for members in groups.values():
+        name, count = _stages_text(_stages_of(members[0])) or "no stage", counted(len(members), "rank")
+        rows.append(BarRow(f"<b>{name}</b>  {count}", f"{name}, mean of {count}", _mean_window(members)))
+    return [*rows, *_extremes(step)]
+
+
+def _extremes(step: StepReport) -> Iterator[BarRow]:
+    """The ranks with the most compute, the least of it, and the most of the other parts."""
+    rest = "bubble" if step.has_pipeline else "rest"
+    for text, field, choose in (
+        ("most compute", "compute_ns", max),
+        ("least compute", "compute_ns", min),
+        ("most exposed communication", "exposed_comm_ns", max),
+        (f"most {rest}", "bubble_ns", max),
+    ):
+        known = [rank for rank in step.ranks if getattr(rank, field) is not None]
+        if known:
+            index = choose(range(len(known)), key=[getattr(rank, field) for rank in known].__getitem__)
+            rank = known[index]
+            yield BarRow(f"<b>rank {rank.rank}</b>  {text}", f"rank {rank.rank}, {text}", rank)
+
+
+def _mean_window(ranks: Sequence[RankStep]) -> RankStep:
+    """The means of the windows of ranks and of their parts; a part that one of them does not know is None."""
+
+    def mean(field: str) -> int | None:
+        values = [getattr(rank, field) for rank in ranks]
+        return None if None in values else round(sum(values) / len(values))
+
+    parts = {field: mean(field) for field in ("compute_ns", "exposed_comm_ns", "bubble_ns", "not_compute_ns")}
+    return replace(ranks[0], window_ns=mean("window_ns") or 0, **parts)
 
 
 def _not_split(rank: RankStep) -> bool:
@@ -74,8 +132,9 @@ def _not_split(rank: RankStep) -> bool:
     return rank.bubble_ns is None and rank.not_compute_ns is not None
 
 
-def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) -> go.Bar:
-    """One part of every rank's window."""
+def _part_bars(rows: Sequence[BarRow], field: str, name: str, colour: str) -> go.Bar:
+    """One part of every row's window."""
+    ranks = [row.window for row in rows]
     shown = [rank for rank in ranks if field != _EITHER[0] or _not_split(rank)]
     values = [(getattr(rank, field) or 0) if rank in shown else 0 for rank in ranks]  # unknown parts are left empty
     shares = [
@@ -94,31 +153,36 @@ def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) ->
         textangle=0,
         insidetextfont={"color": "#5c6470" if colour == BUBBLE else "#ffffff", "size": 13},
         customdata=[
-            [rank.rank, milliseconds(value), share] for rank, value, share in zip(ranks, values, shares, strict=True)
+            [row.name, milliseconds(value), share] for row, value, share in zip(rows, values, shares, strict=True)
         ],
-        hovertemplate=f"<b>{name}</b><br>rank %{{customdata[0]}}: %{{customdata[1]}} ms, %{{customdata[2]}} of the step"
+        hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}}: %{{customdata[1]}} ms, %{{customdata[2]}} of the step"
         "<extra></extra>",
     )
 
 
 def _rank_name(rank: RankStep) -> str:
     """The rank and its stages."""
-    stages = sorted({op.stage for op in rank.ops if op.stage is not None}) or (
-        [] if rank.stage is None else [rank.stage]
-    )
-    return rank_label(rank.rank, stages)
+    return rank_label(rank.rank, _stages_of(rank))
+
+
+def _stages_of(rank: RankStep) -> list[int]:
+    return sorted({op.stage for op in rank.ops if op.stage is not None}) or ([] if rank.stage is None else [rank.stage])
 
 
 def rank_label(rank: int, stages: Sequence[int]) -> str:
     """The label of a rank's row."""
+    return f"<b>rank {rank}</b>  {_stages_text(stages)}".rstrip()
+
+
+def _stages_text(stages: Sequence[int]) -> str:
     if not stages:
-        return f"<b>rank {rank}</b>"
+        return ""
     names = ", ".join(map(str, stages)) if len(stages) <= 4 else f"{stages[0]}, {stages[1]} … {stages[-1]}"
-    return f"<b>rank {rank}</b>  stage{'s' if len(stages) > 1 else ''} {names}"
+    return f"stage{'s' if len(stages) > 1 else ''} {names}"
 
 
-def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
-    """Draw a line where each rank's bubble would begin if it had the plan's ideal share of the window."""
+def _mark_ideal(figure: go.Figure, step: StepReport, windows: Sequence[RankStep]) -> None:
+    """Draw a line in each row where the bubble would begin if it had the plan's ideal share of the window."""
     share = step.bubble.ideal_share
     if len(step.ranks) == 1 and _not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
         share = step.ranks[0].ideal.own_share  # the window is that of this one rank
@@ -126,7 +190,7 @@ def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
         return
     x: list[float | None] = []
     y: list[float | None] = []
-    for row, rank in enumerate(step.ranks):
+    for row, rank in enumerate(windows):
         ideal_start = rank.window_ns * (1 - share) / 1e6
         x += [ideal_start, ideal_start, None]
         y += [row - 0.47, row + 0.47, None]

@@ -136,22 +136,24 @@ def test_without_a_waterfall_the_ranks_are_summed() -> None:
 def test_a_step_that_has_hardly_any_compute_says_so() -> None:
     verdict = verdict_of(step_of(1_000_000, None, rank_of(3, None, None)))
     assert (
-        verdict == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, not told apart."
+        verdict
+        == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, which these traces do not separate."
     )
 
 
 @pytest.mark.parametrize("unknown", [rank_of(500, None, 300), rank_of(500, 200, None)])
 def test_what_one_rank_does_not_know_is_not_summed(unknown: RankStep) -> None:
     verdict = verdict_of(step_of(1_000_000, None, rank_of(700, 100, 200), unknown))
-    assert (
-        verdict == "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, not told apart."
+    assert verdict == (
+        "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, which these traces do not separate."
     )
 
 
 def test_of_a_step_of_which_nothing_is_compute_that_is_named() -> None:
     verdict = verdict_of(step_of(1_000_000, None, rank_of(0, None, None)))
     assert (
-        verdict == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, not told apart."
+        verdict
+        == "The step takes 1.0 ms: 0% compute; the rest is waiting and exposed communication, which these traces do not separate."
     )
 
 
@@ -280,7 +282,7 @@ def test_of_one_rank_alone_what_its_device_waits_for_launches_is_named(starved: 
     step = step_of(1_000_000, None, replace(rank_of(600, None, None), host=HostIdle(starved, 0, 50)))
     assert verdict_of(step) == (
         f"{first}The step takes 1.0 ms: 60% compute, {starved / 1000:.0%} devices waiting for launches; the rest is waiting and "
-        "exposed communication, not told apart."
+        "exposed communication, which these traces do not separate."
     )
 
 

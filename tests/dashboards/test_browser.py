@@ -129,7 +129,7 @@ def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(
 
 
 def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    event = {"ph": "X", "cat": "user_annotation", "name": "loop", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     content = {"schemaVersion": 1, "traceEvents": [event]}
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     page = visit(serve([tmp_path])).page

@@ -47,11 +47,10 @@ FOCUS = """() => {
 
 def tab_to(page: Any, wanted: str) -> None:
     """Press Tab until something of that id or text has the focus; what has it is seen to have it."""
-    for _ in range(40):
+    for _ in range(60):
         page.keyboard.press("Tab")
-        name, is_seen = page.evaluate(FOCUS)
-        assert is_seen, name
-        if name == wanted:
+        page.wait_for_function(f"() => ({FOCUS})()[1]")  # at once, or at the end of a transition
+        if page.evaluate(FOCUS)[0] == wanted:
             return
     raise AssertionError(f"{wanted} is not reached with Tab")
 
@@ -69,6 +68,7 @@ def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: V
     page.wait_for_function("() => document.activeElement.value === '3'")
     page.keyboard.press("Space")
     page.wait_for_function("() => document.querySelector('#step-value').textContent.startsWith('3')")
+    page.wait_for_function("() => document.activeElement.id === 'step'")  # has the focus back
     tab_to(page, "to-timeline")
     page.keyboard.press("Enter")
     page.wait_for_selector("#timeline")

@@ -160,6 +160,21 @@ def test_the_overview_stacks_each_ranks_window_and_marks_the_ideal() -> None:
     assert set(figure.data[3].x) == {80.0, None}
 
 
+def test_the_overview_of_many_ranks_has_the_means_of_stages_and_names_the_extremes() -> None:
+    step = step_report(None)
+    first, second = step.ranks
+    ranks = [
+        replace(second if index % 2 else first, rank=index, stage=index % 2, compute_ns=(50 + index) * MS)
+        for index in range(50)
+    ]
+    figure = overview(replace(step, ranks=tuple(ranks)))
+    labels = ["<b>stage 0</b>  25 ranks", "<b>stage 1</b>  25 ranks"]
+    extremes = ["rank 49</b>  most compute", "rank 0</b>  least compute"]
+    assert list(figure.layout.yaxis.ticktext)[:4] == labels + [f"<b>{text}" for text in extremes]
+    assert list(figure.data[0].x)[:4] == [74, 75, 99, 50]
+    assert figure.data[0].customdata[0][0] == "stage 0, mean of 25 ranks"
+
+
 def test_the_overview_of_a_step_without_a_pipeline_has_no_bubbles() -> None:
     step = step_report(None)
     plain = replace(step, ranks=tuple(replace(rank, phases={}) for rank in step.ranks))

@@ -23,6 +23,9 @@ _PARTS = (
 )
 
 
+_MOST_STAGES = 3
+
+
 def shown_ranks(memory: MemoryReport) -> Sequence[RankMemory]:
     """Each rank; of many, that of each stage with the highest peak."""
     return memory.ranks if len(memory.ranks) <= MOST_RANKS else fullest_of_stages(memory.ranks)
@@ -99,8 +102,12 @@ def _whole_ticks(values: Sequence[int | None]) -> int:
 
 
 def rank_name(rank: RankMemory) -> str:
-    """A rank with its stages."""
-    return f"rank {rank.rank}" + (f"<br>stage {', '.join(map(str, rank.stages[:3]))}" if rank.stages else "")
+    """A rank with its stages; of many the first two and the last."""
+    stages = list(map(str, rank.stages))
+    if not stages:
+        return f"rank {rank.rank}"
+    names = ", ".join(stages) if len(stages) <= _MOST_STAGES else f"{stages[0]}, {stages[1]} … {stages[-1]}"
+    return f"rank {rank.rank}<br>{'stage' if len(stages) == 1 else 'stages'} {names}"
 
 
 def _marks(

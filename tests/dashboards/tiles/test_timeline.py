@@ -14,9 +14,11 @@ import pytest
 from dashboards.tiles.cut import Range
 from dashboards.tiles.details import details
 from dashboards.tiles.journey import journey
+from dashboards.tiles.layout import layout_of
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
 from pptrace.analysis.op_rows import OpRows
+from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
@@ -211,6 +213,22 @@ def test_ranks_are_grouped_by_stage_and_by_pipeline(tmp_path: Path, synthetic: M
     assert layout.orders["stage"] == (("stage 0", (0, 2)), ("stage 1", (1, 3)))
     assert layout.orders["pipeline"] == (("pipeline 0", (0, 1)), ("pipeline 1", (2, 3)))
     assert layout.blocks("stage") == ((0, 2, 1, 3),)
+
+
+def test_ranks_are_grouped_by_their_coordinate_on_each_axis_on_which_they_differ() -> None:
+    """Megatron's order, tp fastest: rank = tp + 2 · (cp + 2 · (dp + 2 · pp)); axes that group as others do are left out."""
+    pipelines = tuple((rank, rank + 8) for rank in range(8))
+    mesh = MeshInfo(16, 2, 1, 2, 2, 2, None, pipelines=pipelines)
+    orders = layout_of(range(16), mesh, {}).orders
+    assert list(orders) == ["stage", "pipeline", "replica", "tp", "cp"]
+    assert orders["replica"] == (
+        ("replica 0", (0, 1, 2, 3, 8, 9, 10, 11)),
+        ("replica 1", (4, 5, 6, 7, 12, 13, 14, 15)),
+    )
+    assert [at for _, at in orders["tp"]] == [tuple(range(first, 16, 2)) for first in (0, 1)]
+    assert [at[:4] for _, at in orders["cp"]] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    two = MeshInfo(4, 2, 1, 1, 1, 2, None, pipelines=((0, 2), (1, 3)))
+    assert list(layout_of(range(4), two, {}).orders) == ["stage", "pipeline"]
 
 
 def test_what_is_found_names_its_microbatch(timeline: Timeline) -> None:

@@ -56,6 +56,15 @@ def test_what_overlaps_without_end_shares_the_last_track() -> None:
     assert np.diff(tracks.ptr).tolist() == [1] * MOST_DEPTH + [7]
 
 
+def test_rounded_times_do_not_put_bars_below_one_another_and_real_overlaps_do() -> None:
+    """A lane whose bars overlap by less than a 128th of its shortest one has one track; by more, or with a tiny bar, two."""
+    none = np.zeros(3, np.int64)
+    start, length = np.array([0, 9_990, 19_980]), np.array([10_000, 10_000, 2_000])
+    assert make_tracks(none, none, start, length, none).depths == {0: 1}
+    assert make_tracks(none, none, start - [0, 6, 0], length, none).depths == {0: 2}
+    assert make_tracks(none, none, start, np.array([10_000, 9_960, 400]), none).depths == {0: 2}
+
+
 def test_columns_take_as_little_memory_as_their_values_need() -> None:
     assert [compact(np.array(values)).dtype.name for values in ([-1, 100], [300], [2**31], [2**40])] == [
         "int8",

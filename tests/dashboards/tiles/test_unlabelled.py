@@ -1,0 +1,73 @@
+"""Ranks without ops of a pipeline: their compute is drawn, with what their device waited for, and steps can be chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.app import create_app
+from dashboards.tiles.cut import Range
+from dashboards.tiles.details import details
+from dashboards.tiles.measured import BACK, BUBBLES, OPS
+from dashboards.tiles.timeline import Timeline
+from pptrace.workflow.load import load
+
+
+def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    on_device = cat == "kernel"
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0 if on_device else 1, "tid": 7 if on_device else 1} | {
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two profiler steps of one GPU, µs: in each a kernel of 30 and, launched 40 later, one of 20."""
+    events = []
+    for step in (1, 2):
+        first = 1000.0 * step
+        events.append(event("user_annotation", f"ProfilerStep#{step}", first, 900))
+        for number, (launched, length) in enumerate(((10, 30), (80, 20))):
+            link = {"correlation": 10 * step + number}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", first + launched, 2, **link))
+            events.append(event("kernel", "gemm", first + launched + 4, length, stream=7, device=0, **link))
+    content = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    path = tmp_path_factory.mktemp("unlabelled")
+    (path / "rank0.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def timeline(folder: Path) -> Timeline:
+    return Timeline(load([folder]))
+
+
+def test_compute_of_a_rank_without_microbatches_is_drawn(timeline: Timeline) -> None:
+    table = timeline.measured.tables[OPS]
+    is_compute = np.repeat(table.tracks.lane == 0, np.diff(table.tracks.ptr))
+    assert table.tracks.length[is_compute].tolist() == [30_000, 20_000] * 2
+    assert details(timeline, "measured", 0, OPS, int(np.flatnonzero(is_compute)[0]))[0] == ("", "Compute")
+    assert timeline.tile("measured", 0, "stage", 0, Range(13, 0))
+
+
+def test_what_its_device_waits_for_launches_is_a_bubble_of_the_host(timeline: Timeline) -> None:
+    tracks = timeline.measured.tables[BACK].tracks
+    is_bubble = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
+    assert len(tracks.length[is_bubble]) == 3
+    assert tracks.start[is_bubble].min() >= 30_000, "nothing before the first kernel"
+    assert timeline.measured.tables[BACK].texts["bubbles"][int(tracks.group[is_bubble][0])] == "host"
+
+
+def test_its_steps_can_be_chosen_and_have_no_critical_path(folder: Path) -> None:
+    client = create_app([folder]).server.test_client()
+    about = client.get("/timeline-data/about").get_json()
+    assert [step for step, *_ in about["steps"]] == [1, 2]
+    assert not about["hasPipeline"]
+    reason = client.get(f"/timeline-data/critical/{about['token']}/1").get_json()["reason"]
+    assert reason == "not known: these are no steps of a pipeline"
