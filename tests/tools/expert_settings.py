@@ -1,5 +1,5 @@
-"""Random command lines of ``train_gpt.py`` with experts, also senseless ones: each is refused in one line before any process group is
-made, or trains as one process does (float64, losses of four steps).
+"""Random command lines of ``train_gpt.py`` with experts, also senseless ones: each is refused in one line before any process
+group is made, or trains as one process does (float64, losses of four steps).
 
     python -m tests.tools.expert_settings [--seed 0] [--minutes 5]
 
@@ -33,7 +33,7 @@ from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import SCHEDULES
-from tests.support.pool import Pool, RankFailureError
+from tests.support.pool import Pool
 
 MOST_RANKS, STEPS, LAYERS, TOLERANCE = 8, 4, 4, 1e-9
 ALONE = {
@@ -125,7 +125,7 @@ class _Kept(Progress):
 
     losses: list[float]
 
-    def add(self, step: int, loss: Tensor) -> None:  # noqa: ARG002
+    def add(self, step: int, loss: Tensor) -> None:
         self.losses.append(float(loss))
 
 
@@ -191,8 +191,8 @@ def _try(pool: Pool, words: Sequence[str], reasons: Counter[str]) -> tuple[str, 
         reason = refusal(options)
         if reason is None:
             difference = compare(pool, options)
-            return ("trained" if difference < TOLERANCE else f"failed"), difference
-    except (RankFailureError, Exception) as err:
+            return ("trained" if difference < TOLERANCE else "failed"), difference
+    except Exception as err:  # what it is, is the finding
         print(type(err).__name__, str(err)[-1500:], flush=True)
         return "failed", 0.0
     reasons[reason] += 1

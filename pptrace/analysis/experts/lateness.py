@@ -86,8 +86,7 @@ def _expected(took: Floats, rows: Int64, slope: float, own_rows: Int64) -> Float
     has_rows = rows > 0
     if has_rows.any():
         slope = min(slope, float(np.median(took[has_rows] / rows[has_rows])))
-    expected: Floats = max(float(np.median(took - slope * rows)), 0.0) + slope * own_rows
-    return expected
+    return max(float(np.median(took - slope * rows)), 0.0) + slope * own_rows.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[in
     total = None if chosen is None else chosen.sum(axis=0)
     dropped = None if chosen is None or kept is None else int(chosen.sum() - kept.sum())
     routes = 0 if total is None else int(total.sum())
+    dropped_tokens, tokens = _dropped_tokens(layer, counts)
     return LayerLoad(
         layer=layer,
         stage=None if place.stage < 0 else place.stage,
@@ -140,7 +141,21 @@ def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[in
         dropped_share=None if dropped is None or not routes else dropped / routes,
         rank_ratio=float(ratios.mean()) if len(ratios) else None,
         worst_rank_ratio=float(ratios.max()) if len(ratios) else None,
+        dropped_tokens=dropped_tokens,
+        dropped_tokens_share=None if dropped_tokens is None else dropped_tokens / max(tokens, 1),
     )
+
+
+def _dropped_tokens(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[int | None, int]:
+    """(tokens without a kept route, all tokens) of all forwards of a layer; None where that was not recorded."""
+    columns = [np.stack((of.dropped, of.tokens))[:, of.layer == layer] for of in counts.values()]
+    if not columns:
+        return None, 0
+    both = np.concatenate(columns, axis=1)
+    if not both.size or (both < 0).any():
+        return None, 0
+    dropped, tokens = both.sum(axis=1).tolist()
+    return dropped, tokens
 
 
 def _counts_of_layer(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[Int64, Int64] | tuple[None, None]:
