@@ -93,7 +93,8 @@ def _theirs(case: Case, moe_layer: Any) -> Any:
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=2, num_moe_experts=EXPERTS, moe_router_topk=case.top_k,
         moe_router_load_balancing_type="seq_aux_loss" if case.aux else "none", moe_aux_loss_coeff=case.aux,
-        moe_z_loss_coeff=case.z or None, moe_router_pre_softmax=case.pre_softmax, moe_token_dispatcher_type="allgather" if case.gathered else "alltoall",
+        moe_z_loss_coeff=case.z or None, moe_router_pre_softmax=case.pre_softmax,
+        moe_token_dispatcher_type="allgather" if case.gathered else "alltoall",
         ffn_hidden_size=WIDTH, add_bias_linear=False, params_dtype=torch.float64, expert_model_parallel_size=case.ep,
         expert_tensor_parallel_size=case.etp, tensor_model_parallel_size=case.tp, sequence_parallel=case.tp > 1,
         use_cpu_initialization=True, moe_router_dtype="fp64", gated_linear_unit=False, bias_activation_fusion=False,
@@ -143,7 +144,7 @@ def _share(case: Case, ours: ExpertLayer, theirs: Any, inner: Tensor, outer: Ten
 
 
 def compare(cases: list[Case]) -> list[tuple[float, ...]]:
-    """Largest errors of each case: output, gradients of the input, of the gate, of the experts' two matrices, of a shared MLP's."""
+    """Largest errors of each case: output, gradients of the input, the gate, and the matrices of experts and a shared MLP."""
     moe_layer = _on_cpus()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
