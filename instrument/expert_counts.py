@@ -20,7 +20,7 @@ EXPERTS_KEY = "experts"
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """One forward of a layer, of which ``first`` is this rank's first expert: ``counts`` (2, experts) are the routes of its
-    tokens, as chosen and as kept.
+    ``tokens``, as chosen and as kept, ``dropped`` (1,) counts tokens of which no route was kept.
     """
 
     step: int
@@ -28,6 +28,8 @@ class _Forward:
     first: int
     rows: Sequence[int]
     counts: Tensor
+    tokens: int
+    dropped: Tensor
 
 
 class ExpertCounts:
@@ -54,16 +56,20 @@ class ExpertCounts:
             held: the first expert of this rank, and how many rows each of its experts computes.
         """
         first, rows = held
+        top_k = chosen.shape[-1]
         counts = torch.stack([_count(routes, num_experts) for routes in (chosen, kept)])
+        dropped = counts.new_zeros(1) if kept is chosen else (kept == num_experts).all(-1).sum().view(1)
+        forward = _Forward(step, layer, first, list(rows), counts, chosen.numel() // top_k, dropped)
         with self._lock:
-            self._top_k = chosen.shape[-1]
-            self._forwards.append(_Forward(step, layer, first, list(rows), counts))
+            self._top_k = top_k
+            self._forwards.append(forward)
 
     def facts(self) -> dict[str, object] | None:
-        """All counts as JSON values, None without any. Waits for the device once.
+        """All counts as JSON values, None without any. Waits for the device.
 
         ``forwards`` has [step, layer, rows of each expert of this rank], ``chosen`` and ``kept`` a list for each forward with the
         routes of this rank's tokens to each expert, before and after dropping; ``kept`` is empty where nothing was dropped.
+        ``tokens`` has [tokens, those of which no route was kept] of each forward.
         ``num`` is the number of experts of a layer and ``first`` this rank's first of them; where layers differ (pyramids),
         ``num`` is the largest and ``first`` a list by forward.
         """
@@ -73,6 +79,7 @@ class ExpertCounts:
             return None
         sizes = [forward.counts.shape[1] for forward in forwards]
         chosen, kept = torch.cat([forward.counts for forward in forwards], 1).cpu().unbind()
+        dropped = torch.cat([forward.dropped for forward in forwards]).tolist()
         firsts = [forward.first for forward in forwards]
         return {
             "num": max(sizes),
@@ -83,6 +90,7 @@ class ExpertCounts:
             "kept": []
             if torch.equal(chosen, kept)
             else [of_forward.tolist() for of_forward in torch.split(kept, sizes)],
+            "tokens": [[forward.tokens, num] for forward, num in zip(forwards, dropped, strict=True)],
         }
 
 

@@ -199,11 +199,11 @@ def check_experts(options: ExpertOptions, ep: int, tp: int, held: int) -> None:
     Args:
         options: of the model.
         ep: ranks that share the experts of a layer.
-        tp: ranks that share the tokens of a sequence, of which each has ``held``.
+        tp: ranks that share the tokens of a sequence, of which each has ``held``, and the shared MLP.
         held: tokens of a sequence before they are shared out over tp.
 
     Raises:
-        UsageError: ``ep`` does not divide the experts, or tp the tokens.
+        UsageError: ``ep`` does not divide the experts, or tp the tokens or the shared MLP.
     """
     for num in options.pyramid or (options.num,):
         if num % ep:
@@ -212,6 +212,10 @@ def check_experts(options: ExpertOptions, ep: int, tp: int, held: int) -> None:
         raise UsageError(
             f"{held} tokens of a sequence do not divide among tp={tp} ranks, which share them before the experts; choose a "
             f"multiple of {tp}"
+        )
+    if options.shared_width % tp:
+        raise UsageError(
+            f"a shared MLP of width {options.shared_width} does not divide among tp={tp} ranks; choose a multiple of {tp}"
         )
 
 

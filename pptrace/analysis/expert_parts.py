@@ -13,7 +13,7 @@ class LayerLoad:
     ranks; ``expert_ratio`` is the most of one expert over the mean, ``hottest`` that expert, ``idle_experts`` how many nobody
     chose. ``chance_ratio`` is what the ratio of one microbatch comes to if all routes go to an expert by chance. ``rank_ratio``
     is the same of the rows that ranks compute: most of a group over its mean, in the mean over microbatches, and
-    ``worst_rank_ratio`` the largest of them. ``dropped`` routes found no room.
+    ``worst_rank_ratio`` the largest of them. ``dropped`` routes found no room; ``dropped_tokens`` have no other one either.
     """
 
     layer: int | None
@@ -28,6 +28,8 @@ class LayerLoad:
     dropped_share: float | None
     rank_ratio: float | None
     worst_rank_ratio: float | None
+    dropped_tokens: int | None = None
+    dropped_tokens_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.volume.expert_step import LayerRoutes, Routes
-from pptrace.model.tables import Int64
+from pptrace.model.tables import UNKNOWN, Int64
 
 KEY = "experts"
 """The key of a rank's facts."""
@@ -22,7 +22,8 @@ class RankCounts:
 
     ``step`` and ``layer`` (forwards,) say of what, ``rows`` how many rows the rank's experts computed in each; ``num`` is how
     many experts the layer has, ``first`` and ``held`` which first of them this rank holds, and how many. ``chosen`` and ``kept``
-    (forwards, most experts) count the routes of the rank's tokens, before and after dropping; 0 beyond ``num``.
+    (forwards, most experts) count the routes of the rank's tokens, before and after dropping; 0 beyond ``num``. ``tokens`` are
+    how many these are, and of ``dropped`` ones no route was kept; −1 where that was not recorded.
     """
 
     top_k: int
@@ -34,6 +35,8 @@ class RankCounts:
     held: Int64
     chosen: Int64
     kept: Int64
+    tokens: Int64
+    dropped: Int64
 
     def in_steps(self, steps: Sequence[int]) -> RankCounts:
         """The forwards of some steps."""
@@ -42,7 +45,7 @@ class RankCounts:
         return RankCounts(self.top_k, *columns)
 
 
-_COLUMNS = ("step", "layer", "rows", "num", "first", "held", "chosen", "kept")
+_COLUMNS = ("step", "layer", "rows", "num", "first", "held", "chosen", "kept", "tokens", "dropped")
 
 
 def counts_of_ranks(
@@ -94,7 +97,16 @@ def read_counts(fact: object) -> RankCounts | None:
     columns += [[sum(line) for line in rows], sizes, firsts, [len(line) for line in rows]]
     assert isinstance(top_k, int)
     step, layer, computed, num, firsts_of, held = (np.array(column, dtype=np.int64) for column in columns)
-    return RankCounts(top_k, step, layer, computed, num, firsts_of, held, _matrix(chosen), _matrix(kept))
+    tokens = _tokens(fact.get("tokens"), len(forwards))
+    return RankCounts(top_k, step, layer, computed, num, firsts_of, held, _matrix(chosen), _matrix(kept), *tokens)
+
+
+def _tokens(pairs: object, num_forwards: int) -> Int64:
+    """(2, forwards): tokens, and those of which no route was kept; −1 in traces that do not tell, or whose counts are damaged."""
+    is_whole = isinstance(pairs, list) and len(pairs) == num_forwards
+    if not is_whole or not all(_are_numbers(pair) and len(pair) == 2 and pair[0] >= pair[1] for pair in pairs):  # type: ignore[attr-defined]
+        return np.full((2, num_forwards), UNKNOWN)
+    return np.array(pairs, dtype=np.int64).T
 
 
 def _matrix(lines: Sequence[Sequence[int]]) -> Int64:

@@ -87,17 +87,21 @@ def _capacity_findings(experts: ExpertsReport) -> tuple[Finding, ...]:
     worst = max(layers, key=lambda layer: layer.dropped_share or 0)
     share, name = worst.dropped_share or 0, f"layer {worst.nth if worst.layer is None else worst.layer}"
     num = f" ({len(layers)} of {len(experts.layers)} layers with experts drop {MOST_DROPPED:.0%} or more)"
+    lost = worst.dropped_tokens_share
+    figures = {"dropped_share": share, "num_layers": len(layers)} | (
+        {} if lost is None else {"dropped_tokens_share": lost}
+    )
     return (
         Finding(
             Severity.WARNING,
             f"Capacity: {share:.1%} of the routes of {name} are dropped{num}",
             f"expert {worst.hottest} has {worst.expert_ratio:.1f} times the mean: balance the routes, raise the capacity, or "
-            "drop nothing; dropped routes add nothing to their token",
+            "drop nothing; dropped routes add nothing to their token"
+            + (f", and {lost:.1%} of its tokens have no other one" if lost else ""),
             evidence={
                 "where": {} if worst.layer is None else {"layer": worst.layer},
                 "reason": DROPPED_ROUTES,
-                "dropped_share": share,
-                "num_layers": len(layers),
+                **figures,
             },
         ),
     )

@@ -60,8 +60,7 @@ def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
 
     What others would take is the median of theirs, moved to as many rows by what a row takes.
     """
-    took, slope = time_in_experts(exchanges).astype(np.float64), time_per_row(exchanges)
-    base = took - slope * exchanges["rows"]  # without rows
+    took, slope, rows = time_in_experts(exchanges).astype(np.float64), time_per_row(exchanges), exchanges["rows"]
     group, _ = groups_of(exchanges)
     group = np.where(exchanges["rows"] < 0, UNKNOWN, group)
     place = exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"]
@@ -73,11 +72,21 @@ def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
             same = own[place[own] == value]
             others = (place == value) & (ranks != rank) & (group >= 0) & np.isin(group, group[same])
             if others.any():
-                expected = np.median(base[others]) + slope[same] * exchanges["rows"][same]
+                expected = _expected(took[others], rows[others], slope[same[0]], rows[same])
                 ratios.append(took[same] / np.maximum(expected, 1))
         if ratios:
             slowness[rank] = float(np.median(np.concatenate(ratios)))
     return slowness
+
+
+def _expected(took: Floats, rows: Int64, slope: float, own_rows: Int64) -> Floats:
+    """What exchanges with ``own_rows`` would take by others' times and rows: their median without rows, which is not below 0, and
+    for each row ``slope``, at most what a row takes them if all time is spent on rows.
+    """
+    has_rows = rows > 0
+    if has_rows.any():
+        slope = min(slope, float(np.median(took[has_rows] / rows[has_rows])))
+    return max(float(np.median(took - slope * rows)), 0.0) + slope * own_rows.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
+from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratio
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
@@ -17,8 +18,6 @@ from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_exper
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,8 +96,12 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     return numbers
 
 
-def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[LayerLoad, ...]:
-    """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone."""
+def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts], groups: Groups = ()) -> tuple[LayerLoad, ...]:
+    """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone.
+
+    ``groups`` are the ranks that exchange tokens, where the run's facts tell: then rows are those of all forwards, else of those
+    whose calls tell them.
+    """
     numbers = layers_of_places(exchanges, counts)
     forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
     rows = exchanges.where(forward)
@@ -107,26 +110,26 @@ def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[Lay
     for index, place in enumerate(places):
         of_layer.setdefault(Place(numbers[place], UNKNOWN) if place in numbers else place, []).append(index)
     loads = [
-        _layer_load(places[same[0]], numbers.get(places[same[0]]), rows.where(np.isin(number, same)), counts)
+        _layer_load(places[same[0]], numbers.get(places[same[0]]), rows.where(np.isin(number, same)), counts, groups)
         for same in of_layer.values()
     ]
     if not loads:
         counted = sorted({layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()})
-        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts) for nth, layer in enumerate(counted)]
+        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts, groups) for nth, layer in enumerate(counted)]
     return tuple(loads)
 
 
-def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[int, RankCounts]) -> LayerLoad:
-    mean = mean_rows(rows)
-    known = ~np.isnan(mean) & (mean > 0)
-    group, size = groups_of(rows)
-    most = np.zeros(len(size))
-    np.maximum.at(most, group[known], rows["rows"][known] / mean[known])
-    ratios = most[np.unique(group[known])]
+def _layer_load(
+    place: Place, layer: int | None, rows: Slice, counts: Mapping[int, RankCounts], groups: Groups
+) -> LayerLoad:
+    ratios = None if layer is None else ratios_of_layer(_having(layer, groups, counts), counts, layer)
+    if ratios is None:
+        ratios = _ratios_of_exchanges(rows)
     chosen, kept = _counts_of_layer(layer, counts)
     total = None if chosen is None else chosen.sum(axis=0)
     dropped = None if chosen is None or kept is None else int(chosen.sum() - kept.sum())
     routes = 0 if total is None else int(total.sum())
+    dropped_tokens, tokens = _dropped_tokens(layer, counts)
     return LayerLoad(
         layer=layer,
         stage=None if place.stage < 0 else place.stage,
@@ -140,7 +143,37 @@ def _layer_load(place: Place, layer: int | None, rows: Slice, counts: Mapping[in
         dropped_share=None if dropped is None or not routes else dropped / routes,
         rank_ratio=float(ratios.mean()) if len(ratios) else None,
         worst_rank_ratio=float(ratios.max()) if len(ratios) else None,
+        dropped_tokens=dropped_tokens,
+        dropped_tokens_share=None if dropped_tokens is None else dropped_tokens / max(tokens, 1),
     )
+
+
+def _having(layer: int, groups: Groups, counts: Mapping[int, RankCounts]) -> Groups:
+    """The groups that have a layer."""
+    return [group for group in groups if any(rank in counts and (counts[rank].layer == layer).any() for rank in group)]
+
+
+def _ratios_of_exchanges(rows: Slice) -> Floats:
+    """Most rows of a rank over the mean of its group, in each exchange of a group whose rows are known."""
+    mean = mean_rows(rows)
+    known = ~np.isnan(mean) & (mean > 0)
+    group, size = groups_of(rows)
+    most = np.zeros(len(size))
+    np.maximum.at(most, group[known], rows["rows"][known] / mean[known])
+    ratios: Floats = most[np.unique(group[known])]
+    return ratios
+
+
+def _dropped_tokens(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[int | None, int]:
+    """(tokens without a kept route, all tokens) of all forwards of a layer; None where that was not recorded."""
+    columns = [np.stack((of.dropped, of.tokens))[:, of.layer == layer] for of in counts.values()]
+    if not columns:
+        return None, 0
+    both = np.concatenate(columns, axis=1)
+    if not both.size or (both < 0).any():
+        return None, 0
+    dropped, tokens = both.sum(axis=1).tolist()
+    return dropped, tokens
 
 
 def _counts_of_layer(layer: int | None, counts: Mapping[int, RankCounts]) -> tuple[Int64, Int64] | tuple[None, None]:
@@ -176,9 +209,9 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
         forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
         if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
             forward = own
-        rows, of_rank = exchanges["rows"][forward], counts.get(rank)
-        known = ~np.isnan(mean[forward])
-        expected = float(mean[forward][known].sum())
+        of_rank, (rows, ratio) = counts.get(rank), _rows_of_rank(exchanges["rows"][forward], mean[forward])
+        if sizes is not None:
+            rows, ratio = rows_and_ratio(rank, sizes.ep_groups, counts) or (rows, ratio)
         stages = np.unique(exchanges["stage"][forward]).tolist()
         is_matched = bool((before.waited[own] >= 0).all())
         in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
@@ -188,8 +221,8 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
                 stage=stages[0] if len(stages) == 1 and stages[0] >= 0 else None,
                 first_expert=None if of_rank is None else common(np.unique(of_rank.first).tolist()),
                 num_experts=None if of_rank is None else common(np.unique(of_rank.held).tolist()),
-                rows=int(rows.sum()) if len(rows) and (rows >= 0).all() else None,
-                ratio=float(rows[known].sum() / expected) if expected else None,
+                rows=rows,
+                ratio=ratio,
                 expert_ns=int(took[own].sum()),
                 slowness=slowness.get(rank),
                 waited_ns=int((before.waited + after.waited)[own].sum()) if is_matched else None,
@@ -206,12 +239,20 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
     return tuple(loads)
 
 
+def _rows_of_rank(rows: Int64, mean: Floats) -> tuple[int | None, float | None]:
+    """(the rows of a rank's exchanges together, these over the means of their groups)."""
+    known = ~np.isnan(mean)
+    expected = float(mean[known].sum())
+    total = int(rows.sum()) if len(rows) and (rows >= 0).all() else None
+    return total, float(rows[known].sum() / expected) if expected else None
+
+
 def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
-    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, and where
-    forwards run again, for which rows are not kept.
+    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, where
+    forwards run again, for which rows are not kept, and where the exchange of a forward or its backward is not known.
     """
     is_known = (own["backward"] >= 0).all() and (rows >= 0).all() and not own["again"].any()
-    if not is_known or not len(rows):
+    if not is_known or not len(rows) or not _has_both_ways(own):
         return None
     at = np.where(own["backward"] == 1, own["back_end_ns"], own["out_end_ns"])
     order = np.lexsort((at, own["step"]))
@@ -220,6 +261,13 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
     begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
     before = np.concatenate(([0], held))[begins]
     return float((np.maximum.reduceat(held, begins) - before).max())
+
+
+def _has_both_ways(own: Slice) -> bool:
+    """Return whether each exchange of a forward has that of its backward: those of overlapped pairs may be left out."""
+    key = np.stack([own[name] for name in ("step", "stage", "microbatch", "layer")])
+    there, back = (np.unique(key[:, own["backward"] == way], axis=1) for way in (0, 1))
+    return np.array_equal(there, back)
 
 
 def _total(exchanges: Slice, own: npt.NDArray[np.bool_], name: str) -> int | None:

@@ -86,11 +86,11 @@ def report_experts(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
-        layers=layer_loads(exchanges, counts),
+        layers=layer_loads(exchanges, counts, () if sizes is None else sizes.ep_groups),
         ranks=rank_loads(exchanges, counts, sizes),
         calls=_calls(exchanges, counts),
         routing=gain,
-        reasons=tuple(_reasons(exchanges, counts, has_rows, gain)),
+        reasons=tuple(_reasons(exchanges, counts, has_rows, gain, sizes is not None)),
         dispatcher=None if sizes is None else sizes.dispatcher,
         etp=None if sizes is None else sizes.etp,
         padding_share=None if sizes is None else _padding_share(counts, sizes.etp),
@@ -180,7 +180,7 @@ def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
 
 
 def _reasons(
-    exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None
+    exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None, has_sizes: bool
 ) -> Iterable[str]:
     if not counts:
         yield (
@@ -195,8 +195,8 @@ def _reasons(
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
     elif _has_more_rows(exchanges, counts):
         yield (
-            "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: loads of ranks "
-            "and calls are those of the other ops, routes of experts those of all"
+            "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
+            f"calls are those of the other ops, routes {'and rows' if has_sizes else 'of experts'} those of all"
         )
     if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"

@@ -10,7 +10,7 @@ from pptrace.marks import P2P
 COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
     r"|symmetric_memory::|hybrid_ep::(?!scan)|elastic::(?:hybrid_)?(?:dispatch|combine)_impl"
-    r"|internode(?:_ll)?::|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
+    r"|internode(?:_ll)?::(?!get_dispatch_layout|\w+_mask_buffer)|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
     r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel"
     r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
     r"|^(?:void )?(?:\w+::)*allreduce_fusion",
@@ -40,7 +40,10 @@ _EXPERTS = re.compile(
     r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel",
     re.IGNORECASE,
 )
-_AWAITS_EXPERTS = re.compile(r"::(?:cached_)?notify(?:_dispatch|_combine)?\b|::rdma_sync_kernel", re.IGNORECASE)
+_AWAITS_EXPERTS = re.compile(
+    r"::(?:cached_)?notify(?:_dispatch|_combine)?\b|::rdma_sync_kernel|node::barrier\b|::clean_low_latency_buffer",
+    re.IGNORECASE,
+)
 """Kernels of DeepEP that end when all ranks have arrived, and move next to nothing."""
 _TENSORS = re.compile(
     r"userbuffers|cross_device_reduce|quick_?reduce(?:_|::)|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE

@@ -35,10 +35,12 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         notes.append(MORE.format(len(layers) - MAX_ROWS))
         worst = sorted(layers, key=lambda layer: -max(layer.rank_ratio or 0, layer.expert_ratio or 0))[:MAX_ROWS]
         layers = [layer for layer in layers if layer in worst]
-    rows = tuple(map(_layer_row, layers))
+    are_dropped = any(layer.dropped_tokens for layer in layers)
+    rows = tuple(_layer_row(layer, are_dropped) for layer in layers)
     columns = (
         *("layer", "stage", "routes", "hottest expert", "× mean", "by chance", "idle experts"),
         *("dropped", "rows of ranks, max / mean", "worst microbatch"),
+        *(("tokens without expert",) if are_dropped else ()),
     )
     notes.append(
         "× mean: the routes of the hottest expert over the mean of all; by chance: up to there it says nothing"
@@ -81,7 +83,7 @@ def _options_note(experts: ExpertsReport) -> str:
     return "; ".join(words)
 
 
-def _layer_row(layer: LayerLoad) -> tuple[str, ...]:
+def _layer_row(layer: LayerLoad, are_dropped: bool) -> tuple[str, ...]:
     return (
         layer_name(layer.layer, layer.stage, layer.nth),
         _number(layer.stage),
@@ -93,6 +95,7 @@ def _layer_row(layer: LayerLoad) -> tuple[str, ...]:
         units.percent(layer.dropped_share),
         units.ratio(layer.rank_ratio),
         units.ratio(layer.worst_rank_ratio),
+        *((units.percent(layer.dropped_tokens_share),) if are_dropped else ()),
     )
 
 

@@ -76,6 +76,7 @@ class Experts:
             "forwards": [[step, 4 + layer, held] for (step, layer, _), held in zip(forwards, rows, strict=True)],
             "chosen": [[first + self.dropped, second] for first, second in chosen],
             "kept": chosen if self.dropped else [],
+            "tokens": [[60 + self.dropped, self.dropped]] * len(forwards),
         }
         return facts | {"mesh": {**facts["mesh"], "ep": 2, "etp": 1}, "experts": counts}
 
@@ -264,8 +265,11 @@ def test_a_capacity_that_drops_too_much_is_a_finding() -> None:
     assert report.experts is not None
     assert [layer.dropped for layer in report.experts.layers] == [2 * 3 * 3 * 20] * 2
     assert [layer.dropped_share for layer in report.experts.layers] == pytest.approx([20 / 80] * 2)
+    assert [layer.dropped_tokens for layer in report.experts.layers] == [2 * 3 * 3 * 20] * 2  # of one route each
+    assert [layer.dropped_tokens_share for layer in report.experts.layers] == pytest.approx([20 / 80] * 2)
     (finding,) = findings_of(report, "dropped routes")
     assert finding.evidence["dropped_share"] == pytest.approx(20 / 80)
+    assert "25.0% of its tokens have no other one" in finding.detail
     gains = [each.gain_ns for each in report.findings if each.severity is Severity.WARNING]
     assert gains[0] is None  # it stands before those that have a gain
     assert not findings_of(analysed(Experts(dropped=2)).report, "dropped routes")

@@ -113,3 +113,17 @@ def test_layers_with_different_numbers_of_experts_keep_their_own_counts() -> Non
     assert counts.chosen.tolist() == [[1, 2, 0, 0], [1, 0, 0, 2]]
     assert counts.rows.tolist() == [1, 4]
     assert counts.in_steps([8]).step.tolist() == []
+
+
+def test_tokens_of_which_no_route_is_kept_are_counted() -> None:
+    recorded, chosen = ExpertCounts(), torch.tensor([[0, 1], [1, 2], [2, 0]])
+    for kept in ([[0, 3], [3, 3], [2, 0]], [[3, 3], [3, 3], [3, 3]]):
+        recorded.add(0, 0, chosen, torch.tensor(kept), 3, (0, [1, 1, 1]))
+    recorded.add(0, 0, chosen, chosen, 3, (0, [2, 2, 2]))
+    facts = recorded.facts()
+    assert facts is not None
+    counts, older = read_counts(facts), read_counts({**facts, "tokens": None})
+    assert counts is not None
+    assert (counts.tokens.tolist(), counts.dropped.tolist()) == ([3, 3, 3], [1, 3, 0])
+    assert older is not None
+    assert older.dropped.tolist() == [-1, -1, -1]

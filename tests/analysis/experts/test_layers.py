@@ -14,7 +14,7 @@ from pptrace.slices import Slice
 def counted(layers: list[int]) -> RankCounts:
     layer = np.array(layers)
     routes = np.ones((len(layers), 2), dtype=np.int64)
-    return RankCounts(1, np.zeros_like(layer), layer, layer, layer + 2, layer, layer, routes, routes)
+    return RankCounts(1, np.zeros_like(layer), layer, layer, layer + 2, layer, layer, routes, routes, layer, layer)
 
 
 def layers_of(plan: Plan | None) -> dict[Place, int]:

@@ -19,6 +19,13 @@ CASES = [
     Case(ep=1, tp=2, etp=2),
     Case(ep=1, tp=2, etp=2, padded=True),
     Case(ep=2, groups=2),
+    Case(ep=2, gathered=True, aux=0.3),
+    Case(ep=1, tp=2, etp=2, gathered=True),
+    Case(ep=2, factor=0.5),
+    Case(ep=2, factor=1.0, padded=True, top_k=3, pre_softmax=True),
+    Case(ep=2, sigmoid=True, scale=2.5, top_k=3),
+    Case(ep=2, shared=8),
+    Case(ep=2, tp=2, shared=8, z=0.2),
 ]
 
 

@@ -286,6 +286,11 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--overlap-experts"], 1, "--overlap-experts is for a model with experts"),
         (["--experts", "4", "--tp", "4", "--seq", "66"], 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
         (
+            ["--experts", "4", "--tp", "4", "--shared-expert-width", "6"],
+            4,
+            "a shared MLP of width 6 does not divide among tp=4 ranks; choose a multiple of 4",
+        ),
+        (
             ["--experts", "4", "--dp", "4", "--zero", "2"],
             4,
             "ZeRO-2 shards all parameters over the same replicas, and experts",

@@ -210,6 +210,8 @@ def test_names_of_calls_tell_their_kinds(name: str, kind: str) -> None:
         ("void dpsk::ep::intranode::combine<__nv_bfloat16, 8>(x)", "all_to_all", "ep"),
         ("void deep_ep::internode::cached_notify<false>(x)", "barrier", "ep"),
         ("void deep_ep::intranode::notify_dispatch<8>(x)", "barrier", "ep"),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", "barrier", "ep"),
+        ("void deep_ep::internode_ll::clean_low_latency_buffer<256>(int*)", "barrier", "ep"),
         ("void deep_ep::elastic::hybrid_dispatch_impl<8>(x)", "all_to_all", "ep"),
         ("void hybrid_ep::combine_kernel<4>(x)", "all_to_all", "ep"),
         ("void mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(x)", "all_to_all", "ep"),

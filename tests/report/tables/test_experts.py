@@ -26,6 +26,14 @@ def test_options_are_named_where_they_are_known() -> None:
     assert "experts in a layer" not in notes_of(replace(EXPERTS, num_experts=None, top_k=None))
 
 
+def test_tokens_that_no_expert_takes_have_a_column_where_there_are_some() -> None:
+    table = expert_tables(EXPERTS, Amount.WHOLE)[0]
+    assert "tokens without expert" not in table.columns
+    some = replace(EXPERTS, layers=(LAYER, replace(LAYER, layer=4, dropped_tokens=2, dropped_tokens_share=0.25)))
+    table = expert_tables(some, Amount.WHOLE)[0]
+    assert (table.columns[-1], [row[-1] for row in table.rows]) == ("tokens without expert", ["–", "25.0%"])
+
+
 def test_equal_rows_make_a_step_shorter_or_longer() -> None:
     for gain, words in ((3_000_000, "3.00 ms shorter (0.5%)"), (-3_000_000, "3.00 ms longer (0.5%)")):
         routing = RoutingGain(gain, None, None, gain / 600_000_000, 40_000_000, 10_000_000)

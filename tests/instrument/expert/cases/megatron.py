@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.collectives import AxisGroup
+from instrument.expert.capacity import DropOrder
 from instrument.expert.groups import ExpertGroups
 from instrument.expert.layer import ExpertLayer
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
@@ -37,6 +38,17 @@ class Case:
     etp: int = 1
     groups: int = 1
     padded: bool = False
+    gathered: bool = False
+    sigmoid: bool = False
+    scale: float = 1.0
+    factor: float | None = (
+        None  # routes of all sequences of a rank there, of each sequence here: of one alone they are equal
+    )
+    shared: int = 0
+
+    @property
+    def batch(self) -> int:
+        return BATCH if self.factor is None else 1
 
 
 class _Stream:
@@ -64,6 +76,8 @@ def _on_cpus() -> Any:
         torch.softmax = lambda x, dim=None, dtype=None: softmax(  # type: ignore[assignment]
             x, dim=dim, dtype=None if x.dtype == torch.float64 else dtype
         )
+        single = Tensor.float
+        Tensor.float = lambda x: x if x.dtype == torch.float64 else single(x)  # type: ignore[assignment,method-assign]
     return moe_layer
 
 
@@ -79,12 +93,15 @@ def _theirs(case: Case, moe_layer: Any) -> Any:
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=2, num_moe_experts=EXPERTS, moe_router_topk=case.top_k,
         moe_router_load_balancing_type="seq_aux_loss" if case.aux else "none", moe_aux_loss_coeff=case.aux,
-        moe_z_loss_coeff=case.z or None, moe_router_pre_softmax=case.pre_softmax, moe_token_dispatcher_type="alltoall",
+        moe_z_loss_coeff=case.z or None, moe_router_pre_softmax=case.pre_softmax,
+        moe_token_dispatcher_type="allgather" if case.gathered else "alltoall",
         ffn_hidden_size=WIDTH, add_bias_linear=False, params_dtype=torch.float64, expert_model_parallel_size=case.ep,
         expert_tensor_parallel_size=case.etp, tensor_model_parallel_size=case.tp, sequence_parallel=case.tp > 1,
         use_cpu_initialization=True, moe_router_dtype="fp64", gated_linear_unit=False, bias_activation_fusion=False,
         perform_initialization=False, moe_router_num_groups=case.groups if case.groups > 1 else None,
-        moe_router_group_topk=1 if case.groups > 1 else None,
+        moe_router_group_topk=1 if case.groups > 1 else None, moe_expert_capacity_factor=case.factor,
+        moe_router_score_function="sigmoid" if case.sigmoid else "softmax", moe_router_topk_scaling_factor=case.scale,
+        moe_shared_expert_intermediate_size=case.shared or None,
     )  # fmt: skip
     spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
     return moe_layer.MoELayer(config, spec.submodules, layer_number=1)
@@ -92,10 +109,13 @@ def _theirs(case: Case, moe_layer: Any) -> Any:
 
 def _ours(case: Case) -> ExpertLayer:
     scoring = Scoring.SOFTMAX_BEFORE if case.pre_softmax else Scoring.SOFTMAX_AFTER
+    scoring = Scoring.SIGMOID if case.sigmoid else scoring
     dispatcher = Dispatcher.PADDED if case.padded else Dispatcher.ALL_TO_ALL
+    dispatcher = Dispatcher.ALL_GATHER if case.gathered else dispatcher
     options = ExpertOptions(
         EXPERTS, case.top_k, width=WIDTH, scoring=scoring, aux_loss=case.aux, z_loss=case.z, num_groups=case.groups,
-        dispatcher=dispatcher,
+        dispatcher=dispatcher, scale=case.scale, capacity_factor=case.factor, drop_order=DropOrder.WEIGHTS,
+        shared_width=case.shared,
     )  # fmt: skip
     recorder = Recorder()
     tensor, experts, within = (
@@ -106,8 +126,25 @@ def _ours(case: Case) -> ExpertLayer:
     return ExpertLayer(HIDDEN, options, Region(tensor, sequence=True), groups, bias=False, dtype=torch.float64)
 
 
+def _share(case: Case, ours: ExpertLayer, theirs: Any, inner: Tensor, outer: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Give both shared MLPs the same matrices (this rank's part of ``inner`` and ``outer``); the pairs of parameters."""
+    assert ours.shared is not None
+    length = case.shared // case.tp
+    first = dist.get_rank() % case.tp * length
+    part = slice(first, first + length)
+    mlp = theirs.shared_experts
+    pairs = [
+        (ours.shared.inner.weight, mlp.linear_fc1.weight, inner[part]),
+        (ours.shared.outer.weight, mlp.linear_fc2.weight, outer[:, part]),
+    ]
+    for mine, other, values in pairs:
+        mine.copy_(values)
+        other.copy_(values)
+    return [(mine, other) for mine, other, _ in pairs]
+
+
 def compare(cases: list[Case]) -> list[tuple[float, ...]]:
-    """Largest errors of each case: output, gradients of the input, of the gate, of the experts' two matrices."""
+    """Largest errors of each case: output, gradients of the input, the gate, and the matrices of experts and a shared MLP."""
     moe_layer = _on_cpus()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -123,7 +160,7 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
 
     gate, inner, outer = draw(EXPERTS, HIDDEN), draw(EXPERTS, WIDTH, HIDDEN), draw(EXPERTS, HIDDEN, WIDTH)
     rank = dist.get_rank()
-    x, upstream = (draw(dist.get_world_size(), BATCH, SEQUENCE // case.tp, HIDDEN)[rank] for _ in range(2))
+    x, upstream = (draw(dist.get_world_size(), case.batch, SEQUENCE // case.tp, HIDDEN)[rank] for _ in range(2))
     held = ours.inner.experts
     part = ours.inner.held.part(WIDTH)
     with torch.no_grad():
@@ -134,6 +171,7 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
         for index, expert in zip(held, theirs.experts.local_experts, strict=True):
             expert.linear_fc1.weight.copy_(inner[index, part])
             expert.linear_fc2.weight.copy_(outer[index][:, part])
+        both = _share(case, ours, theirs, draw(case.shared, HIDDEN), draw(HIDDEN, case.shared)) if case.shared else []
     x = x.requires_grad_()
     output = ours(x)
     output.backward(upstream)
@@ -152,4 +190,5 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
         gradients = [getattr(expert, name).weight.grad for expert in theirs.experts.local_experts]
         whole = [torch.zeros_like(layer.weight[0]) if gradient is None else gradient for gradient in gradients]
         pairs.append((layer.weight.grad, torch.stack(whole)))
+    pairs += [(mine.grad, other.grad) for mine, other in both]
     return tuple(float((ours_ - theirs_).abs().max()) for ours_, theirs_ in pairs)

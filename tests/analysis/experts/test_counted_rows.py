@@ -1,0 +1,63 @@
+"""Rows of ranks by counts, where calls tell them of some ops alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratio
+from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.exchanges import EXCHANGES
+from pptrace.analysis.experts.handed_in import TokenSizes
+from pptrace.analysis.experts.loads import layer_loads, rank_loads, with_model_stages
+from pptrace.slices import Slice
+
+LAYERS = [0, 1, 0, 1]
+ROWS = {0: [30, 8, 10, 8], 1: [10, 8, 10, 24]}
+"""Rank → rows of two forwards of two layers."""
+GROUPS = ((0, 1),)
+
+
+def counts_of(rows: dict[int, list[int]], layers: list[int] = LAYERS) -> dict[int, RankCounts]:
+    layer = np.array(layers)
+    once, routes = np.ones_like(layer), np.ones((len(layers), 2), dtype=np.int64)
+    return {
+        rank: RankCounts(1, once, layer, np.array(of_rank), 2 * once, once * rank, once, routes, routes, once, 0 * once)
+        for rank, of_rank in rows.items()
+    }
+
+
+def exchanges(*backward: int) -> Slice:
+    """Exchanges of both ranks with the first layer, in forwards (0) and backwards (1) of one microbatch."""
+    columns = {name: np.zeros(2 * len(backward), dtype=np.int64) for name in EXCHANGES}
+    columns["rank"], columns["backward"] = np.repeat([0, 1], len(backward)), np.tile(backward, 2)
+    columns["step"][:], columns["rows"] = 1, np.repeat([30, 10], len(backward))
+    columns["back_end_ns"] = columns["out_end_ns"] = np.tile(np.arange(len(backward)), 2)
+    return with_model_stages(Slice(columns), None)
+
+
+def test_rows_are_those_of_all_forwards_where_calls_tell_of_some() -> None:
+    sizes = TokenSizes(64, "all-to-all", 1, ep_groups=GROUPS)
+    ranks = rank_loads(exchanges(0, 1), counts_of(ROWS), sizes)
+    assert [rank.rows for rank in ranks] == [56, 52]
+    assert [rank.ratio for rank in ranks] == pytest.approx([56 / 54, 52 / 54])
+    assert [rank.rows for rank in rank_loads(exchanges(0, 1), counts_of(ROWS), None)] == [30, 10]
+
+
+def test_the_ratio_of_a_layer_is_that_of_its_forwards() -> None:
+    assert ratios_of_layer(GROUPS, counts_of(ROWS), 0) == pytest.approx([1.5, 1.0])
+    (alone,) = [load for load in layer_loads(exchanges(), counts_of(ROWS), GROUPS) if load.layer == 1]
+    assert (alone.rank_ratio, alone.worst_rank_ratio) == pytest.approx((1.25, 1.5))
+
+
+def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
+    other = counts_of({0: ROWS[0]}) | counts_of({1: ROWS[1]}, [0, 0, 0, 1])
+    for counts in (other, counts_of({0: ROWS[0]}), {}):
+        assert rows_and_ratio(0, GROUPS, counts) is None
+    assert ratios_of_layer(GROUPS, other, 1) is None
+    assert rows_and_ratio(0, ((0,), (1,)), counts_of(ROWS)) is None  # a rank that has all experts
+
+
+def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:
+    assert [rank.in_flight_rows for rank in rank_loads(exchanges(0, 1), {}, None)] == [30, 10]
+    assert [rank.in_flight_rows for rank in rank_loads(exchanges(0), {}, None)] == [None, None]
