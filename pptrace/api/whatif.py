@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.analysis.links.fit import latencies_of
-from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
 from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
+from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
+from pptrace.schedule.text import to_csv
 from pptrace.verify.execute import execute
 from pptrace.verify.program import Workload
 from pptrace.workflow.analyse import Analysis
@@ -71,6 +73,24 @@ class Predictions(ExportsJson, ExportsPage):
         rows = [{name: getattr(one, name) for name in names} for one in self.result.scenarios]
         frame = pd.DataFrame(rows, columns=list(names))
         return frame.astype(dict.fromkeys(("peak_memory_bytes", "verified_span_ns"), "Int64"))
+
+    @overload
+    def to_csv(self, path: None = None) -> str: ...
+    @overload
+    def to_csv(self, path: FilePath) -> None: ...
+    def to_csv(self, path: FilePath | None = None) -> str | None:
+        """The plan of the change that the first line names, or of the best one where none gains, as torch's CSV.
+
+        Without a path it is returned, else written there.
+
+        Raises:
+            PptraceError: nothing was predicted, or the file cannot be written.
+        """
+        chosen = self.result.advice or next(iter(self.result.scenarios), None)
+        if chosen is None:
+            raise PptraceError("no plan to write: no change is predicted from this run")
+        change = dict(self.changes)[chosen.name]
+        return text_or_file(to_csv(plan_of(change, self.study.name, self.study.costs)), path)
 
     def _json_object(self) -> dict[str, Any]:
         from pptrace.report.to_json import whatif_object

@@ -58,6 +58,7 @@ from pptrace.workflow.load import load
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
 )
+@click.option("--csv", "csv_file", metavar="FILE|-", help="Write the plan of the advised change as torch's CSV.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
@@ -89,6 +90,7 @@ class WhatIfOptions:
     verify: bool
     step: int | None
     json_file: str | None
+    csv_file: str | None
     html_file: Path | None
     jobs: int | None
     no_cache: bool
@@ -140,12 +142,12 @@ def _links(options: WhatIfOptions) -> tuple[Link, ...]:
 
 
 def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
-    outputs = Outputs({"--json": options.json_file, "--html": options.html_file})
+    outputs = Outputs({"--json": options.json_file, "--csv": options.csv_file, "--html": options.html_file})
     wishes = replace(options.wishes, links=_links(options))
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
     predictions = predict_changes(analysis, wishes, options.verify)
-    outputs.write({"--json": predictions.to_json, "--html": predictions.to_html})
+    outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(whatif_text(predictions.result, console.width))

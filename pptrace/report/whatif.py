@@ -30,7 +30,7 @@ def headline(result: WhatIf) -> str:
     fitting = [one for one in result.scenarios if not one.over_limit_bytes]
     if not fitting and len(result.scenarios) > 1:
         return "Nothing that was tried fits into --memory-limit"
-    best = _best(result)
+    best = result.advice
     if best is None:
         return "Nothing that was tried is faster than the run as it was"
     doubts = "" if best.high_ns < best.same_work_ns else ", but the interval includes no gain"
@@ -43,18 +43,9 @@ def headline(result: WhatIf) -> str:
     )
 
 
-def _best(result: WhatIf) -> Scenario | None:
-    """The scenario that the headline names; None where none gains anything."""
-    fitting = [one for one in result.scenarios if not one.over_limit_bytes]
-    choices = [one for one in fitting if one.is_choice] or fitting or list(result.scenarios)
-    sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
-    best = sure or next(iter(choices), None)
-    return None if best is None or best.gain_ns <= 0 else best
-
-
 def _to_paste(result: WhatIf) -> list[str]:
     """The options that make the change that the headline names, a line for each framework; none that its notes have."""
-    best = _best(result)
+    best = result.advice
     if best is None:
         return []
     return [f"to paste, {where}: {options}" for where, options in best.paste.items() if options not in best.note]

@@ -74,3 +74,15 @@ class WhatIf:
     today: Scenario | None = None
     num_steps: int = 0
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def advice(self) -> Scenario | None:
+        """The change that gains most, of those that gain for sure if there are any, else the best ideal; None where none gains.
+
+        What needs more memory than there is counts only where nothing else was tried.
+        """
+        fitting = [one for one in self.scenarios if not one.over_limit_bytes]
+        choices = [one for one in fitting if one.is_choice] or fitting or list(self.scenarios)
+        sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
+        best = sure or next(iter(choices), None)
+        return None if best is None or best.gain_ns <= 0 else best

@@ -23,6 +23,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import OpCosts
+from pptrace.schedule.text import to_csv
 from pptrace.simulator import Costs, peak_inflight, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
@@ -122,6 +123,18 @@ def test_the_search_knows_what_each_stage_costs(tmp_path: Path) -> None:
     assert scenario.span_ns == simulate(build("zb-auto", 4, 4, costs=searched), costs).makespan_ns
     assert scenario.span_ns <= simulate(build("zb-h1", 4, 4), costs).makespan_ns
     assert scenario.span_ns < simulate(build("zb-auto", 4, 4), costs).makespan_ns
+
+
+def test_the_plan_of_the_advised_change_is_written_as_torchs_csv(one_f_one_b: Analysis) -> None:
+    predictions = predict_changes(one_f_one_b, Wishes(schedules=("gpipe", "zb-auto", "zb-h1")))
+    advised = predictions.result.advice
+    assert advised is not None
+    searched = build("zb-auto", 4, 8, costs=OpCosts(p2p=0, of_ranks=((10 * MS, 10 * MS, 10 * MS),) * 4))
+    assert advised.schedule == "zb-auto"
+    assert predictions.to_csv() == to_csv(searched.compute_only())
+    slower = predict_changes(one_f_one_b, Wishes(schedules=("gpipe",), microbatches=4))
+    assert slower.result.advice is None
+    assert slower.to_csv() == to_csv(build("gpipe", 4, 4).compute_only())
 
 
 def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
@@ -230,6 +243,8 @@ def test_a_run_that_its_replay_does_not_give_is_not_predicted_from(one_f_one_b: 
     assert result.scenarios == ()
     assert result.replay_error == pytest.approx(1 - 1 / 1.06)
     assert "5.7% off (limit 5%)" in result.warnings[-1]
+    with pytest.raises(PptraceError, match="no plan to write"):
+        predict_changes(analysis, Wishes(schedules=("gpipe",))).to_csv()
 
 
 def test_few_steps_are_said_and_have_an_interval(tmp_path: Path) -> None:
