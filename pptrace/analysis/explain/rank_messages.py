@@ -118,11 +118,20 @@ def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
     return place, members[place] == ranks
 
 
-def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
-    """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
+def waits_for_peers(
+    rank: int, pipeline: Sequence[int], comms: Slice, window: Int64, starts: Int64 | None = None
+) -> Slice:
+    """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready.
+
+    ``starts`` are those of the rank's ops, which tell whether it went on while its sends waited (:func:`_goes_on`).
+    """
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
+    if starts is not None:
+        of_sends = is_held & comms.among("kind", ("send",)) & (comms["asked_ns"] <= comms["start_ns"])
+        if _goes_on(comms.only(("start_ns", "end_ns", "transfer_start_ns")).where(of_sends), starts):
+            is_held &= ~of_sends
     held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {
@@ -133,6 +142,17 @@ def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: In
         "ready": held["transfer_start_ns"],
     }
     return Slice({name: column[known] for name, column in columns.items()})
+
+
+_GOES_ON = 0.1
+"""Share of sends that wait for their readers while an op of their rank begins, from which on sends hold up no rank."""
+
+
+def _goes_on(sends: Slice, starts: Int64) -> bool:
+    """Return whether a rank begins ops while its sends wait for their readers: then none of them held it up."""
+    until = np.minimum(sends["transfer_start_ns"], sends["end_ns"])
+    first, last = (np.searchsorted(np.sort(starts), times) for times in (sends["start_ns"], until))
+    return bool((first < last).sum() > _GOES_ON * len(sends))
 
 
 def _planned_messages(table: PlanTable, received: Slice) -> Int64:

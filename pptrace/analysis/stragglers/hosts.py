@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
@@ -101,8 +101,8 @@ def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:
 
 def _with_held(costs: MeasuredCosts, late: Int64) -> Int64:
     """Some late firsts, and what other ranks waited in messages for ranks of their window that came late."""
-    held = costs.held_by_starts
-    held = held.where((late > 0).any(axis=1)[held["window"]])
+    is_late: Bool = np.any(late > 0, axis=1)
+    held = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
     both = late.copy()
     np.maximum.at(both, (held["window"], held["row"]), held["ns"])
     return both

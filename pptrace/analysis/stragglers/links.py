@@ -125,7 +125,7 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     for here, there in (place, place[::-1]):
         is_kept |= (rank == here) & (costs.moved_with & peer_bit(there) > 0)
     # What is shorter than a whole transfer is the rest of one that had begun before it was asked for.
-    saved = np.int64(max(round(link.typical) - usual, 0))
+    saved = np.int64(round(max(link.typical - link.usual, 0)))
     kept = np.minimum(np.maximum(costs.moving.astype(np.int64) - saved, 0), usual)
     moving = np.where(of_link & is_kept, np.minimum(costs.moving, kept), costs.moving)
     return transfers, costs.delays, moving

@@ -137,6 +137,33 @@ def test_messages_for_which_a_rank_waited() -> None:
         assert rows_of(waits_for_peers(3, PIPELINE, comms, window)) == expected
 
 
+def test_a_rank_that_begins_ops_while_its_sends_wait_is_held_up_by_none_of_them() -> None:
+    """Sends of 100 ns each for which the reader came 60 ns late; receives hold it up all the same."""
+    begins = np.arange(10) * 1000
+    rows = [
+        dict(random_comms(random.Random(0))[0], **times, **kind)
+        for begin in begins.tolist()
+        for times, kind in (
+            ({"start_ns": begin, "transfer_start_ns": begin + 60}, {"kind": "send"}),
+            ({"start_ns": begin + 200, "transfer_start_ns": begin + 260}, {"kind": "recv"}),
+        )
+    ]
+    for row in rows:
+        at = row["start_ns"]
+        row |= {"axis": "pp", "match": 4, "peer": PIPELINE[0], "posted_ns": at, "asked_ns": at}
+        row |= {"end_ns": at + 100, "transfer_end_ns": at + 100}
+    comms, window = comms_of(rows)
+    for starts, of_sends in (
+        (begins + 100, 10),
+        (begins - 1, 10),
+        (np.r_[begins[:1], 9500], 10),
+        (begins, 0),
+        (begins + 59, 0),
+    ):
+        waits = waits_for_peers(3, PIPELINE, comms, window, starts)
+        assert len(waits) == 10 + of_sends
+
+
 def test_messages_of_the_plan_that_a_rank_received() -> None:
     table = build("interleaved-1f1b", 2, 2).table
     messages = {}
