@@ -203,7 +203,7 @@ def _clock(report: Report) -> tuple[str, str]:
 
 
 def _quality(report: Report) -> tuple[str, str]:
-    """How much the traces lack: the number of warnings, and all of them."""
+    """Number of warnings about what the traces lack, and all of them."""
     lines = warning_lines(report)
     return (
         (counted(len(lines), "warning"), "\n".join(lines))
