@@ -203,9 +203,13 @@ def _clock(report: Report) -> tuple[str, str]:
 
 
 def _quality(report: Report) -> tuple[str, str]:
-    """How much the traces lack: the number of warnings, and all of them."""
+    """Number of warnings about what the traces lack, and all of them."""
     lines = warning_lines(report)
-    return (counted(len(lines), "warning"), "\n".join(lines)) if lines else ("complete", "nothing that a figure needs is missing")
+    return (
+        (counted(len(lines), "warning"), "\n".join(lines))
+        if lines
+        else ("complete", "nothing that a figure needs is missing")
+    )
 
 
 def _run_facts(loaded: Loaded) -> list[Node]:

@@ -235,7 +235,9 @@ def _palette(timeline: Timeline) -> dict[str, list[tuple[str, str]]]:
     colours = {**dict.fromkeys(seen, OTHER), **KIND_COLOURS}
     if UNLABELLED in seen:
         colours |= {UNLABELLED: COMPUTE, OP_CLASSES[-1]: COMPUTE}
-    fills = {kind: [shade(colour, chunk, num_chunks) for chunk in range(num_chunks)] for kind, colour in colours.items()}
+    fills = {
+        kind: [shade(colour, chunk, num_chunks) for chunk in range(num_chunks)] for kind, colour in colours.items()
+    }
     return {kind: [(fill, ink(fill)) for fill in of_kind] for kind, of_kind in fills.items()}
 
 

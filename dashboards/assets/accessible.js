@@ -39,7 +39,7 @@
   const nameChoices = (list) => { // Dash calls choices that are all shown a list box of options, which have no fields in them
     list.setAttribute("role", "radiogroup");
     if (!list.hasAttribute("aria-label")) list.setAttribute("aria-label", list.closest("[data-name]")?.dataset.name || "Choices");
-    for (const option of list.querySelectorAll("[role=option]")) {
+    for (const option of list.querySelectorAll("[role=option], [aria-selected]")) {
       option.removeAttribute("role");
       option.removeAttribute("aria-selected");
     }

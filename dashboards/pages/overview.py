@@ -18,7 +18,7 @@ from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.step_tiles import step_tiles
-from pptrace.report.summary_figures import MOST_BARS
+from pptrace.report.summary_figures import MOST_BARS, is_drawn
 from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.units import milliseconds
@@ -181,8 +181,7 @@ _NOTES = {
 
 def _tables(step: StepReport) -> list[Node]:
     """The tables of a step without those that figures show."""
-    shown = ("waterfall",) if len(step.ranks) > MOST_BARS else ("ranks", "waterfall")
-    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in shown]
+    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
     return [_with_files(report_table(table, _NOTES.get(table.key, "")), table.key, step.step) for table in wanted]
 
 

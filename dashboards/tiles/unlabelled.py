@@ -1,4 +1,4 @@
-"""What ranks without ops of a pipeline did: the times in which they computed, as bars of a kind of their own."""
+"""Compute of ranks without ops of a pipeline, as bars of a kind of their own."""
 
 from __future__ import annotations
 

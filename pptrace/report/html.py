@@ -20,7 +20,7 @@ from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
 from pptrace.report.memory_figure import memory_over_time
-from pptrace.report.summary_figures import overview, waterfall
+from pptrace.report.summary_figures import is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
@@ -189,12 +189,8 @@ def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     body.append(_figure(overview(step)))
     if step.span_parts is not None:
         body.append(_figure(waterfall(step)))
-    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if table.key not in _DRAWN]
+    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
-
-
-_DRAWN = ("ranks", "waterfall")
-"""Tables that the page shows as figures."""
 
 
 def _report_table(table: ReportTable) -> str:

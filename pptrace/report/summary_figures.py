@@ -116,6 +116,11 @@ def _extremes(step: StepReport) -> Iterator[BarRow]:
             yield BarRow(f"<b>rank {rank.rank}</b>  {text}", f"rank {rank.rank}, {text}", rank)
 
 
+def is_drawn(key: str, step: StepReport) -> bool:
+    """Return whether the figures of a step show a table of it: that of ranks where each has a bar."""
+    return key == "waterfall" or (key == "ranks" and len(step.ranks) <= MOST_BARS)
+
+
 def _mean_window(ranks: Sequence[RankStep]) -> RankStep:
     """The means of the windows of ranks and of their parts; a part that one of them does not know is None."""
 
@@ -123,7 +128,9 @@ def _mean_window(ranks: Sequence[RankStep]) -> RankStep:
         values = [getattr(rank, field) for rank in ranks]
         return None if None in values else round(sum(values) / len(values))
 
-    parts = {field: mean(field) for field in ("compute_ns", "exposed_comm_ns", "bubble_ns", "not_compute_ns")}
+    parts: dict[str, Any] = {
+        field: mean(field) for field in ("compute_ns", "exposed_comm_ns", "bubble_ns", "not_compute_ns")
+    }
     return replace(ranks[0], window_ns=mean("window_ns") or 0, **parts)
 
 

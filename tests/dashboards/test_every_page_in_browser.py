@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from dashboards import more_pages
@@ -35,6 +36,21 @@ def test_every_page_is_accessible_and_shows_hostile_names_as_text(
         assert violations(page) == [], name
     page.goto(address)
     assert MARKUP in settle(page).inner_text("#run-errors"), "shown as it is"
+
+
+def test_axes_of_links_are_chosen_by_who_reads_no_screen(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
+    ends = {"rank": [0, 1], "kind": ["send", "recv"], "peer": [1, 0], "start_ns": [40, 20], "end_ns": [60, 60]}
+    messages = pd.concat([pd.DataFrame({**ends, "axis": axis, "bytes": 2**20}) for axis in ("pp", "cp")])
+    messages.to_csv(tmp_path / "comms.csv", index=False)
+    ops = {"rank": [0, 1], "kind": "F", "stage": [0, 1], "microbatch": 0, "start_ns": [0, 60], "end_ns": [40, 100]}
+    pd.DataFrame(ops).to_csv(tmp_path / "ops.csv", index=False)
+    page = settle(visit(serve([tmp_path]) + "communication").page)
+    choice = page.get_by_role("radiogroup", name="Axis of the links")
+    choice.get_by_role("radio", name="pp").focus()
+    assert choice.get_by_role("radio").count() == 2
+    page.keyboard.press("Space")
+    page.wait_for_function("() => document.querySelector('#links-body').innerText.includes('pp, all steps')")
+    assert violations(settle(page)) == []
 
 
 FOCUS = """() => {
