@@ -113,6 +113,10 @@ def read_experts(options: argparse.Namespace) -> ExpertOptions | None:
         if values["forced"] is not Forced.NONE:
             raise UsageError("--replay-routes gives the routes that --force-routes gives; leave one of them out")
         values["forced"] = Forced.REPLAYED
+    if values["capacity_factor"] is None and values["drop_order"] is not _DEFAULTS["drop_order"]:
+        raise UsageError(
+            "--drop-order is for experts with a capacity, which drop routes; give them a --capacity-factor, or leave it out"
+        )
     pyramid = options.experts if len(options.experts) > 1 else ()
     return ExpertOptions(max(options.experts), pyramid=pyramid, **values)
 

@@ -23,12 +23,15 @@ from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
 from pptrace.slices import Slice
 
+SHARING_AXES = (Axis.EP, Axis.ETP)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSizes:
     """Sizes of a run with experts: bytes of a token, the way of tokens to experts, the ranks that share each expert, the tokens
     that a rank routes in a forward, and floating-point operations of a row (``row_flops``) in the part of an expert that a rank
-    has. ``ep_groups`` are the ranks that exchange tokens.
+    has. ``ep_groups`` are the ranks that exchange tokens, ``sharing_groups`` those whose experts compute the same tokens: of ep
+    and etp together.
     """
 
     row_bytes: int
@@ -37,6 +40,7 @@ class TokenSizes:
     num_tokens: int = 0
     row_flops: int = 0
     ep_groups: tuple[tuple[int, ...], ...] = ()
+    sharing_groups: tuple[tuple[int, ...], ...] = ()
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that a rank exchanges tokens with, itself included; () where they are not known."""
@@ -64,7 +68,9 @@ def _sizes_of(
     if prod(sizes[axis] for axis in WITHIN_STAGE) % (ep * etp):
         return None
     world = range(prod(in_stage.values()))
-    groups = {expert_group_of(rank, Axis.EP, in_stage, order, ep, etp) for rank in world}
+    of_rank = {axis: [expert_group_of(rank, axis, in_stage, order, ep, etp) for rank in world] for axis in SHARING_AXES}
+    groups = set(of_rank[Axis.EP])
+    sharing = {tuple(sorted({each for member in group for each in of_rank[Axis.ETP][member]})) for group in groups}
     return TokenSizes(
         model.hidden * model.item_bytes,
         experts.dispatcher,
@@ -72,6 +78,7 @@ def _sizes_of(
         model.microbatch_size * model.sequence // (sizes[Axis.CP] * sizes[Axis.TP]),
         4 * model.hidden * (model.expert_width // etp),
         tuple(sorted(groups)),
+        tuple(sorted(sharing)),
     )
 
 

@@ -12,7 +12,7 @@ from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGai
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
-from pptrace.analysis.experts.handed_in import sizes_of_run
+from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.loads import (
     Place,
@@ -90,18 +90,32 @@ def report_experts(
         ranks=rank_loads(exchanges, counts, sizes),
         calls=_calls(exchanges, counts),
         routing=gain,
-        reasons=tuple(_reasons(exchanges, counts, has_rows, gain, sizes is not None)),
+        reasons=(*_reasons(exchanges, counts, has_rows, gain, sizes is not None), *_not_counted(counts, sizes)),
         dispatcher=None if sizes is None else sizes.dispatcher,
         etp=None if sizes is None else sizes.etp,
-        padding_share=None if sizes is None else _padding_share(counts, sizes.etp),
+        padding_share=None if sizes is None else _padding_share(counts, sizes),
     )
 
 
-def _padding_share(counts: Mapping[int, RankCounts], etp: int) -> float | None:
-    """Share of the rows of all experts that no route takes; None where nothing counted them."""
-    rows = sum(int(of_rank.rows.sum()) for of_rank in counts.values())
-    kept = sum(int(of_rank.kept.sum()) for of_rank in counts.values())
-    return max(0.0, 1 - etp * kept / rows) if rows else None
+def _padding_share(counts: Mapping[int, RankCounts], sizes: TokenSizes) -> float | None:
+    """Share of the rows of all experts that no route takes, on ranks whose tokens and experts were all counted; None where none
+    were.
+    """
+    whole = [rank for group in sizes.sharing_groups if set(group) <= set(counts) for rank in group]
+    rows, kept = (sum(int(getattr(counts[rank], name).sum()) for rank in whole) for name in ("rows", "kept"))
+    return max(0.0, 1 - sizes.etp * kept / rows) if rows else None
+
+
+def _not_counted(counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> Iterable[str]:
+    """A line on ranks without counts that share experts with ranks that have some."""
+    groups = () if sizes is None else sizes.sharing_groups
+    missing = sorted(rank for group in groups if set(group) & set(counts) for rank in set(group) - set(counts))
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" …" if len(missing) > _MOST_NAMES else "")
+        yield f"no counts of rank {names}: routes of experts are those of the other ranks' tokens"
+
+
+_MOST_NAMES = 8
 
 
 def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:

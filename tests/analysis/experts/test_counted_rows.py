@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
+from instrument.expert.options import Dispatcher, ExpertOptions
 from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratio
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads, with_model_stages
+from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
 from pptrace.slices import Slice
+from tests.instrument.models.cases.mixes import expert_facts
+from tests.support.gpt_runs import facts_of_run
 
 LAYERS = [0, 1, 0, 1]
 ROWS = {0: [30, 8, 10, 8], 1: [10, 8, 10, 24]}
@@ -61,3 +67,21 @@ def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
 def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:
     assert [rank.in_flight_rows for rank in rank_loads(exchanges(0, 1), {}, None)] == [30, 10]
     assert [rank.in_flight_rows for rank in rank_loads(exchanges(0), {}, None)] == [None, None]
+
+
+def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
+    options = expert_facts(ExpertOptions(2, dispatcher=Dispatcher.PADDED))
+    experts = {f"experts_{name}": value for name, value in asdict(options).items()}
+    model = facts_of_run(experts=experts.pop("experts_num"), **experts)
+    facts = {
+        0: {"model": model, "mesh": {"pp": 1, "dp": 2, "cp": 1, "tp": 1, "ep": 2, "etp": 1, "order": "tp-cp-dp-pp"}}
+    }
+    whole, part = (
+        report_experts(ExpertsOfRun(exchanges(0, 1), counts_of(rows)), (), facts) for rows in (ROWS, {0: ROWS[0]})
+    )
+    assert whole is not None
+    assert whole.padding_share == pytest.approx(1 - 2 * 4 * 2 / (56 + 52))
+    assert part is not None
+    assert part.padding_share is None
+    line = "no counts of rank 1: routes of experts are those of the other ranks' tokens"
+    assert (line in part.reasons, line in whole.reasons) == (True, False)

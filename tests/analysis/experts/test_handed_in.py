@@ -94,7 +94,8 @@ def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:
     model = facts_of_run(dtype="bfloat16", experts=experts.pop("experts_num"), **experts)
     mesh = {"pp": 1, "dp": 4, "cp": 1, "tp": 2, "ep": 2, "etp": 2, "order": "tp-cp-dp-pp"}
     groups = ((0, 2), (1, 3), (4, 6), (5, 7))
-    expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups)
+    sharing = ((0, 1, 2, 3), (4, 5, 6, 7))
+    expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups, sharing)
     assert sizes_of_run([{"model": model, "mesh": mesh}]) == expected
     assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": None}}]) is None
     assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": 3}}]) is None
