@@ -31,6 +31,17 @@ def test_every_module_imports_without_torch(package: str) -> None:
     assert int(ended.stdout) >= 3
 
 
+_NOT_NEEDED = ("pptrace.workflow.on_workers", "pptrace.workflow.dask_engine", "pptrace.analysis.compare.compare")
+"""Modules of other commands and engines: an import costs each `pptrace analyze` some milliseconds."""
+
+
+def test_analyze_imports_no_cluster_and_no_comparison() -> None:
+    program = "import sys, pptrace.cli.analyze, pptrace.report.text; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "pptrace.workflow.load" in ended.stdout.split()
+    assert set(_NOT_NEEDED).isdisjoint(ended.stdout.split())
+
+
 _WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None

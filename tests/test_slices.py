@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.slices import distinct_rows, group_codes, last_like, rows_where, slice_of, slices, slices_by_int
+from pptrace.slices import (
+    distinct_rows,
+    group_codes,
+    last_like,
+    rows_among,
+    rows_where,
+    slice_of,
+    slices,
+    slices_by_int,
+)
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["F", "B", "W"]), st.integers(-5, 5)), max_size=20)
 
@@ -112,3 +121,11 @@ def test_every_row_is_like_the_distinct_row_of_its_number(rows: list[tuple[int, 
     distinct, index = distinct_rows(np.array(rows, dtype=np.int64).reshape(-1, 2))
     assert sorted(map(tuple, distinct)) == sorted(set(rows))
     assert [tuple(distinct[number]) for number in index.tolist()] == rows
+
+
+@pytest.mark.parametrize("dtype", [object, "category"])
+def test_rows_among_are_those_of_isin(dtype: str) -> None:
+    column = pd.Series(["F", "B", "", "W", "F"], dtype=dtype)
+    for values in (("F",), ("W", "B", "I"), ("I",), ()):
+        assert rows_among(column, values).tolist() == column.isin(values).tolist()
+    assert rows_among(column.iloc[:0], ("F",)).tolist() == []

@@ -24,6 +24,7 @@ from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
+from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.processes import SharedTasks
@@ -213,6 +214,8 @@ def _report_together(parts: StepParts, data: AlignedRun, mesh: MeshInfo, routing
         measured = [rank.compact() for rank in times_of_ranks(table, steps, data)]
         graphs.append(graph_of_ranks(part.plan, steps, measured))
         explanations.append(explain_ranks(table, steps, measured, axes, graphs[-1], routing))
+        del measured
+    give_back_freed_memory()  # what else is kept of it lies in pieces, next to which what follows would take more
     return parts.joined(ranks, explanations, graphs, mesh)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,11 @@ from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
-from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
 from pptrace.workflow.reopen import reopen
+
+if TYPE_CHECKING:
+    from pptrace.workflow.dask_engine import DaskEngine
 
 
 @click.command(name="analyze")
@@ -111,7 +113,7 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     network_gbps = None if options.network is None else read_rate(options.network)
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
     with (
-        open_dask(options.scheduler, options.jobs) if options.engine == "dask" else nullcontext() as engine,
+        _engine(options) as engine,
         reading_bar() as on_progress,
     ):
         asked = (paths, options.schedule, options.step, options.jobs, on_progress)
@@ -135,6 +137,14 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     finally:
         if not outputs.take_stdout:  # after the files: who reads stdout may end the program, as `| head` does
             _print(run.report, options.show_all)
+
+
+def _engine(options: AnalyzeOptions) -> AbstractContextManager[DaskEngine | None]:
+    if options.engine == "local":
+        return nullcontext()
+    from pptrace.workflow.dask_cluster import open_dask
+
+    return open_dask(options.scheduler, options.jobs)
 
 
 def _write_tables(option: str, write: Callable[[Path], None], directory: Path | None) -> None:

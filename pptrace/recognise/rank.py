@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 
 from pptrace.ingest.otlp.process_facts import DEVICE
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
-from pptrace.model.traces import InputFormat, Trace
+from pptrace.model.traces import InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.device.work import device_work
@@ -20,10 +21,11 @@ from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
 from pptrace.recognise.ops.garbage_collections import with_collections
 from pptrace.recognise.ops.host_compute import HostWork, host_work
-from pptrace.recognise.ops.mark_ranges import split_marks
+from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
 from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.host_order import find_host_order
+from pptrace.slices import rows_among
 
 
 def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
@@ -69,9 +71,12 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
     trace = _with_watched_job(trace)
-    marks, events = split_marks(trace.events)
-    trace = replace(trace, events=events)
-    work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+    if trace.events.names:
+        marks, events = split_marks(trace.events)
+        trace = replace(trace, events=events)
+        work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+    else:
+        marks, work = _found_in_no_events()
     if trace.calls is not None:
         return _recognised_rank(trace, work, None, trace.calls)
     if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
@@ -90,6 +95,12 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         return _recognised_rank(trace, work, marked, calls)
     recognised = _recognised_rank(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
     return replace(recognised, host=find_host_order(trace.events))
+
+
+@cache
+def _found_in_no_events() -> tuple[MarkedRanges, DeviceWork]:
+    """Marks and device work of a rank without events, as those of tables are."""
+    return split_marks(no_events())[0], device_work(no_events())
 
 
 def _with_watched_job(trace: Trace) -> Trace:
@@ -118,8 +129,9 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
     tables = replace(tables, ops=with_collections(ops, trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
-    sure = tables.ops["source"] != "inferred"  # those that are inferred here may turn out to be no pipeline's
-    has_ops = bool((tables.ops["kind"].isin(COMPUTE_KINDS) & sure).any())
+    # Those that are inferred here may turn out to be no pipeline's.
+    sure = ~rows_among(tables.ops["source"], ("inferred",))
+    has_ops = bool((rows_among(tables.ops["kind"], COMPUTE_KINDS) & sure).any())
     host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
     recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
     return RecognisedRank(trace.info, framework, *recognised)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
-from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation
+
+if TYPE_CHECKING:
+    from pptrace.analysis.compare.result import Comparison
 
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _SOURCES = {
@@ -119,6 +121,8 @@ def _warning_lines(every: Sequence[str], amount: Amount) -> RenderableType:
 
 def print_comparison(comparison: Comparison, console: Console, amount: Amount = Amount.BRIEF) -> None:
     """Print a comparison: the verdict, the step, its parts, the facts that differ, the warnings."""
+    from pptrace.report.tables.comparison import comparison_tables
+
     console.print(Stripped(Text(comparison.detail, style="bold")))
     for table in comparison_tables(comparison, amount):
         console.print(Stripped(render_table(table, console.width)))

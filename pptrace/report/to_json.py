@@ -6,17 +6,19 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Blame, CriticalPath
-from pptrace.analysis.whatif.result import WhatIf
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
 from pptrace.simulator import IdleCause, SimulatedRank, Simulation, idle_by_cause
+
+if TYPE_CHECKING:
+    from pptrace.analysis.compare.result import Comparison
+    from pptrace.analysis.whatif.result import WhatIf
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"

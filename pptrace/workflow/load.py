@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.verdict import with_verdict
@@ -20,11 +20,12 @@ from pptrace.model.traces import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
-from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
-from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_trace
-from pptrace.workflow.remote_rank import RemoteRank
+
+if TYPE_CHECKING:
+    from pptrace.workflow.dask_engine import DaskEngine
+    from pptrace.workflow.remote_rank import RemoteRank
 
 
 def load(
@@ -71,6 +72,8 @@ class _Request:
 
 def _load_on_workers(request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool) -> Analysis:
     """Load with what is recognised left on the workers; fetched where it has to be in one process."""
+    from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
+
     read: Any = recognise_trace  # what it returns stays there; what comes here is lean
     store: Any = RankStore() if cache else None
     inputs = request.inputs

@@ -16,7 +16,7 @@ from pptrace.analysis.links.rank_traffic import RankTraffic
 from pptrace.analysis.result import Report
 from pptrace.analysis.whole_run import CollectiveRate, LateRank, Link
 from pptrace.model.mesh import MeshInfo
-from pptrace.slices import Slice
+from pptrace.slices import Slice, slices
 
 
 def with_links(
@@ -69,7 +69,7 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     source, target = np.where(is_recv, (ends["peer"], ends["rank"]), (ends["rank"], ends["peer"]))
     ends = ends.assign(source=source, target=target)
     on_device = {traffic.rank for traffic in ranks if traffic.on_device}
-    links = [_link(rows, facts, on_device) for _, rows in ends.groupby(["axis", "source", "target"], sort=True)]
+    links = [_link(rows, facts, on_device) for rows in slices(ends, ("axis", "source", "target")).values()]
     return tuple(
         sorted(
             links, key=lambda link: (-link.late_sender_ns - link.late_receiver_ns, link.axis, link.source, link.target)
@@ -77,17 +77,17 @@ def links_of(ranks: Sequence[RankTraffic], facts: Mapping[int, Mapping[str, obje
     )
 
 
-def _link(ends: pd.DataFrame, facts: Mapping[int, Mapping[str, object]], on_device: Collection[int]) -> Link:
-    is_recv = (ends["kind"] == "recv").to_numpy()
-    received, wait = ends[is_recv] if is_recv.any() else ends, ends["wait"].to_numpy()
-    axis, source, target = str(ends["axis"].iloc[0]), int(ends["source"].iloc[0]), int(ends["target"].iloc[0])
-    sizes, count = received["bytes"].to_numpy(), received["count"].to_numpy()
+def _link(ends: Slice, facts: Mapping[int, Mapping[str, object]], on_device: Collection[int]) -> Link:
+    is_recv, wait = ends["kind"] == "recv", ends["wait"]
+    received = ends.where(is_recv) if is_recv.any() else ends
+    axis, source, target = str(ends.first("axis")), int(ends.first("source")), int(ends.first("target"))
+    sizes, count = received["bytes"], received["count"]
     is_known = bool((sizes >= 0).all())
     num_bytes = int((sizes * count).sum()) if is_known else None
     transfer, slack = int(received["transfer"].sum()), int(received["slack"].sum())
     rate = num_bytes / transfer if num_bytes is not None and transfer else None
-    peak = peak_between((source, target), facts) if set(ends["rank"]) <= set(on_device) else None
-    fit = fit_link(sizes, received["fast"].to_numpy(), count)
+    peak = peak_between((source, target), facts) if set(ends["rank"].tolist()) <= set(on_device) else None
+    fit = fit_link(sizes, received["fast"], count)
     return Link(
         axis=axis,
         source=source,

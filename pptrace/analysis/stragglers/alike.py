@@ -35,7 +35,7 @@ def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -
     """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
     gains: dict[Place, Int64] = {}
     num_stages = {costs.table.num_stages for costs in plans}
-    typical = [typical_cells(costs) for costs in plans]
+    typical = [costs.typical_cells for costs in plans]
     if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
         scaled = [_with_stage_as_others(costs, of_cells, stage) for costs, of_cells in zip(plans, typical, strict=True)]
         gains["stage", stage] = _gains(plans, measured, scaled)
@@ -81,33 +81,9 @@ def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], durations:
     )
 
 
-def cells_of(costs: MeasuredCosts) -> tuple[Int64, Int64]:
-    """(kind and stage of each cell as one number, the cell of each row)."""
-    key = costs.table.kind.astype(np.int64) * costs.table.num_stages + costs.table.stage
-    cells, of_row = np.unique(key, return_inverse=True)
-    return cells, of_row
-
-
-def typical_cells(costs: MeasuredCosts) -> Floats:
-    """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
-
-    What ops wait for other members of collectives is not their cost.
-    """
-    cells, of_row = cells_of(costs)
-    own = costs.durations
-    if len(costs.holds):
-        own = own - costs.held(costs.holds["is_late"] == 0)
-    typical = np.empty((len(costs.step), len(cells)))
-    for windows in costs.of_pipelines():
-        durations = own[windows]
-        for cell in range(len(cells)):
-            typical[windows, cell] = np.median(durations[:, of_row == cell])
-    return typical
-
-
 def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[Floats, Floats]:
     """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
-    cells, _ = cells_of(costs)
+    cells, _ = costs.cells
     kind, of_cell = np.divmod(cells, costs.table.num_stages)
     of_stage = np.flatnonzero(of_cell == stage)
     lowest = np.sort(typical, axis=0)[(len(typical) - 1) // 2]
@@ -130,7 +106,7 @@ def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) ->
 
 def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> Int64:
     """The durations, those of a stage shortened as much as its typical ones exceed those of the others."""
-    cells, of_row = cells_of(costs)
+    cells, of_row = costs.cells
     cost, usual = _usual_of_stage(costs, typical, stage)
     factor = np.ones(len(cells))
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
@@ -150,7 +126,7 @@ def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> 
     """The rank whose ops exceed those of its replicas most; None where none does."""
     excess: dict[int, float] = {}
     for costs, of_cells in zip(plans, typical, strict=True):
-        _, of_row = cells_of(costs)
+        _, of_row = costs.cells
         beyond = np.maximum(of_cells - _replicas(costs, of_cells), 0)[:, of_row]
         for place in range(costs.table.pp):
             of_place = beyond[:, costs.table.rank == place].sum(axis=1)
@@ -162,7 +138,7 @@ def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> 
 
 def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> Int64:
     """The durations, those of a rank shortened as much as its typical ones exceed those of its replicas."""
-    _, of_row = cells_of(costs)
+    _, of_row = costs.cells
     factor = np.divide(
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
@@ -194,8 +170,8 @@ def _with_shorter_waits(costs: MeasuredCosts, durations: Int64, rank: int) -> In
 
 def _excess(costs: MeasuredCosts) -> Int64:
     """Excess of long ops over what is typical, shape (windows, rows), ns; 0 of all others."""
-    _, of_row = cells_of(costs)
-    typical = typical_cells(costs)
+    _, of_row = costs.cells
+    typical = costs.typical_cells
     excess = np.zeros(costs.durations.shape, dtype=np.int64)
     for windows in costs.of_pipelines():
         durations = costs.durations[windows]

@@ -103,6 +103,30 @@ class MeasuredCosts:
         kinds: Int64 = np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
         return kinds
 
+    @cached_property
+    def cells(self) -> tuple[Int64, Int64]:
+        """(kind and stage of each cell as one number, the cell of each row)."""
+        key = self.table.kind.astype(np.int64) * self.table.num_stages + self.table.stage
+        cells, of_row = np.unique(key, return_inverse=True)
+        return cells, of_row
+
+    @cached_property
+    def typical_cells(self) -> npt.NDArray[np.float64]:
+        """The median cost of each cell over all steps in each pipeline, shape (windows, cells): the same in all its windows, ns.
+
+        What ops wait for other members of collectives is not their cost.
+        """
+        cells, of_row = self.cells
+        own = self.durations
+        if len(self.holds):
+            own = own - self.held(self.holds["is_late"] == 0)
+        typical = np.empty((len(self.step), len(cells)))
+        for windows in self.of_pipelines():
+            durations = own[windows]
+            for cell in range(len(cells)):
+                typical[windows, cell] = np.median(durations[:, of_row == cell])
+        return typical
+
     def of_pipelines(self) -> list[Int64]:
         """The windows of each pipeline."""
         _, number = np.unique(self.ranks, axis=0, return_inverse=True)

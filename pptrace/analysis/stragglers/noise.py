@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from pptrace.analysis.message_graph import spans_of
-from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place, cells_of, typical_cells
+from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 
 ORDINARY = 0.1
@@ -78,8 +78,8 @@ class _Medians:
 
     @classmethod
     def of(cls, costs: MeasuredCosts) -> _Medians:
-        pipelines, (cells, of_row) = costs.of_pipelines(), cells_of(costs)
-        typical = typical_cells(costs)
+        pipelines, (cells, of_row) = costs.of_pipelines(), costs.cells
+        typical = costs.typical_cells
         median = typical[[int(windows[0]) for windows in pipelines]]
         rows = np.bincount(of_row, minlength=len(cells)).astype(np.float64)
         deviation = np.empty_like(median)
@@ -115,7 +115,7 @@ def _beyond_chance(places: Iterator[_Excess]) -> frozenset[Place]:
 
 def _ranks(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
     """Each rank against its replicas."""
-    _, of_row = cells_of(costs)
+    _, of_row = costs.cells
     pipelines = costs.of_pipelines()
     if len(pipelines) < 2:
         return
@@ -132,7 +132,7 @@ def _ranks(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
 
 def _stages(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
     """Each stage against the others, by the medians of its replicas."""
-    cells, _ = cells_of(costs)
+    cells, _ = costs.cells
     kind, stage = np.divmod(cells, costs.table.num_stages)
     cost, spread = _median_of(medians, np.arange(len(medians.median)))
     of_stages = _Medians(cost[np.newaxis], spread[np.newaxis], medians.rows)
@@ -168,8 +168,8 @@ def _of_median(num_values: int) -> float:
 def _cost_of_ordinary(costs: MeasuredCosts) -> int:
     """Time by which a step is longer where each op varies by :data:`ORDINARY` around what is typical, ns."""
     windows = np.flatnonzero(costs.step == costs.step[0])
-    _, of_row = cells_of(costs)
-    typical = typical_cells(costs)[windows][:, of_row]
+    _, of_row = costs.cells
+    typical = costs.typical_cells[windows][:, of_row]
     transfers = np.maximum(costs.transfers[windows], 0)
     num_replays = min(max(_MOST_REPLAYED // typical.size, 1), _MOST_REPLAYS)
     deviations = np.random.default_rng(0).standard_normal((num_replays, *typical.shape))

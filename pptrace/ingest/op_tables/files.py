@@ -174,8 +174,9 @@ def _series(column: polars.Series) -> pd.Series[Any]:
     kind = str(column.dtype)
     if kind.startswith(("Enum", "Categorical")):
         column, kind = column.cast(str), "String"
-    if kind == "String" and column.n_unique() <= _MOST_CATEGORIES:
-        names = sorted(column.drop_nulls().unique().to_list())
+    texts = column.unique() if kind == "String" else None
+    if texts is not None and len(texts) <= _MOST_CATEGORIES:
+        names = sorted(texts.drop_nulls().to_list())
         dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
         return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=dtype))
     if kind in _WIDE_INTEGERS:

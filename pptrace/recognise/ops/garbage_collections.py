@@ -18,6 +18,7 @@ from pptrace.model.categories import same_category
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, OPS, Int64, make_table
 from pptrace.model.traces import Category, Events
+from pptrace.slices import rows_among
 
 _NAMES = {
     Category.PYTHON: re.compile(r"Python GC"),
@@ -27,7 +28,7 @@ _NAMES = {
 
 def with_collections(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
     """The ops with the collections among the events, where marks have none and steps are known."""
-    if (ops["kind"] == GARBAGE_COLLECTION).any():
+    if not events.names or rows_among(ops["kind"], (GARBAGE_COLLECTION,)).any():
         return ops
     rows = _collections(events)
     steps = _begins_of_steps(ops) if len(rows) else {}

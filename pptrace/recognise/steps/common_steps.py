@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.slices import rows_among
 
 
 def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
@@ -100,12 +102,13 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _has_ranges(recognised: RecognisedRank) -> bool:
-    return bool((recognised.ops["kind"] == "STEP").any())
+    return bool(rows_among(recognised.ops["kind"], ("STEP",)).any())
 
 
 def _steps_with_ops(recognised: RecognisedRank) -> list[int]:
-    step = recognised.ops["step"]
-    return sorted(step[recognised.ops["kind"].isin(COMPUTE_KINDS) & (step >= 0)].unique().tolist())
+    step = recognised.ops["step"].to_numpy()
+    steps: list[int] = np.unique(step[rows_among(recognised.ops["kind"], COMPUTE_KINDS) & (step >= 0)]).tolist()
+    return steps
 
 
 def _renumbered(recognised: RecognisedRank, names: dict[int, int]) -> RecognisedRank:

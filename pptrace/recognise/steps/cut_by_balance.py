@@ -16,6 +16,7 @@ import pandas as pd
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import Int64
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.slices import rows_among
 
 _FORWARDS, _BACKWARDS = ("F",), ("B", "I")
 
@@ -56,9 +57,7 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
     step.
     """
-    computing = [
-        recognised for recognised in ranks if len(recognised.ops) and recognised.ops["kind"].isin(_FORWARDS).any()
-    ]
+    computing = [recognised for recognised in ranks if rows_among(recognised.ops["kind"], _FORWARDS).any()]
     if len(computing) < 2 or not all(map(_is_one_counted_step, computing)):
         return list(ranks), ()
     balances = [_Balance.of(recognised.ops.sort_values("start_ns", kind="stable")["kind"]) for recognised in computing]

@@ -95,7 +95,7 @@ def usual_of_cells(costs: MeasuredCosts) -> dict[tuple[int, tuple[int, int]], fl
 def test_typical_costs_are_medians_of_a_kind_and_stage_in_a_pipeline() -> None:
     for seed in SEEDS:
         costs = random_costs(random.Random(seed))
-        usual, found = usual_of_cells(costs), alike.typical_cells(costs)
+        usual, found = usual_of_cells(costs), costs.typical_cells
         for window, first in enumerate(costs.ranks[:, 0].tolist()):
             assert found[window].tolist() == [usual[first, cell] for cell in rows_of_cells(costs)]
 
@@ -104,7 +104,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         costs = random_costs(rng, rng.choice((2, 3)))
-        table, usual, typical = costs.table, usual_of_cells(costs), alike.typical_cells(costs)
+        table, usual, typical = costs.table, usual_of_cells(costs), costs.typical_cells
         cells = rows_of_cells(costs)
         firsts = sorted(set(costs.ranks[:, 0].tolist()))
         of_windows = {cell: sorted(usual[first, cell] for first in costs.ranks[:, 0].tolist()) for cell in cells}
