@@ -13,6 +13,7 @@ from pptrace.api.simulate import MillisecondCosts, Sizes
 from pptrace.cli.output import Outputs, option
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
+from pptrace.garbage import paused_gc
 from pptrace.report.text import simulation_table
 
 EVERY = "all"
@@ -59,7 +60,8 @@ def command(schedule: str, **options: Any) -> None:
     chosen = SimulateOptions(**options)
     if chosen.sweep:
         _sweep(schedule, chosen)
-    else:
+        return
+    with paused_gc():
         _simulate_and_write(schedule, chosen)
 
 

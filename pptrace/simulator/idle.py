@@ -111,6 +111,7 @@ class _RankIdle:
         self._plan, self._rank, self._makespan = plan, rank, simulation.makespan_ns
         self._rows = slice(*plan.table.rank_ptr[rank : rank + 2].tolist())
         self._actions = plan.compute_actions(rank)
+        self._kind = plan.table.kind[self._rows]
         self._start, self._end = (
             times[self._rows].tolist() for times in (simulation.replayed.start, simulation.replayed.end)
         )
@@ -157,13 +158,13 @@ class _RankIdle:
 
     @cached_property
     def _first_backward(self) -> int:
-        backwards = (index for index, action in enumerate(self._actions) if action.kind not in (Kind.F, Kind.W))
-        return next(backwards, len(self._actions))
+        is_backward = ~np.isin(self._kind, (Kind.F.code, Kind.W.code))
+        return int(is_backward.argmax()) if is_backward.any() else len(is_backward)
 
     @cached_property
     def _last_forward(self) -> int:
-        forwards = (Kind.F, Kind.OVERLAP_F_B)
-        return max((index for index, action in enumerate(self._actions) if action.kind in forwards), default=-1)
+        forwards = np.flatnonzero(np.isin(self._kind, (Kind.F.code, Kind.OVERLAP_F_B.code)))
+        return int(forwards[-1]) if len(forwards) else -1
 
     def _awaited(self, index: int) -> tuple[Action | None, int | None]:
         row = self._producer[index]
@@ -196,7 +197,7 @@ class _RankIdle:
 
     def _next_of_each(self, index: int, used: set[int]) -> Iterator[int]:
         """The first later action of each kind and stage that is not used yet: those of one kind and stage keep their order."""
-        for of_kind in self._indices.values():
+        for of_kind in self._indices:
             position = bisect_right(of_kind, index)
             while position < len(of_kind) and of_kind[position] in used:
                 position += 1
@@ -204,11 +205,12 @@ class _RankIdle:
                 yield of_kind[position]
 
     @cached_property
-    def _indices(self) -> dict[tuple[Kind, int], list[int]]:
-        indices: dict[tuple[Kind, int], list[int]] = {}
-        for index, action in enumerate(self._actions):
-            indices.setdefault((action.kind, action.stage), []).append(index)
-        return indices
+    def _indices(self) -> list[list[int]]:
+        """Positions of the actions of each kind and stage, in order."""
+        stage = self._plan.table.stage[self._rows]
+        code = self._kind * np.int64(self._plan.num_stages) + stage
+        order = np.argsort(code, kind="stable")
+        return [of_kind.tolist() for of_kind in np.split(order, np.flatnonzero(np.diff(code[order])) + 1)]
 
     def _has_room(self, held: npt.NDArray[np.int64], index: int, other: int) -> bool:
         """Return whether an action needs no more memory than the rank's peak if it runs before an earlier one."""

@@ -80,8 +80,8 @@ def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
 
 
 def _expected(took: Floats, rows: Int64, slope: float, own_rows: Int64) -> Floats:
-    """What exchanges with ``own_rows`` would take by others' times and rows: their median without rows, which is not below 0, and
-    for each row ``slope``, at most what a row takes them if all time is spent on rows.
+    """Time that exchanges with ``own_rows`` would take by others' times and rows: their median without rows, which is not
+    below 0, and for each row ``slope``, at most what a row takes them if all time is spent on rows.
     """
     has_rows = rows > 0
     if has_rows.any():

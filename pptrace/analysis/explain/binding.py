@@ -100,7 +100,7 @@ def _usual_of_links(times: StepTimes, sender: Int64, message: Int64, taken: Int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Roots:
-    """What is behind each wait: the rank that all waited for (``rank``), what it had ended last (``op``, −1 for nothing), and
+    """The cause of each wait: the rank that all waited for (``rank``), what it had ended last (``op``, −1 for nothing), and
     when it was ready, ns. ``is_known``: not where clocks contradict each other, so that waits seem to wait for themselves.
     """
 
@@ -131,7 +131,9 @@ def _bind_to_late_peers(times: StepTimes, op: Int64, roots: _Roots, bound: tuple
 
 
 def _held_by_late_starts(times: StepTimes, op: Int64, roots: _Roots, ready: Int64, idle: Int64) -> tuple[Int64, Int64]:
-    """(how much of the ``idle`` time before each op its rank waited for one that had run nothing yet, that one's first op)."""
+    """The part of the ``idle`` time before each op for which its rank waited for one that had run nothing yet; that one's
+    first op.
+    """
     held, held_by = np.zeros_like(idle), np.zeros_like(idle)
     late = np.flatnonzero((op != NONE) & (roots.op == NONE) & roots.is_known)
     late = late[np.argsort(roots.ready[late], kind="stable")]
@@ -159,7 +161,7 @@ def _ops_at_waits(times: StepTimes) -> tuple[Int64, Int64]:
 
 
 def _roots(times: StepTimes, busy_with: Int64) -> _Roots:
-    """What is behind each wait: its peer or, where that had itself waited since it ended an op, what that wait was for."""
+    """The cause of each wait: its peer or, where that had itself waited since it ended an op, what that wait was for."""
     waits, table = times.waits, times.table
     place = waits.step * np.int64(table.pp)
     freed, until = times_by_group((place + waits.rank, waits.freed), (place + waits.peer, waits.ready))

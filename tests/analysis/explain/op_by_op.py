@@ -201,7 +201,7 @@ def _late_peers(times: StepTimes, found: dict[tuple[int, int], Bound]) -> dict[t
 
 
 def held_by_starts(times: StepTimes, bound: dict[tuple[int, int], Bound]) -> dict[tuple[int, int], tuple[int, int]]:
-    """(how long an op's rank waited for one that had run nothing yet, that one's first op), of those that did."""
+    """Time for which an op's rank waited for one that had run nothing yet, and that one's first op; of the ops that did."""
     table, waits = times.table, times.waits
     held: dict[tuple[int, int], tuple[int, int]] = {}
     roots = [_root_wait(times, index) for index in range(len(waits.step))]
