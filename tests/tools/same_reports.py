@@ -6,8 +6,8 @@
     python tests/tools/same_reports.py compare before.jsonl after.jsonl
 
 A report is known by the name of its test, whatever file that is in, and its number within the test. The texts of
-warnings, findings and mismatches may change; how many there are may not. Tests that start processes measure real time,
-so that their reports differ from run to run: they are left out.
+warnings, findings and mismatches may change; how many there are may not. Left out are tests that start processes, since they
+measure real time, and those of random examples: Hypothesis draws numbers that stand in the code, so that other code has others.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ ADDED = ("verdict",)
 def pytest_configure(config: pytest.Config) -> None:
     if FILE_VARIABLE in os.environ:
         config.pluginmanager.register(Recorder(Path(os.environ[FILE_VARIABLE])), "reports-recorder")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if FILE_VARIABLE not in os.environ:
+        return
+    random = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
+    config.hook.pytest_deselected(items=random)
+    items[:] = [item for item in items if item not in random]
 
 
 class Recorder:
