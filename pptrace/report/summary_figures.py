@@ -48,7 +48,7 @@ MOST_BARS = 48
 
 @dataclass(frozen=True, slots=True)
 class BarRow:
-    """A row of the overview: ``label`` beside it, ``name`` where it is pointed at, and the window that is drawn."""
+    """A row of the overview: ``label`` next to it, ``name`` where it is pointed at, and the window that is drawn."""
 
     label: str
     name: str

@@ -20,7 +20,7 @@ MOST_ROWS = 48
 """Most ranks that a matrix shows one by one."""
 _MOST_LINKS = 16
 _MOST_NAMED = 8
-"""Most columns of a matrix that have their whole names below them, beside one another."""
+"""Most columns of a matrix that have their whole names below them, next to one another."""
 _MOST_NUMBERED = 24
 
 

@@ -137,10 +137,10 @@ def _share(case: Case, ours: ExpertLayer, theirs: Any, inner: Tensor, outer: Ten
         (ours.shared.inner.weight, mlp.linear_fc1.weight, inner[part]),
         (ours.shared.outer.weight, mlp.linear_fc2.weight, outer[:, part]),
     ]
-    for mine, other, values in pairs:
-        mine.copy_(values)
+    for parameter, other, values in pairs:
+        parameter.copy_(values)
         other.copy_(values)
-    return [(mine, other) for mine, other, _ in pairs]
+    return [(parameter, other) for parameter, other, _ in pairs]
 
 
 def compare(cases: list[Case]) -> list[tuple[float, ...]]:
@@ -190,5 +190,5 @@ def _compare(case: Case, moe_layer: Any) -> tuple[float, ...]:
         gradients = [getattr(expert, name).weight.grad for expert in theirs.experts.local_experts]
         whole = [torch.zeros_like(layer.weight[0]) if gradient is None else gradient for gradient in gradients]
         pairs.append((layer.weight.grad, torch.stack(whole)))
-    pairs += [(mine.grad, other.grad) for mine, other in both]
+    pairs += [(parameter.grad, other.grad) for parameter, other in both]
     return tuple(float((ours_ - theirs_).abs().max()) for ours_, theirs_ in pairs)
