@@ -38,23 +38,67 @@ class Messaging(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """Nodes that need nothing but what earlier levels have: ``needs`` are the places of what each needs, filled up with nothing.
+
+    ``needs_at_once`` are the same if every call is posted as soon as it can be. ``calls`` are those after nodes of this level,
+    ``after`` these.
+    """
+
+    nodes: Index
+    needs: Index
+    needs_at_once: Index
+    calls: Index
+    after: Index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Nodes: the rows of a plan's table, then its messages. ``levels`` are (nodes, the nodes each needs, filled up with −1)."""
+    """Nodes are the rows of a plan's table, then its messages. Places are those of nodes, then nothing, then calls.
+
+    A call posts messages of one rank together: those of which it is an end (``call_of_end``, by the numbers of :func:`end_of`; −1
+    where its rank has done nothing before). ``call_row`` is the row that its rank runs next or, after the last one, that.
+    """
 
     num_rows: int
     num_nodes: int
-    levels: tuple[tuple[Index, Index], ...]
+    call_row: Index
+    call_of_end: Index
+    levels: tuple[_Level, ...]
 
-    def ends(self, durations: Times, transfers: Times) -> Times:
-        """End of each row, shape (rows, replays), with durations (replays, rows) and transfers (replays, messages)."""
+    def ends(self, durations: Times, transfers: Times, posted: Times | None = None) -> Times:
+        """End of each row, shape (rows, replays).
+
+        Args:
+            durations: shape (replays, rows).
+            transfers: shape (replays, messages).
+            posted: how long after what comes before it each call is posted, shape (replays, calls); None for at once.
+        """
         taken = np.concatenate((durations, transfers), axis=1).T
-        ends = np.zeros((self.num_nodes + 1, len(durations)), taken.dtype)
-        for nodes, needs in self.levels:
-            ends[nodes] = ends[needs].max(axis=1) + taken[nodes] if needs.shape[1] else taken[nodes]
+        calls = self.num_nodes + 1
+        ends = np.zeros((calls + (0 if posted is None else len(self.call_row)), len(durations)), taken.dtype)
+        for level in self.levels:
+            needs = level.needs_at_once if posted is None else level.needs
+            ends[level.nodes] = taken[level.nodes]
+            if needs.shape[1]:
+                ends[level.nodes] += ends[needs].max(axis=1)
+            if posted is not None:
+                ends[calls + level.calls] = ends[level.after] + posted.T[level.calls]
         return ends[: self.num_rows]
 
 
-def spans_of(table: PlanTable, graph: Graph | None, durations: Times, transfers: Times | None = None) -> Times:
+def end_of(message: npt.NDArray[Any], is_send: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """The number of the sending or the receiving end of each message."""
+    return 2 * message + ~is_send
+
+
+def spans_of(
+    table: PlanTable,
+    graph: Graph | None,
+    durations: Times,
+    transfers: Times | None = None,
+    posted: Times | None = None,
+) -> Times:
     """Makespans of replays along a graph or, without one, with messages that cost their readers time alone.
 
     Args:
@@ -62,12 +106,13 @@ def spans_of(table: PlanTable, graph: Graph | None, durations: Times, transfers:
         graph: of the same plan.
         durations: shape (replays, rows).
         transfers: shape (replays, messages); None for messages that take no time.
+        posted: as :meth:`Graph.ends` takes it; without a graph None.
     """
     if graph is None:
         return makespans(table, durations, 0 if transfers is None else transfers)
     if transfers is None:
         transfers = np.zeros((len(durations), table.num_messages), durations.dtype)
-    lengths: Times = graph.ends(durations, transfers).max(axis=0)
+    lengths: Times = graph.ends(durations, transfers, posted).max(axis=0)
     return lengths
 
 
@@ -77,60 +122,80 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     Raises:
         ScheduleError: the plan cannot run to its end so.
     """
-    edges = np.concatenate([*_edges_of_rows(plan), *_edges_of_messages(plan, messaging, prefetch)], axis=1)
     table = plan.table
     num_nodes = len(table) + table.num_messages
-    return Graph(len(table), num_nodes, tuple(_levels(np.unique(edges, axis=1), num_nodes, plan.name)))
+    if messaging in (Messaging.AHEAD, Messaging.BLOCKING_RECEIVES):
+        posts, waits = _posts_of_one_side(table, messaging, prefetch), np.zeros((2, 0), dtype=np.intp)
+    else:
+        posts, waits = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
+    end, after, row = posts
+    (after_of_call, row_of_call), call = np.unique(posts[1:], axis=1, return_inverse=True)
+    call_of_end = np.full(2 * table.num_messages, -1, dtype=np.intp)
+    call_of_end[end] = call.ravel()
+    place = num_nodes + 1 + call.ravel()
+    goes_on = row > after  # what a rank does before it posts keeps it from its next op too
+    edges = np.concatenate(
+        (_edges_of_rows(table), waits, np.stack((place, len(table) + end // 2)), np.stack((place, row))[:, goes_on]),
+        axis=1,
+    )
+    levels = _levels(np.unique(edges, axis=1), num_nodes, after_of_call, plan.name)
+    return Graph(len(table), num_nodes, row_of_call, call_of_end, tuple(levels))
 
 
-def _edges_of_rows(plan: Plan) -> Iterator[Index]:
-    """(needed node, node) of every op and the one before it, of needs on its own rank, and of each message and its reader."""
-    table = plan.table
-    rows = np.arange(len(table))
-    follows = table.position > 0
-    yield np.stack((rows[follows] - 1, rows[follows]))
-    local = ~table.dep_is_message
-    yield np.stack((table.dep[local], table.dep_reader[local])).astype(np.intp)
-    remote = np.flatnonzero(table.dep_is_message)
+def _edges_of_rows(table: PlanTable) -> Index:
+    """(needed node, node) of every op and the one before it, of its other needs, and of each message and its sender's op."""
+    follows = np.flatnonzero(table.position > 0)
+    local, remote = (np.flatnonzero(table.dep_is_message == is_message) for is_message in (False, True))
     messages = len(table) + table.dep_message[remote]
-    yield np.stack((table.dep[remote], messages)).astype(np.intp)
-    yield np.stack((messages, table.dep_reader[remote])).astype(np.intp)
+    needed = (follows - 1, table.dep[local], table.dep[remote], messages)
+    nodes = (follows, table.dep_reader[local], messages, table.dep_reader[remote])
+    return np.stack((np.concatenate(needed), np.concatenate(nodes))).astype(np.intp)
 
 
-def _edges_of_messages(plan: Plan, messaging: Messaging, prefetch: int) -> Iterator[Index]:
-    """Needs of a message besides its sender's op, and what else than its reader needs it."""
-    table = plan.table
+def _posts_of_one_side(table: PlanTable, messaging: Messaging, prefetch: int) -> Index:
+    """(end of a message, the row after which it is posted, the one that its rank runs next) where sends hold up nobody.
+
+    Of receives that are posted ahead nothing is known.
+    """
+    remote = np.flatnonzero(table.dep_is_message)
+    message = table.dep_message[remote].astype(np.intp)
+    ends, after = [2 * message], [table.dep[remote].astype(np.intp)]
     if messaging is Messaging.BLOCKING_RECEIVES:
-        remote = np.flatnonzero(table.dep_is_message)
         readers = table.dep_reader[remote].astype(np.intp)
         held = table.position[readers] > prefetch
-        yield np.stack((readers[held] - 1 - prefetch, len(table) + table.dep_message[remote[held]])).astype(np.intp)
-    elif messaging is not Messaging.AHEAD:
-        meetings = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
-        yield np.array(list(meetings), dtype=np.intp).reshape(-1, 2).T
+        ends.append(2 * message[held] + 1)
+        after.append(readers[held] - 1 - prefetch)
+    posted = np.concatenate(after)
+    is_last = np.isin(posted, table.rank_ptr[1:] - 1)
+    return np.stack((np.concatenate(ends), posted, posted + ~is_last))
 
 
-def _meetings(plan: Plan, *, one_by_one: bool) -> Iterator[tuple[int, int]]:
-    """(needed node, node) at both ends of every message: the op before its group of transfers, and the op behind it.
+def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
+    """(posts, waits) where both ends of a message wait for each other.
 
-    ``one_by_one``: a group's transfers follow each other.
+    Posts are (end of a message, what its rank did before its group of transfers, the row behind it), waits (message, the row that
+    waits for it). ``one_by_one``: a group's transfers follow each other.
     """
     table = plan.table
+    posts: list[tuple[int, int, int]] = []
+    waits: list[tuple[int, int]] = []
     for rank, actions in enumerate(lower(plan).ranks):
-        row = int(table.rank_ptr[rank]) - 1
-        begun: list[int] = []
-        ended: list[int] = []
+        row, last = int(table.rank_ptr[rank]) - 1, int(table.rank_ptr[rank + 1]) - 1
+        before = -1
+        awaited: list[int] = []
         for action in actions:
             if action.kind.is_p2p:
-                message = len(table) + _message_of(plan, action)
-                yield from ((node, message) for node in begun)
-                ended.append(message)
+                message = _message_of(plan, action)
+                if before >= 0:
+                    posts.append((2 * message + (not action.kind.is_send), before, min(row + 1, last)))
+                awaited.append(len(table) + message)
                 if one_by_one:
-                    begun = ended = [message]
+                    before, awaited = awaited[-1], awaited[-1:]
                 continue
             row += 1
-            yield from ((node, row) for node in ended)
-            begun, ended = [row], []
+            waits += [(message, row) for message in awaited]
+            before, awaited = row, []
+    return np.array(posts, dtype=np.intp).reshape(-1, 3).T, np.array(waits, dtype=np.intp).reshape(-1, 2).T
 
 
 def _message_of(plan: Plan, action: Action) -> int:
@@ -142,18 +207,22 @@ def _message_of(plan: Plan, action: Action) -> int:
     return int(plan.table.slot_to_message[cell * len(Output) + output])
 
 
-def _levels(edges: Index, num_nodes: int, name: str) -> Iterator[tuple[Index, Index]]:
-    """The nodes level by level, each with what it needs."""
-    source, target = edges
+def _levels(edges: Index, num_nodes: int, after: Index, name: str) -> Iterator[_Level]:
+    """The nodes level by level; ``edges`` are (needed place, node), ``after`` is the node that each call comes after."""
+    needed, target = edges
+    at_once = np.concatenate((np.arange(num_nodes + 1), after))  # the node of each place
+    source = at_once[needed]
     missing = np.bincount(target, minlength=num_nodes)
-    by_source, by_target = np.argsort(source, kind="stable"), np.argsort(target, kind="stable")
-    of_source, of_target = (
-        np.searchsorted(source[by_source], np.arange(num_nodes + 1)),
-        np.searchsorted(target[by_target], np.arange(num_nodes + 1)),
+    by_source, by_target, by_after = (np.argsort(nodes, kind="stable") for nodes in (source, target, after))
+    of_source, of_target, of_after = (
+        np.searchsorted(nodes[order], np.arange(num_nodes + 1))
+        for nodes, order in ((source, by_source), (target, by_target), (after, by_after))
     )
     ready, num_done = np.flatnonzero(missing == 0), 0
     while len(ready):
-        yield ready, _needs(ready, source[by_target], of_target, num_nodes)
+        needs = _needs(ready, needed[by_target], of_target, num_nodes)
+        calls = by_after[_ranges(of_after[ready], of_after[ready + 1])]
+        yield _Level(ready, needs, at_once[needs], calls, after[calls])
         num_done += len(ready)
         freed = target[by_source[_ranges(of_source[ready], of_source[ready + 1])]]
         np.subtract.at(missing, freed, 1)

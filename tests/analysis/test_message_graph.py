@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pptrace.analysis.message_graph import Messaging, make_graph
-from pptrace.schedule.actions import Kind
+from pptrace.analysis.message_graph import Messaging, end_of, make_graph
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.replay_table import makespans
-from tests.support.synthetic import run_on_paper
+from tests.support.synthetic import Message, message_of, run_on_paper
 
 SHAPES = [(name, pp, 2 * pp) for name in SCHEDULES for pp in (2, 4)] + [("interleaved-1f1b", 4, 12), ("1f1b", 1, 3)]
 
@@ -27,28 +27,43 @@ def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, mic
     assert replayed.max(axis=0).tolist() == makespans(plan.table, durations, transfers).tolist()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("messaging", [Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME])
 @pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
-def test_a_rendezvous_is_what_blocking_calls_do(name: str, pp: int, microbatches: int, messaging: Messaging) -> None:
+def test_a_rendezvous_is_what_blocking_calls_do(
+    name: str, pp: int, microbatches: int, messaging: Messaging, *, is_late: bool
+) -> None:
     plan = build(name, pp, microbatches)
     table, rng = plan.table, np.random.default_rng(4)
+    graph = make_graph(plan, messaging)
     durations = rng.integers(1, 100, len(table))
     transfers = rng.integers(0, 50, table.num_messages)
+    posted = rng.integers(0, 40, len(graph.call_row)) * is_late
     cost = {
         str(action): int(durations[table.rank_ptr[rank] + index])
         for rank in range(plan.pp)
         for index, action in enumerate(plan.compute_actions(rank))
     }
 
-    def latency(message: tuple[str, int, int | None]) -> int:
+    def number(message: Message) -> int:
         direction, stage, microbatch = message
         output = OUTPUT_OF[Kind.F if direction == "F" else Kind.B]
         slot = (stage * plan.num_microbatches + (microbatch or 0)) * len(Output) + output
-        return int(transfers[table.slot_to_message[slot]])
+        return int(table.slot_to_message[slot])
 
-    one_by_one = messaging is Messaging.ONE_CALL_AT_A_TIME
-    run = run_on_paper(plan, lambda action: cost[str(action)], latency, one_by_one=one_by_one)
-    ends = make_graph(plan, messaging).ends(durations[np.newaxis], transfers[np.newaxis])[:, 0]
+    def lateness(_: int, action: Action) -> int:
+        end = end_of(np.array(number(message_of(action))), np.array(action.kind.is_send))
+        return int(posted[graph.call_of_end[end]]) if graph.call_of_end[end] >= 0 else 0
+
+    run = run_on_paper(
+        plan,
+        lambda action: cost[str(action)],
+        lambda message: int(transfers[number(message)]),
+        one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME,
+        before_calls=lateness,
+    )
+    late = {"posted": posted[np.newaxis]} if is_late else {}
+    ends = graph.ends(durations[np.newaxis], transfers[np.newaxis], **late)[:, 0]
     expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
     assert ends.tolist() == expected
 

@@ -94,6 +94,7 @@ def run_on_paper(
     *,
     one_by_one: bool = False,
     late_by: Mapping[int, int] | None = None,
+    before_calls: Callable[[int, Action], int] | None = None,
 ) -> PaperRun:
     """Run a plan; neighbouring transfers are posted together and their rank goes on when it has seen all complete.
 
@@ -103,6 +104,7 @@ def run_on_paper(
         latency: of a message, once both sides are there; or a function of the message.
         one_by_one: each transfer is posted when the one before it is complete.
         late_by: how long after the others some ranks begin.
+        before_calls: what a rank does before it posts a group of transfers of which this is the first, ns.
     """
     lowered = lower(plan)
     queues = [list(lowered.instructions(rank)) for rank in range(plan.pp)]
@@ -112,24 +114,28 @@ def run_on_paper(
     posts: dict[Message, dict[bool, int]] = {}
     ranks: list[list[Done]] = [[] for _ in queues]
     group_numbers = [0] * plan.pp
+    called = [-1] * plan.pp
     while any(queues):
         progressed = False
         for rank, queue in enumerate(queues):
             if not queue:
                 continue
-            head, now = queue[0], free[rank]
+            head = queue[0]
+            if before_calls is not None and head[0].kind.is_p2p and called[rank] < group_numbers[rank]:
+                free[rank] += before_calls(rank, head[0])
+            called[rank], now = group_numbers[rank], free[rank]
             for action in head:
                 if action.kind.is_p2p:
-                    sides = posts.setdefault(_message(action), {})
+                    sides = posts.setdefault(message_of(action), {})
                     progressed |= action.kind.is_send not in sides
                     sides.setdefault(action.kind.is_send, now)
-            if any(action.kind.is_p2p and len(posts[_message(action)]) < 2 for action in head):
+            if any(action.kind.is_p2p and len(posts[message_of(action)]) < 2 for action in head):
                 continue
             seen = now
             for action in head:
                 if action.kind.is_p2p:
-                    met = max(posts[_message(action)].values())
-                    through = met + (latency if isinstance(latency, int) else latency(_message(action)))
+                    met = max(posts[message_of(action)].values())
+                    through = met + (latency if isinstance(latency, int) else latency(message_of(action)))
                     seen = max(seen, through)
                     ranks[rank].append(Done(action, now, seen, group_numbers[rank], met, through))
                 else:
@@ -143,7 +149,7 @@ def run_on_paper(
     return PaperRun(plan, tuple(map(tuple, ranks)))
 
 
-def _message(action: Action) -> Message:
+def message_of(action: Action) -> Message:
     forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
     stage = action.stage if action.kind.is_send else action.stage + (-1 if forward else 1)
     return ("F" if forward else "B", stage, action.microbatch)

@@ -18,7 +18,7 @@ from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Cost
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.equal_rows import EqualRows, equal_rows
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
-from pptrace.analysis.explain.measured import costs_of_steps
+from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
@@ -84,13 +84,14 @@ def _explain_together(
     graph: Graph | None,
     routing: Routing | None,
 ) -> list[Explanation]:
-    return explain_ranks(table, steps, list(times_of_ranks(table, steps, data)), axes, graph, routing)
+    ranks = list(times_of_ranks(table, steps, data, with_calls=graph is not None))
+    return explain_ranks(table, steps, ranks, axes, graph, routing)
 
 
-def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun) -> Iterator[RankTimes]:
-    """The measurements of every rank in the windows of some steps."""
+def times_of_ranks(table: PlanTable, steps: Steps, data: AlignedRun, *, with_calls: bool = True) -> Iterator[RankTimes]:
+    """The measurements of every rank in the windows of some steps; ``with_calls`` as :meth:`RankTimes.of` has it."""
     windows = IndexedWindows.of([window for of_step in steps for window in of_step])
-    return (RankTimes.of(table, windows, rank, data) for rank in windows.of_rank)
+    return (RankTimes.of(table, windows, rank, data, with_calls=with_calls) for rank in windows.of_rank)
 
 
 def explain_ranks(
@@ -180,7 +181,8 @@ def _explain_part(
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before, graph)
     collecting = [rank for rank in ranks if len(rank.collections)]
     collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
-    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected)
+    posted = posted_calls(graph, times, bindings, [rank.calls for rank in ranks], is_whole) if graph else None
+    costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected, posted)
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations

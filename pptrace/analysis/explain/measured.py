@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
-from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.explain.rank_messages import CALLS
+from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.analysis.message_graph import Graph
+from pptrace.analysis.stragglers.costs import MeasuredCosts, sums_by_row
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -22,12 +25,13 @@ def costs_of_steps(
     step: Int64,
     sizes: Sequence[int],
     collected_before: Int64,
+    posted: tuple[Int64, Int64] | None = None,
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
     ``bindings`` tell from when each op had what it needs, ``waits`` are those inside ops, ``outside`` is what else the ranks
     did, ``step`` the index of each window's step, ``collected_before`` how long garbage collections kept each op; all windows are
-    whole.
+    whole. ``posted`` is what :func:`posted_calls` finds.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
@@ -51,11 +55,39 @@ def costs_of_steps(
         _moved_together(times),
         _held_by_starts(bindings),
     )
+    if posted is not None:
+        every = replace(every, posted=_compact(posted[0]), before_posting=_compact(posted[1]))
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
         for windows, size in zip(of_steps, sizes, strict=True)
     ]
+
+
+def posted_calls(
+    graph: Graph, times: StepTimes, bindings: Bindings, ranks: Sequence[Slice], is_whole: Bool
+) -> tuple[Int64, Int64]:
+    """(how late each call of a graph was posted, the part of each op's delay that these take), ns: ``posted`` and
+    ``before_posting`` of :class:`MeasuredCosts`.
+
+    Args:
+        graph: of the plan.
+        times, bindings: of the whole windows.
+        ranks: the calls of each rank in all windows (:func:`pptrace.analysis.explain.rank_messages.calls_of`).
+        is_whole: which of all windows are.
+    """
+    window, end, free, called = (np.concatenate([rank[name] for rank in ranks]) for name in CALLS)
+    call = graph.call_of_end[end]
+    known = is_whole[window] & (call >= 0)
+    window, call, free, called = (np.cumsum(is_whole) - 1)[window[known]], call[known], free[known], called[known]
+    row = graph.call_row[call]
+    posted = np.zeros((len(times.start), len(graph.call_row)), dtype=np.int64)
+    before = np.zeros_like(posted)
+    np.maximum.at(posted, (window, call), called - free)
+    begun = np.maximum(free, bindings.ready[window, row])
+    np.maximum.at(before, (window, call), np.minimum(called, times.start[window, row]) - begun)
+    delays = times.start - bindings.ready - bindings.moving
+    return posted, np.minimum(sums_by_row(before, graph.call_row, len(times.table)), delays)
 
 
 def _moved_together(times: StepTimes) -> Slice:

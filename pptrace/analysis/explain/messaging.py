@@ -11,10 +11,10 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.explain import Steps, times_of_ranks
 from pptrace.analysis.explain.inner_waits import no_inner_waits
-from pptrace.analysis.explain.measured import costs_of_steps
+from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import UNKNOWN, RankTimes, before_ops, step_times
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.stragglers.costs import joined
+from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.outside import nothing_outside
 from pptrace.schedule.plan import Plan
@@ -55,6 +55,12 @@ def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | N
     step, times = np.repeat(np.arange(len(steps)), list(map(len, steps)))[is_whole], times.whole()
     bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
     nothing = np.zeros_like(times.start)
-    costs = costs_of_steps(times, bindings, no_inner_waits(), nothing_outside(), step, list(map(len, steps)), nothing)
-    together = joined([of_step for of_step in costs if of_step is not None])
-    return with_messaging(replace(together[0], plan=plan)).graph if together else None
+    sizes, calls = list(map(len, steps)), [rank.calls for rank in ranks]
+
+    def costs_along(graph: Graph | None) -> list[MeasuredCosts]:
+        posted = None if graph is None else posted_calls(graph, times, bindings, calls, is_whole)
+        costs = costs_of_steps(times, bindings, no_inner_waits(), nothing_outside(), step, sizes, nothing, posted)
+        return [replace(same, plan=plan, graph=graph) for same in joined(known for known in costs if known is not None)]
+
+    plain = costs_along(None)
+    return with_messaging(plain[0], lambda graph: costs_along(graph)[0]).graph if plain else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.message_graph import end_of
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.intervals import times_by_group
 from pptrace.model.tables import MESSAGES, Int64
@@ -28,6 +29,9 @@ _OF_RECEIVED = (
     "transfer_end_ns",
     MOVED,
 )
+CALLS = ("window", "end", "free_ns", "called_ns")
+"""Columns of calls."""
+_OF_CALLS = ("direction", "stage", "microbatch", "start_ns", "end_ns")
 
 
 def with_moved_times(comms: Slice, window: Int64) -> Slice:
@@ -70,7 +74,7 @@ def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     """The messages of the plan that a rank received."""
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
     received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
-    message = _planned_messages(table, received)
+    message = _messages_of(table, received, np.zeros(len(received), dtype=np.bool_))
     known = message >= 0
     begins, posted = received["transfer_start_ns"], received["start_ns"]
     columns = {
@@ -108,6 +112,38 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
     is_long = 2 * length >= longest[row]
     np.bitwise_or.at(peers, row[is_long], peer_bit(peer[is_long]))
     return peers
+
+
+def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice) -> Slice:
+    """The calls by which a rank sends and receives the messages of the plan between its ops, in order of window.
+
+    ``end`` is the end of a message that a call is (:func:`pptrace.analysis.message_graph.end_of`), ``called_ns`` when it was
+    posted, ``free_ns`` the end of the op or call that was the last to end before on the rank.
+    """
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    calls, window = comms.only((*_OF_CALLS, "kind")).where(is_message), window[is_message]
+    is_send = calls.among("kind", ("send",))
+    message = _messages_of(table, calls, is_send)
+    ended, called, begun = times_by_group(
+        (np.concatenate((ops["window"], window)), np.concatenate((ops["end"], calls["end_ns"]))),
+        (window, calls["start_ns"]),
+        (ops["window"], ops["start"]),
+    )
+    ended = np.sort(ended)
+    last, op = np.searchsorted(ended, called, side="right") - 1, np.searchsorted(begun, called, side="right") - 1
+    waited = called - ended[np.maximum(last, 0)] if len(ended) else called
+    is_between = np.zeros(len(called), dtype=np.bool_)
+    if len(ops):
+        at = np.maximum(op, 0)
+        is_between = (op >= 0) & (ops["window"][at] == window) & (ops["end"][at] <= calls["start_ns"])
+    known = is_between & (message >= 0) & (waited > 0)
+    columns = (window, end_of(message, is_send), calls["start_ns"] - waited, calls["start_ns"])
+    return Slice({name: column[known] for name, column in zip(CALLS, columns, strict=True)})
+
+
+def no_calls() -> Slice:
+    """A table of calls without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in CALLS})
 
 
 def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
@@ -155,12 +191,12 @@ def _goes_on(sends: Slice, starts: Int64) -> bool:
     return bool((first < last).sum() > _GOES_ON * len(sends))
 
 
-def _planned_messages(table: PlanTable, received: Slice) -> Int64:
-    """The message of the plan that each received one is; −1 where it is none."""
-    is_forward = received["direction"] == "F"
+def _messages_of(table: PlanTable, ends: Slice, is_send: Bool) -> Int64:
+    """The message of the plan that each is an end of; −1 where it is of none."""
+    is_forward = ends["direction"] == "F"
     producer = np.where(is_forward, Kind.F.code, Kind.B.code)
-    stage = received["stage"] + np.where(is_forward, -1, 1)
-    slots = table.slots_of(producer, stage, received["microbatch"])
+    stage = ends["stage"] + np.where(is_send, 0, np.where(is_forward, -1, 1))
+    slots = table.slots_of(producer, stage, ends["microbatch"])
     return np.where(slots >= 0, table.slot_to_message[slots], NONE)
 
 

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.explain.rank_messages import (
+    calls_of,
     longest_moved_with,
+    no_calls,
     received_messages,
     waits_for_peers,
     with_moved_times,
@@ -162,7 +164,8 @@ class RankTimes:
     exposed, ``collections`` when its host collected garbage and its device, if it has one, was idle for want of launches (see
     :mod:`pptrace.intervals`). ``inner`` are the collectives inside its ops
     (:mod:`pptrace.analysis.explain.inner_waits`).
-    ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
+    ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`), ``calls`` are its
+    calls between them (:func:`pptrace.analysis.explain.rank_messages.calls_of`).
     """
 
     ops: Slice
@@ -174,10 +177,13 @@ class RankTimes:
     collections: Int64
     inner: Slice
     outside: Slice
+    calls: Slice
 
     @classmethod
-    def of(cls, table: PlanTable, windows: IndexedWindows, rank: int, data: AlignedRun) -> RankTimes:
-        """The times in those of the windows that are of the rank's pipeline."""
+    def of(
+        cls, table: PlanTable, windows: IndexedWindows, rank: int, data: AlignedRun, *, with_calls: bool = True
+    ) -> RankTimes:
+        """The times in those of the windows that are of the rank's pipeline; without its calls where these are not asked for."""
         indices, begin, finish = windows.of_rank[rank], windows.begin, windows.finish
         pipeline, steps = windows.windows[int(indices[0])].ranks, windows.step[indices]
         lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
@@ -209,6 +215,7 @@ class RankTimes:
             collections,
             collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
+            calls_of(table, comms, window_of_comms, ops) if with_calls else no_calls(),
         )
 
     def compact(self) -> RankTimes:
@@ -222,12 +229,13 @@ class RankTimes:
     def of_windows(self, first: int, last: int) -> RankTimes:
         """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
         parts = []
-        for part in (self.ops, self.tails, self.messages, self.waits, self.inner, self.outside):
+        for part in (self.ops, self.tails, self.messages, self.waits, self.inner, self.outside, self.calls):
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"].astype(np.int64) - first}))
         times = (self.starved, self.exposed, self.collections)
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], *times, parts[4], parts[5])
+        ops, tails, messages, waits, inner, outside, calls = parts
+        return RankTimes(ops, tails, messages, waits, *times, inner, outside, calls)
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run."""

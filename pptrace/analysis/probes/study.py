@@ -175,7 +175,7 @@ def _replayed(probe: Probe, plans: Sequence[MeasuredCosts]) -> float | None:
 def _replayed_slopes(probe: Probe, costs: MeasuredCosts) -> npt.NDArray[np.float64]:
     """The slope of each step."""
     longer = 1 + probe.epsilon
-    transfers, delays, moving = (_times(longer, part) for part in (costs.transfers, costs.delays, costs.moving))
+    transfers, delays, moving = (_times(longer, part) for part in (costs.transfers, costs.lateness, costs.moving))
     durations = np.where(_is_target(probe, costs), costs.durations, _times(longer, costs.durations))
     before = step_lengths(costs, costs.durations, costs.transfers)
     slopes: npt.NDArray[np.float64] = longer - step_lengths(costs, durations, transfers, delays, moving) / before

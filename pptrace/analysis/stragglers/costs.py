@@ -64,6 +64,8 @@ class MeasuredCosts:
     ``held_by_starts`` (``window``, ``row``, ``ns``) are the parts of delays in which an op's rank waited in a message for one
     that had run nothing in the step yet.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
+    ``posted`` (windows, calls of the graph) is how long after what its rank did before it each call was posted, and
+    ``before_posting`` (windows, rows) the part of an op's delay that these take; None without a graph.
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order, ``spans`` (windows,)
     its length. A transfer of a message whose ends were not matched is −1. ``graph`` is that of the way in which the run sends and
     receives (:mod:`pptrace.analysis.stragglers.messaging`), None for replays with the waits that were measured.
@@ -89,6 +91,37 @@ class MeasuredCosts:
     routed: Slice = field(default_factory=nothing_routed)
     plan: Plan | None = None
     graph: Graph | None = None
+    posted: Int64 | None = None
+    before_posting: Int64 | None = None
+
+    @cached_property
+    def lateness(self) -> Int64:
+        """What ranks did between their ops, shape (windows, rows), ns: the delays and, in replays that tell when messages are
+        posted, what kept a rank from its calls, while others may have kept it from its ops.
+
+        What is before an op is its own, and what is behind the last one of a rank that one's.
+        """
+        if self.posted is None or self.before_posting is None:
+            return self.delays
+        return self.delays.astype(np.int64) - self.before_posting + self._by_row(self.posted)
+
+    def posted_if(self, late: Int64, windows: slice) -> tuple[Int64, Int64 | None]:
+        """(the delay of each op, how late each call is posted) if ranks are as late in some windows as ``late`` says.
+
+        What is less of it than was measured is that much less of every part before an op.
+        """
+        if self.posted is None or self.before_posting is None:
+            return late, None
+        assert self.graph is not None
+        measured = self.lateness[windows]
+        left = np.divide(late, measured, out=np.ones(measured.shape), where=measured > 0)
+        posted = np.floor(self.posted[windows] * left[:, self.graph.call_row]).astype(np.int64)
+        return np.maximum(late - self._by_row(posted), 0), posted
+
+    def _by_row(self, of_calls: Int64) -> Int64:
+        """The sum of some times of calls before each op, shape (windows, rows)."""
+        assert self.graph is not None
+        return sums_by_row(of_calls, self.graph.call_row, len(self.table))
 
     @cached_property
     def reader(self) -> Int64:
@@ -140,9 +173,14 @@ class MeasuredCosts:
 
     def of_windows(self, windows: Int64) -> MeasuredCosts:
         """The costs of some windows, in their order."""
-        columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
+        columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in (*_MATRICES, *self._calls)}
         rows: dict[str, Any] = {name: of_windows(getattr(self, name), windows) for name in _SPARSE}
         return MeasuredCosts(self.table, **columns, **rows, plan=self.plan, graph=self.graph)
+
+    @property
+    def _calls(self) -> tuple[str, ...]:
+        """The matrices that are not always there, if they are."""
+        return () if self.posted is None else ("posted", "before_posting")
 
     def held(self, where: Bool) -> Int64:
         """Time by which each op would be shorter without some of the ``holds``, shape (windows, rows), ns."""
@@ -217,7 +255,8 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     for same in of_table.values():
         before = np.cumsum([0, *(len(part.step) for part in same)])
         rows: dict[str, Any] = {name: _renumbered([getattr(part, name) for part in same], before) for name in _SPARSE}
-        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
+        names = (*_MATRICES, *same[0]._calls)
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in names}
         every = MeasuredCosts(same[0].table, **columns, **rows, plan=same[0].plan)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
@@ -249,6 +288,16 @@ _MATRICES = (
     "collected_inside",
     "spans",
 )
+
+
+def sums_by_row(of_calls: Int64, row: Int64, num_rows: int) -> Int64:
+    """Sums of times of calls, shape (windows, calls), by the row that each belongs to, shape (windows, rows)."""
+    order = np.argsort(row, kind="stable")
+    totals = np.zeros((len(of_calls), num_rows), dtype=np.int64)
+    if len(row):
+        first = np.flatnonzero(np.diff(row[order], prepend=-1))
+        totals[:, row[order][first]] = np.add.reduceat(of_calls[:, order], first, axis=1, dtype=np.int64)
+    return totals
 
 
 def longest_of_steps(step: Int64, spans: Int64) -> Int64:

@@ -49,7 +49,7 @@ def late_launches(
     Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
     would look the same. ``apart`` is the part of the delays that is a reason of its own, as late starts and pauses are.
     """
-    delays = [costs.delays - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
+    delays = [costs.lateness - (apart[index] if len(apart) else 0) for index, costs in enumerate(plans)]
     usual = [_usual_delay(costs, ns) for costs, ns in zip(plans, delays, strict=True)]
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
     if not any(ns.any() for ns in delays):
@@ -81,13 +81,13 @@ def _late_firsts(costs: MeasuredCosts) -> Int64:
     """Lateness of each rank's first op of a step beyond what is usual of its ops, shape (windows, rows), ns; 0 for all other
     ops, and where a rank is not late in most steps: that is a pause.
     """
-    late, table = np.zeros(costs.delays.shape, dtype=np.int64), costs.table
+    late, table = np.zeros(costs.durations.shape, dtype=np.int64), costs.table
     least = _LEAST_DELAY * costs.durations.mean()
     for windows in costs.of_pipelines():
         for begin, end in pairwise(table.rank_ptr.tolist()):
             if begin == end:
                 continue
-            delays = costs.delays[windows, begin:end].astype(np.int64)
+            delays = costs.lateness[windows, begin:end].astype(np.int64)
             excess = np.maximum(delays[:, 0] - round(float(np.median(delays))), 0)
             if np.median(excess) >= least:
                 late[windows, begin] = excess
@@ -119,7 +119,7 @@ def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:
 def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], removed: Sequence[Int64]) -> Int64:
     return np.concatenate(
         [
-            lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - ns)
+            lengths - step_lengths(costs, costs.durations, costs.transfers, costs.lateness - ns)
             for costs, ns, lengths in zip(plans, removed, measured, strict=True)
         ]
     )

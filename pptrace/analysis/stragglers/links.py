@@ -128,4 +128,4 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     saved = np.int64(round(max(link.typical - link.usual, 0)))
     kept = np.minimum(np.maximum(costs.moving.astype(np.int64) - saved, 0), usual)
     moving = np.where(of_link & is_kept, np.minimum(costs.moving, kept), costs.moving)
-    return transfers, costs.delays, moving
+    return transfers, costs.lateness, moving

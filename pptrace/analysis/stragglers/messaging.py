@@ -8,9 +8,8 @@ of these ways, causes and gains are those of that replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 
@@ -33,17 +32,21 @@ _WAYS = (
 """Ways other than the measured waits, with how many ops ahead receives are posted."""
 
 
-def with_messaging(costs: MeasuredCosts) -> MeasuredCosts:
-    """The costs with the graph of the way that comes closest; without one where none is clearly closer than measured waits."""
+def with_messaging(costs: MeasuredCosts, along: Callable[[Graph], MeasuredCosts]) -> MeasuredCosts:
+    """The costs with the graph of the way that comes closest; without one where none is clearly closer than measured waits.
+
+    ``along`` returns the costs for replays along a graph.
+    """
     if costs.plan is None:
         return costs
-    tried = costs.every(-(-costs.durations.size // _MOST_REPLAYED))
-    error = _error_of(tried)
+    stride = -(-costs.durations.size // _MOST_REPLAYED)
+    error = _error_of(costs.every(stride))
     if error <= _CLEARLY:
         return costs
-    errors = [(_error_of(replace(tried, graph=graph)), graph) for graph in _graphs(costs.plan)]
-    least, closest = min(errors, key=lambda entry: entry[0], default=(error, None))
-    return replace(costs, graph=closest) if least < error - _CLEARLY else costs
+    every = map(along, _graphs(costs.plan))
+    errors = [(_error_of(of_graph.every(stride)), of_graph) for of_graph in every]
+    least, closest = min(errors, key=lambda entry: entry[0], default=(error, costs))
+    return closest if least < error - _CLEARLY else costs
 
 
 def _graphs(plan: Plan) -> Iterator[Graph]:

@@ -38,7 +38,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     if not len(times):
         return None
     gains = [
-        lengths - step_lengths(costs, costs.durations, costs.transfers, costs.delays - pauses)
+        lengths - step_lengths(costs, costs.durations, costs.transfers, costs.lateness - pauses)
         for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
     ]
     of_rank = time_by_rank(plans, paused)
@@ -64,10 +64,10 @@ def pauses_of(plans: Sequence[MeasuredCosts]) -> list[Int64]:
 
 def _pauses(costs: MeasuredCosts) -> Int64:
     """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
-    pauses = np.zeros_like(costs.delays)
+    pauses = np.zeros_like(costs.lateness)
     for windows in costs.of_pipelines():
         if len(windows) >= FEWEST_WINDOWS:
-            delays = costs.delays[windows]
+            delays = costs.lateness[windows]
             usual = np.sort(delays, axis=0)[
                 (len(windows) - 1) // 2
             ]  # what is late in half of the steps is not so in most

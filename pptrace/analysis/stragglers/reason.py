@@ -69,18 +69,21 @@ def window_lengths(
 ) -> Int64:
     """The length of each window, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
 
-    Without ``delays``, ops begin as late as was measured, and without ``moving`` transfers keep them as long. Where messages are
-    replayed along a graph, it says what they keep.
+    Without ``delays``, ops begin as late as was measured (:attr:`MeasuredCosts.lateness`), and without ``moving`` transfers keep
+    them as long. Where messages are replayed along a graph, it says what they keep.
     """
     spans = np.empty(len(costs.step), dtype=np.int64)
-    late = costs.delays if delays is None else delays
+    late = costs.lateness if delays is None else delays
     moved = costs.moving if moving is None else moving
     for part in costs.parts():
-        taken = durations[part].astype(np.int64) + late[part]
+        of_messages = np.maximum(transfers[part], 0).astype(np.int64)
         if costs.graph is not None:
-            spans[part] = spans_of(costs.table, costs.graph, taken, np.maximum(transfers[part], 0).astype(np.int64))
+            before, posted = costs.posted_if(late[part], part)
+            taken = durations[part].astype(np.int64) + before
+            spans[part] = spans_of(costs.table, costs.graph, taken, of_messages, posted)
             continue
-        latencies = np.where(costs.sender_is_last[part], np.maximum(transfers[part], 0), 0)
+        taken = durations[part].astype(np.int64) + late[part]
+        latencies = np.where(costs.sender_is_last[part], of_messages, 0)
         spans[part] = makespans(costs.table, taken + moved[part], latencies)
     return spans
 

@@ -189,17 +189,17 @@ def test_the_times_of_some_windows_are_those_rows_numbered_from_the_first_of_the
     rng = random.Random(1)
     for _ in range(20):
         parts = []
-        for number in range(6):
+        for number in range(7):
             window = np.array(sorted(rng.choices(range(6), k=rng.randint(0, 9))), dtype=np.int64)
             parts.append(Slice({"window": window, "at": 100 * number + np.arange(len(window))}))
         sets = [covered(random_set(rng)) for _ in range(3)]
-        ops, tails, messages, waits, inner, outside = parts
+        ops, tails, messages, waits, inner, outside, calls = parts
         first = rng.randint(0, 4)
         last = rng.randint(first, 6)
-        found = RankTimes(ops, tails, messages, waits, *sets, inner, outside).of_windows(first, last)
+        found = RankTimes(ops, tails, messages, waits, *sets, inner, outside, calls).of_windows(first, last)
         for before, after in zip(
             parts,
-            (found.ops, found.tails, found.messages, found.waits, found.inner, found.outside),
+            (found.ops, found.tails, found.messages, found.waits, found.inner, found.outside, found.calls),
             strict=True,
         ):
             chosen = [
@@ -218,7 +218,7 @@ def test_what_lies_between_when_ops_could_have_run_and_their_starts() -> None:
         rows = [(window, row, 100 * window + rng.randint(10, 40)) for window in range(3) for row in range(2)]
         columns = dict(zip(("window", "row", "start"), np.array(rows).T, strict=True))
         nothing = Slice({"window": np.empty(0, dtype=np.int64)})
-        times = RankTimes(Slice(columns), nothing, nothing, nothing, *map(covered, sets), nothing, nothing)
+        times = RankTimes(Slice(columns), nothing, nothing, nothing, *map(covered, sets), nothing, nothing, nothing)
         number = np.array([[0, 1, 2], [-1, 0, 1], [0, -1, 1]][rng.randrange(3)])
         starts = np.array(rows)[:, 2].reshape(3, 2)
         kept = np.flatnonzero(number >= 0)

@@ -1,0 +1,91 @@
+"""Ranks that are late for their calls: where messages block both sides, what a rank does before it posts keeps its peers too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.result import Finding, Report
+from pptrace.marks import SpanKind, SpanMark
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
+from tests.support.synthetic import LEAD, START, Job, host_events, make_trace, marked, run_on_paper
+
+USUAL_NS, PYTHON_NS, PAUSE_NS, TRANSFER_NS, STEPS = 200, 4_000, 30_000, 50, 8
+LATE_RANK = 1
+Lateness = Callable[[int, int, Action], int]
+"""Time that a rank takes before a call, from (step, rank, first action of the call), ns."""
+
+
+def report_of(name: str, pp: int, *, one_by_one: bool, late: Lateness) -> Report:
+    plan = build(name, pp, 8)
+    rng, runs = random.Random(0), []
+    for step in range(STEPS):
+
+        @cache
+        def cost(action: Action) -> int:
+            return round((10_000 if action.kind is Kind.F else 20_000) * rng.gauss(1, 0.01))
+
+        runs.append(
+            run_on_paper(
+                plan,
+                cost,
+                TRANSFER_NS,
+                one_by_one=one_by_one,
+                before_calls=lambda rank, action, step=step: USUAL_NS + late(step, rank, action),
+            )
+        )
+    length = max(run.end for run in runs) + 1_000
+    job = Job(plan, 1, STEPS)
+    traces = []
+    for rank in range(pp):
+        events = []
+        for step, run in enumerate(runs):
+            at = START + step * length
+            events += host_events(run, rank, range(pp), step, at)
+            events.append(marked(SpanMark(SpanKind.STEP, step), at - LEAD - 5, at + run.end + 200))
+        traces.append(make_trace(events, rank, job.metadata(rank)))
+    return analyse(traces).report
+
+
+def always(_step: int, rank: int, _action: Action) -> int:
+    return PYTHON_NS if rank == LATE_RANK else 0
+
+
+def now_and_then(step: int, rank: int, action: Action) -> int:
+    """Once in a step, before a send or a receive of forwards."""
+    is_paused = action.kind is (Kind.SEND_F if step % 2 else Kind.RECV_F) and action.microbatch == 2 + step % 4
+    return PAUSE_NS if is_paused and rank == LATE_RANK else 0
+
+
+def never(_step: int, _rank: int, _action: Action) -> int:
+    return 0
+
+
+def mean_span(report: Report) -> float:
+    return float(np.mean([step.span_ns or 0 for step in report.steps]))
+
+
+def finding_of(report: Report, reason: str) -> Finding:
+    (finding,) = (one for one in report.findings if one.evidence.get("reason") == reason)
+    return finding
+
+
+@pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize(
+    ("name", "pp"), [("1f1b", 4), ("1f1b", 2), ("gpipe", 4), ("interleaved-1f1b", 4), ("zb-h1", 4)]
+)
+def test_the_gain_is_what_a_run_gains_whose_rank_is_as_the_others(
+    name: str, pp: int, late: Lateness, reason: str, *, one_by_one: bool
+) -> None:
+    report = report_of(name, pp, one_by_one=one_by_one, late=late)
+    finding = finding_of(report, reason)
+    assert finding.evidence["where"] == {"rank": LATE_RANK}
+    real = mean_span(report) - mean_span(report_of(name, pp, one_by_one=one_by_one, late=never))
+    assert finding.gain_ns == pytest.approx(real, rel=0.02)
