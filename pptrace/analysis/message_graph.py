@@ -125,7 +125,7 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     table = plan.table
     num_nodes = len(table) + table.num_messages
     if messaging in (Messaging.AHEAD, Messaging.BLOCKING_RECEIVES):
-        posts, waits = _posts_of_one_side(table, messaging, prefetch), np.zeros((2, 0), dtype=np.intp)
+        posts, waits = _posts_of_one_side(table, prefetch), np.zeros((2, 0), dtype=np.intp)
     else:
         posts, waits = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
     end, after, row = posts
@@ -133,11 +133,10 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     call_of_end = np.full(2 * table.num_messages, -1, dtype=np.intp)
     call_of_end[end] = call.ravel()
     place = num_nodes + 1 + call.ravel()
+    begins = (end % 2 == 0) | (messaging is not Messaging.AHEAD)  # of receives posted ahead it is not known when
     goes_on = row > after  # what a rank does before it posts keeps it from its next op too
-    edges = np.concatenate(
-        (_edges_of_rows(table), waits, np.stack((place, len(table) + end // 2)), np.stack((place, row))[:, goes_on]),
-        axis=1,
-    )
+    of_calls = np.stack((place, len(table) + end // 2))[:, begins], np.stack((place, row))[:, goes_on]
+    edges = np.concatenate((_edges_of_rows(table), waits, *of_calls), axis=1)
     levels = _levels(np.unique(edges, axis=1), num_nodes, after_of_call, plan.name)
     return Graph(len(table), num_nodes, row_of_call, call_of_end, tuple(levels))
 
@@ -152,22 +151,15 @@ def _edges_of_rows(table: PlanTable) -> Index:
     return np.stack((np.concatenate(needed), np.concatenate(nodes))).astype(np.intp)
 
 
-def _posts_of_one_side(table: PlanTable, messaging: Messaging, prefetch: int) -> Index:
-    """(end of a message, the row after which it is posted, the one that its rank runs next) where sends hold up nobody.
-
-    Of receives that are posted ahead nothing is known.
-    """
+def _posts_of_one_side(table: PlanTable, prefetch: int) -> Index:
+    """(end of a message, the row after which it is posted, the one that its rank runs next) where sends hold up nobody."""
     remote = np.flatnonzero(table.dep_is_message)
-    message = table.dep_message[remote].astype(np.intp)
-    ends, after = [2 * message], [table.dep[remote].astype(np.intp)]
-    if messaging is Messaging.BLOCKING_RECEIVES:
-        readers = table.dep_reader[remote].astype(np.intp)
-        held = table.position[readers] > prefetch
-        ends.append(2 * message[held] + 1)
-        after.append(readers[held] - 1 - prefetch)
-    posted = np.concatenate(after)
-    is_last = np.isin(posted, table.rank_ptr[1:] - 1)
-    return np.stack((np.concatenate(ends), posted, posted + ~is_last))
+    message, readers = table.dep_message[remote].astype(np.intp), table.dep_reader[remote].astype(np.intp)
+    follows = table.position[readers] > prefetch
+    end = np.concatenate((2 * message, 2 * message[follows] + 1))
+    after = np.concatenate((table.dep[remote].astype(np.intp), readers[follows] - 1 - prefetch))
+    is_last = np.isin(after, table.rank_ptr[1:] - 1)
+    return np.stack((end, after, after + ~is_last))
 
 
 def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
@@ -209,22 +201,21 @@ def _message_of(plan: Plan, action: Action) -> int:
 
 def _levels(edges: Index, num_nodes: int, after: Index, name: str) -> Iterator[_Level]:
     """The nodes level by level; ``edges`` are (needed place, node), ``after`` is the node that each call comes after."""
-    needed, target = edges
-    at_once = np.concatenate((np.arange(num_nodes + 1), after))  # the node of each place
-    source = at_once[needed]
-    missing = np.bincount(target, minlength=num_nodes)
-    by_source, by_target, by_after = (np.argsort(nodes, kind="stable") for nodes in (source, target, after))
-    of_source, of_target, of_after = (
-        np.searchsorted(nodes[order], np.arange(num_nodes + 1))
-        for nodes, order in ((source, by_source), (target, by_target), (after, by_after))
+    node_of_place = np.concatenate((np.arange(num_nodes + 1), after))
+    at_once = np.unique(np.stack((node_of_place[edges[0]], edges[1])), axis=1)
+    freed_by, needs_of, needs_at_once_of = (
+        _Groups(at_once[::-1], num_nodes),
+        _Groups(edges, num_nodes),
+        _Groups(at_once, num_nodes),
     )
+    calls_after = _Groups(np.stack((np.arange(len(after)), after)), num_nodes)
+    missing = np.bincount(at_once[1], minlength=num_nodes)
     ready, num_done = np.flatnonzero(missing == 0), 0
     while len(ready):
-        needs = _needs(ready, needed[by_target], of_target, num_nodes)
-        calls = by_after[_ranges(of_after[ready], of_after[ready + 1])]
-        yield _Level(ready, needs, at_once[needs], calls, after[calls])
+        calls = calls_after.of(ready)
+        yield _Level(ready, needs_of.filled(ready), needs_at_once_of.filled(ready), calls, after[calls])
         num_done += len(ready)
-        freed = target[by_source[_ranges(of_source[ready], of_source[ready + 1])]]
+        freed = freed_by.of(ready)
         np.subtract.at(missing, freed, 1)
         candidates = np.unique(freed)
         ready = candidates[missing[candidates] == 0]
@@ -232,16 +223,27 @@ def _levels(edges: Index, num_nodes: int, after: Index, name: str) -> Iterator[_
         raise ScheduleError(f"{name}: its sends and receives cannot all meet where both ends wait")
 
 
-def _needs(nodes: Index, needed: Index, pointer: Index, num_nodes: int) -> Index:
-    """Needs of each node, shape (nodes, the most that one has); ``num_nodes``, which is none, where it has fewer."""
-    counts = pointer[nodes + 1] - pointer[nodes]
-    column = np.arange(int(counts.max(initial=0)))
-    places = np.minimum(pointer[nodes][:, np.newaxis] + column, max(len(needed) - 1, 0))
-    return np.where(column < counts[:, np.newaxis], needed[places], num_nodes)
+class _Groups:
+    """Members of groups, one to each node, from pairs (member, node)."""
 
+    def __init__(self, pairs: Index, num_nodes: int) -> None:
+        member, node = pairs
+        order = np.argsort(node, kind="stable")
+        self._members, self._nothing = member[order], num_nodes
+        self._pointer = np.searchsorted(node[order], np.arange(num_nodes + 1))
 
-def _ranges(begin: Index, end: Index) -> Index:
-    """All numbers from each beginning to before its end."""
-    counts = end - begin
-    offsets = np.repeat(end - np.cumsum(counts), counts)
-    return np.arange(int(counts.sum())) + offsets
+    def of(self, nodes: Index) -> Index:
+        """The members of some groups, one group behind the other."""
+        begin, end = self._pointer[nodes], self._pointer[nodes + 1]
+        counts = end - begin
+        offsets = np.repeat(end - np.cumsum(counts), counts)
+        members: Index = self._members[np.arange(int(counts.sum())) + offsets]
+        return members
+
+    def filled(self, nodes: Index) -> Index:
+        """The members of some groups, shape (groups, the most that one has); nothing's place where one has fewer."""
+        begin = self._pointer[nodes]
+        counts = self._pointer[nodes + 1] - begin
+        column = np.arange(int(counts.max(initial=0)))
+        places = np.minimum(begin[:, np.newaxis] + column, max(len(self._members) - 1, 0))
+        return np.where(column < counts[:, np.newaxis], self._members[places], self._nothing)

@@ -93,6 +93,7 @@ def run_on_paper(
     latency: int | Callable[[Message], int] = 0,
     *,
     one_by_one: bool = False,
+    is_buffered: bool = False,
     late_by: Mapping[int, int] | None = None,
     before_calls: Callable[[int, Action], int] | None = None,
 ) -> PaperRun:
@@ -103,6 +104,7 @@ def run_on_paper(
         cost: of a compute action.
         latency: of a message, once both sides are there; or a function of the message.
         one_by_one: each transfer is posted when the one before it is complete.
+        is_buffered: sends wait for nobody, and what they send is on its way at once.
         late_by: how long after the others some ranks begin.
         before_calls: what a rank does before it posts a group of transfers of which this is the first, ns.
     """
@@ -129,14 +131,17 @@ def run_on_paper(
                     sides = posts.setdefault(message_of(action), {})
                     progressed |= action.kind.is_send not in sides
                     sides.setdefault(action.kind.is_send, now)
-            if any(action.kind.is_p2p and len(posts[message_of(action)]) < 2 for action in head):
+            if any(
+                _is_awaited(action, posts[message_of(action)], is_buffered) for action in head if action.kind.is_p2p
+            ):
                 continue
             seen = now
             for action in head:
                 if action.kind.is_p2p:
-                    met = max(posts[message_of(action)].values())
+                    sides = posts[message_of(action)]
+                    met = sides[True] if is_buffered else max(sides.values())
                     through = met + (latency if isinstance(latency, int) else latency(message_of(action)))
-                    seen = max(seen, through)
+                    seen = max(seen, now + 1 if is_buffered and action.kind.is_send else through)
                     ranks[rank].append(Done(action, now, seen, group_numbers[rank], met, through))
                 else:
                     seen = now + cost(action)
@@ -147,6 +152,11 @@ def run_on_paper(
             progressed = True
         assert progressed, "the plan deadlocks"
     return PaperRun(plan, tuple(map(tuple, ranks)))
+
+
+def _is_awaited(action: Action, sides: Mapping[bool, int], is_buffered: bool) -> bool:
+    """Return whether a transfer waits for its other side, of which ``sides`` tell when they were there."""
+    return True not in sides or (False not in sides and not is_buffered)
 
 
 def message_of(action: Action) -> Message:

@@ -124,8 +124,9 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice) -> Slice
     calls, window = comms.only((*_OF_CALLS, "kind")).where(is_message), window[is_message]
     is_send = calls.among("kind", ("send",))
     message = _messages_of(table, calls, is_send)
+    lasts = calls["end_ns"] > calls["start_ns"]  # one that takes no time is posted with those that begin as it does
     ended, called, begun = times_by_group(
-        (np.concatenate((ops["window"], window)), np.concatenate((ops["end"], calls["end_ns"]))),
+        (np.concatenate((ops["window"], window[lasts])), np.concatenate((ops["end"], calls["end_ns"][lasts]))),
         (window, calls["start_ns"]),
         (ops["window"], ops["start"]),
     )

@@ -1,4 +1,4 @@
-"""Ranks that are late for their calls: where messages block both sides, what a rank does before it posts keeps its peers too."""
+"""Ranks that are late for their calls: what a rank does before it posts a message keeps its peers too."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from tests.support.synthetic import LEAD, START, Job, host_events, make_trace, m
 
 USUAL_NS, PYTHON_NS, PAUSE_NS, TRANSFER_NS, STEPS = 200, 4_000, 30_000, 50, 8
 LATE_RANK = 1
+UNEXPLAINED = 0.005
+"""Share of a step by which replays may miss it before another way of sending is tried (docs/limits.md)."""
 Lateness = Callable[[int, int, Action], int]
 """Time that a rank takes before a call, from (step, rank, first action of the call), ns."""
 
 
-def report_of(name: str, pp: int, *, one_by_one: bool, late: Lateness) -> Report:
+def report_of(name: str, pp: int, *, sends: str, late: Lateness) -> Report:
     plan = build(name, pp, 8)
     rng, runs = random.Random(0), []
     for step in range(STEPS):
@@ -36,7 +38,8 @@ def report_of(name: str, pp: int, *, one_by_one: bool, late: Lateness) -> Report
                 plan,
                 cost,
                 TRANSFER_NS,
-                one_by_one=one_by_one,
+                one_by_one=sends == "one by one",
+                is_buffered=sends == "buffered",
                 before_calls=lambda rank, action, step=step: USUAL_NS + late(step, rank, action),
             )
         )
@@ -77,15 +80,15 @@ def finding_of(report: Report, reason: str) -> Finding:
 
 
 @pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
-@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
 @pytest.mark.parametrize(
     ("name", "pp"), [("1f1b", 4), ("1f1b", 2), ("gpipe", 4), ("interleaved-1f1b", 4), ("zb-h1", 4)]
 )
 def test_the_gain_is_what_a_run_gains_whose_rank_is_as_the_others(
-    name: str, pp: int, late: Lateness, reason: str, *, one_by_one: bool
+    name: str, pp: int, late: Lateness, reason: str, sends: str
 ) -> None:
-    report = report_of(name, pp, one_by_one=one_by_one, late=late)
+    report = report_of(name, pp, sends=sends, late=late)
     finding = finding_of(report, reason)
     assert finding.evidence["where"] == {"rank": LATE_RANK}
-    real = mean_span(report) - mean_span(report_of(name, pp, one_by_one=one_by_one, late=never))
-    assert finding.gain_ns == pytest.approx(real, rel=0.02)
+    span, clean_span = mean_span(report), mean_span(report_of(name, pp, sends=sends, late=never))
+    assert finding.gain_ns == pytest.approx(span - clean_span, rel=0.02, abs=UNEXPLAINED * span)
