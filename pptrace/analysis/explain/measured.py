@@ -67,7 +67,7 @@ def costs_of_steps(
 def posted_calls(
     graph: Graph, times: StepTimes, bindings: Bindings, ranks: Sequence[Slice], is_whole: Bool
 ) -> tuple[Int64, Int64]:
-    """(how late each call of a graph was posted, the part of each op's delay that these take), ns: ``posted`` and
+    """Lateness of each call of a graph, and the part of each op's delay that its calls take, ns: ``posted`` and
     ``before_posting`` of :class:`MeasuredCosts`.
 
     Args:

@@ -96,7 +96,7 @@ class MeasuredCosts:
 
     @cached_property
     def lateness(self) -> Int64:
-        """What ranks did between their ops, shape (windows, rows), ns: the delays and, in replays that tell when messages are
+        """Time of ranks between their ops, shape (windows, rows), ns: the delays and, in replays that tell when messages are
         posted, what kept a rank from its calls, while others may have kept it from its ops.
 
         What is before an op is its own, and what is behind the last one of a rank that one's.
