@@ -34,5 +34,12 @@ def _shares(stragglers: Stragglers) -> str:
         "and message at its kind's typical cost"
     )
     shares = {"slowest 3 % of workers": stragglers.m_w, "last stage": stragglers.m_s}
-    known = [f"{share:.1%} of that goes with the {name}" for name, share in shares.items() if share is not None]
+    known = [f"{_part(share)} of that goes with the {name}" for name, share in shares.items() if share is not None]
     return "; ".join((line, *known))
+
+
+def _part(share: float) -> str:
+    """The share in words: replays in which the slowest cost what is typical may take less time than those in which all do (all
+    of it, and more), or more than the measured ones (none).
+    """
+    return "none" if share < 0 else "all" if share > 1 else f"{share:.1%}"
