@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def costs_of_steps(
     step: Int64,
     sizes: Sequence[int],
     collected_before: Int64,
-    posted: tuple[Int64, Int64] | None = None,
+    posted: PostedCalls | None = None,
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
@@ -40,7 +40,10 @@ def costs_of_steps(
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     holds = holds_of(waits, ranks[:, times.table.rank])
-    before, inside = _compact(np.minimum(collected_before, delays)), _compact(np.minimum(times.collected, durations))
+    late = delays if posted is None else delays + posted.late - posted.before_posting
+    if posted is not None:
+        collected_before = np.maximum(collected_before, posted.collected)
+    before, inside = _compact(np.minimum(collected_before, late)), _compact(np.minimum(times.collected, durations))
     costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
     every = MeasuredCosts(
         times.table,
@@ -56,7 +59,7 @@ def costs_of_steps(
         _held_by_starts(bindings),
     )
     if posted is not None:
-        every = replace(every, posted=_compact(posted[0]), before_posting=_compact(posted[1]))
+        every = replace(every, posted=_compact(posted.posted), before_posting=_compact(posted.before_posting))
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
@@ -64,11 +67,24 @@ def costs_of_steps(
     ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PostedCalls:
+    """Lateness of calls, ns: ``posted`` and ``before_posting`` of :class:`MeasuredCosts`.
+
+    By the row that each call belongs to, shape (windows, rows), ``late`` is how late calls are together, and ``collected`` the
+    part of it that garbage collections took.
+    """
+
+    posted: Int64
+    before_posting: Int64
+    late: Int64
+    collected: Int64
+
+
 def posted_calls(
     graph: Graph, times: StepTimes, bindings: Bindings, ranks: Sequence[Slice], is_whole: Bool
-) -> tuple[Int64, Int64]:
-    """Lateness of each call of a graph, and the part of each op's delay that its calls take, ns: ``posted`` and
-    ``before_posting`` of :class:`MeasuredCosts`.
+) -> PostedCalls:
+    """The calls of a graph in whole windows.
 
     Args:
         graph: of the plan.
@@ -76,18 +92,26 @@ def posted_calls(
         ranks: the calls of each rank in all windows (:func:`pptrace.analysis.explain.rank_messages.calls_of`).
         is_whole: which of all windows are.
     """
-    window, end, free, called = (np.concatenate([rank[name] for rank in ranks]) for name in CALLS)
+    window, end, free, called, collected = (np.concatenate([rank[name] for rank in ranks]) for name in CALLS)
     call = graph.call_of_end[end]
-    known = is_whole[window] & (call >= 0)
+    known = np.flatnonzero(is_whole[window] & (call >= 0))
     window, call, free, called = (np.cumsum(is_whole) - 1)[window[known]], call[known], free[known], called[known]
     row = graph.call_row[call]
-    posted = np.zeros((len(times.start), len(graph.call_row)), dtype=np.int64)
-    before = np.zeros_like(posted)
-    np.maximum.at(posted, (window, call), called - free)
-    begun = np.maximum(free, bindings.ready[window, row])
-    np.maximum.at(before, (window, call), np.minimum(called, times.start[window, row]) - begun)
+    waited = np.minimum(called, times.start[window, row]) - np.maximum(free, bindings.ready[window, row])
+
+    def longest(ns: Int64) -> Int64:
+        """Of the messages that are posted together, the longest."""
+        of_calls = np.zeros((len(times.start), len(graph.call_row)), dtype=np.int64)
+        np.maximum.at(of_calls, (window, call), ns)
+        return of_calls
+
+    posted = longest(called - free)
+    late, before, of_collections = (
+        sums_by_row(of_calls, graph.call_row, len(times.table))
+        for of_calls in (posted, longest(waited), longest(collected[known]))
+    )
     delays = times.start - bindings.ready - bindings.moving
-    return posted, np.minimum(sums_by_row(before, graph.call_row, len(times.table)), delays)
+    return PostedCalls(posted, np.minimum(before, delays), late, of_collections)
 
 
 def _moved_together(times: StepTimes) -> Slice:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.message_graph import end_of
 from pptrace.analysis.stragglers.links import peer_bit
-from pptrace.intervals import times_by_group
+from pptrace.intervals import lengths_within, times_by_group
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -29,7 +29,7 @@ _OF_RECEIVED = (
     "transfer_end_ns",
     MOVED,
 )
-CALLS = ("window", "end", "free_ns", "called_ns")
+CALLS = ("window", "end", "free_ns", "called_ns", "collected_ns")
 """Columns of calls."""
 _OF_CALLS = ("direction", "stage", "microbatch", "start_ns", "end_ns")
 
@@ -114,11 +114,12 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
     return peers
 
 
-def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice) -> Slice:
+def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collections: Int64) -> Slice:
     """The calls by which a rank sends and receives the messages of the plan between its ops, in order of window.
 
     ``end`` is the end of a message that a call is (:func:`pptrace.analysis.message_graph.end_of`), ``called_ns`` when it was
-    posted, ``free_ns`` the end of the op or call that was the last to end before on the rank.
+    posted, ``free_ns`` the end of the op or call that was the last to end before on the rank, ``collected_ns`` how long garbage
+    ``collections`` (:mod:`pptrace.intervals`) took of the time between.
     """
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     calls, window = comms.only((*_OF_CALLS, "kind")).where(is_message), window[is_message]
@@ -138,7 +139,9 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice) -> Slice
         at = np.maximum(op, 0)
         is_between = (op >= 0) & (ops["window"][at] == window) & (ops["end"][at] <= calls["start_ns"])
     known = is_between & (message >= 0) & (waited > 0)
-    columns = (window, end_of(message, is_send), calls["start_ns"] - waited, calls["start_ns"])
+    free = calls["start_ns"] - waited
+    collected = lengths_within(collections, np.minimum(free, calls["start_ns"]), calls["start_ns"])
+    columns = (window, end_of(message, is_send), free, calls["start_ns"], collected)
     return Slice({name: column[known] for name, column in zip(CALLS, columns, strict=True)})
 
 

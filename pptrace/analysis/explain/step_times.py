@@ -215,7 +215,7 @@ class RankTimes:
             collections,
             collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
-            calls_of(table, comms, window_of_comms, ops) if with_calls else no_calls(),
+            calls_of(table, comms, window_of_comms, ops, collections) if with_calls else no_calls(),
         )
 
     def compact(self) -> RankTimes:

@@ -52,7 +52,7 @@ class MeasuredCosts:
 
     ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched;
     ``inner`` (windows, rows) is the part of its duration in which it communicated and did not compute. ``collected_before`` and
-    ``collected_inside`` (windows, rows) are the parts of delays and durations that garbage collections took.
+    ``collected_inside`` (windows, rows) are the parts of lateness and durations that garbage collections took.
     A message of which the sender came last (``sender_is_last``) takes its transfer from its sender's end on. Of others it is part
     of ``moving`` (windows, rows): how long transfers kept a rank from each op when all that the op needs was there, as receives
     that begin late and sends that block do. The longest of them were with ``moved_with``
@@ -204,10 +204,13 @@ class MeasuredCosts:
     def without_collections(self) -> MeasuredCosts:
         """The same costs without what garbage collections took."""
         none = np.zeros_like(self.collected_before)
+        delays, posted = self.posted_if(self.lateness - self.collected_before, slice(None))
         return replace(
             self,
             durations=self.durations - self.collected_inside,
-            delays=self.delays - self.collected_before,
+            delays=delays,
+            posted=posted,
+            before_posting=None if posted is None else none,
             collected_before=none,
             collected_inside=none,
         )

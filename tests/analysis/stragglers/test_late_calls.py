@@ -14,9 +14,9 @@ from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.synthetic import LEAD, START, Job, host_events, make_trace, marked, run_on_paper
+from tests.support.synthetic import LEAD, START, Job, groups_of, host_events, make_trace, marked, run_on_paper
 
-USUAL_NS, PYTHON_NS, PAUSE_NS, TRANSFER_NS, STEPS = 200, 4_000, 30_000, 50, 8
+USUAL_NS, PYTHON_NS, PAUSE_NS, TRANSFER_NS, STEPS = 200, 4_000, 30_000, 50, 6
 LATE_RANK = 1
 UNEXPLAINED = 0.005
 """Share of a step by which replays may miss it before another way of sending is tried (docs/limits.md)."""
@@ -24,7 +24,7 @@ Lateness = Callable[[int, int, Action], int]
 """Time that a rank takes before a call, from (step, rank, first action of the call), ns."""
 
 
-def report_of(name: str, pp: int, *, sends: str, late: Lateness) -> Report:
+def report_of(name: str, pp: int, *, sends: str, late: Lateness, is_collection: bool = False) -> Report:
     plan = build(name, pp, 8)
     rng, runs = random.Random(0), []
     for step in range(STEPS):
@@ -51,6 +51,9 @@ def report_of(name: str, pp: int, *, sends: str, late: Lateness) -> Report:
         for step, run in enumerate(runs):
             at = START + step * length
             events += host_events(run, rank, range(pp), step, at)
+            for group in groups_of(run.transfers(rank)) if is_collection else []:
+                begun, ns = at + group[0].start, late(step, rank, group[0].action)
+                events += [marked(SpanMark(SpanKind.GC, step), begun - ns, begun)] if ns else []
             events.append(marked(SpanMark(SpanKind.STEP, step), at - LEAD - 5, at + run.end + 200))
         traces.append(make_trace(events, rank, job.metadata(rank)))
     return analyse(traces).report
@@ -74,21 +77,41 @@ def mean_span(report: Report) -> float:
     return float(np.mean([step.span_ns or 0 for step in report.steps]))
 
 
+@cache
+def clean_span(name: str, pp: int, sends: str) -> float:
+    return mean_span(report_of(name, pp, sends=sends, late=never))
+
+
 def finding_of(report: Report, reason: str) -> Finding:
     (finding,) = (one for one in report.findings if one.evidence.get("reason") == reason)
     return finding
 
 
-@pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
-@pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
-@pytest.mark.parametrize(
-    ("name", "pp"), [("1f1b", 4), ("1f1b", 2), ("gpipe", 4), ("interleaved-1f1b", 4), ("zb-h1", 4)]
+SENDS = pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
+PLANS = pytest.mark.parametrize(
+    ("name", "pp"), [("1f1b", 4), ("1f1b", 2), ("gpipe", 3), ("interleaved-1f1b", 2), ("zb-h1", 3)]
 )
+
+
+def assert_gains(report: Report, reason: str, name: str, pp: int, sends: str) -> None:
+    finding = finding_of(report, reason)
+    assert finding.evidence["where"] == {"rank": LATE_RANK}
+    span = mean_span(report)
+    assert finding.gain_ns == pytest.approx(span - clean_span(name, pp, sends), rel=0.02, abs=UNEXPLAINED * span)
+
+
+@pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
+@SENDS
+@PLANS
 def test_the_gain_is_what_a_run_gains_whose_rank_is_as_the_others(
     name: str, pp: int, late: Lateness, reason: str, sends: str
 ) -> None:
-    report = report_of(name, pp, sends=sends, late=late)
-    finding = finding_of(report, reason)
-    assert finding.evidence["where"] == {"rank": LATE_RANK}
-    span, clean_span = mean_span(report), mean_span(report_of(name, pp, sends=sends, late=never))
-    assert finding.gain_ns == pytest.approx(span - clean_span, rel=0.02, abs=UNEXPLAINED * span)
+    assert_gains(report_of(name, pp, sends=sends, late=late), reason, name, pp, sends)
+
+
+@SENDS
+@PLANS
+def test_a_collection_before_a_call_is_no_pause(name: str, pp: int, sends: str) -> None:
+    report = report_of(name, pp, sends=sends, late=now_and_then, is_collection=True)
+    assert_gains(report, "garbage collection", name, pp, sends)
+    assert not any(finding.evidence.get("reason") == "pauses" for finding in report.findings)
