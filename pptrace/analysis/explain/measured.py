@@ -100,7 +100,7 @@ def posted_calls(
     waited = np.minimum(called, times.start[window, row]) - np.maximum(free, bindings.ready[window, row])
 
     def longest(ns: Int64) -> Int64:
-        """Of the messages that are posted together, the longest."""
+        """The longest of the messages that are posted together."""
         of_calls = np.zeros((len(times.start), len(graph.call_row)), dtype=np.int64)
         np.maximum.at(of_calls, (window, call), ns)
         return of_calls
