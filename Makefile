@@ -3,7 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What is imported is compiled once, and kept; all of the packages would take another half a minute. Each process would compile anew
+# where Python is set to keep nothing.
+unexport PYTHONDONTWRITEBYTECODE
+IMPORTS := import torch, torch._dynamo, torch.distributed.pipelining, torch.profiler, pandas, polars, plotly.express, dash, distributed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
+WORKERS := $(shell echo $$(($(RANKS) + 1)))
 DEMO := pptrace_runs/demo
 
 .PHONY: demo test test-all check bench table samples pictures docs dist pythons gpu gpu-wheels clean
@@ -14,7 +19,7 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
 test-all: test
@@ -70,7 +75,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[train,dev,docs]'
+	@$(BIN)/python -c '$(IMPORTS)'
 	@touch $(STAMP)
 
 clean:

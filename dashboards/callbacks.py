@@ -52,10 +52,16 @@ def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None
     return names == wanted and all(_is_value(*name, row.get("value")) for name, row in zip(names, rows, strict=True))
 
 
+_MOST_CLICKS = 1_000_000
+"""What a person clicks on one button at most."""
+
+
 def _is_value(name: str, part: str, value: Any) -> bool:
     """Return whether a part of a component may have a value: steps, clicks and sizes are numbers, all else is text."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if name == "step" or name.endswith("-tick") or part == "n_clicks":
+    if part == "n_clicks":
+        return value is None or (is_whole and 0 <= value <= _MOST_CLICKS)
+    if name == "step" or name.endswith("-tick"):
         return value is None or is_whole
     if name.startswith("plan-") and name != "plan-schedule":
         return value in (None, "") or is_whole or (isinstance(value, float) and math.isfinite(value))

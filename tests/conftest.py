@@ -22,20 +22,27 @@ if str(ROOT) not in sys.path:  # so that tests and the processes of the pool imp
     sys.path.insert(0, str(ROOT))
 
 _LONG = (
-    *("models/test_mixes.py", "dashboards/test_browser.py", "frameworks/test_torch_pipelining.py"),
-    *("optim/test_validation.py", "pipeline/test_kinds.py", "cli/test_scripts.py"),
-    *("cli/test_run.py", "models/test_marked_mixes.py", "adapters/test_real_frameworks.py"),
-    *("workflow/test_dask.py", "cli/test_hang_runs.py", "cli/test_nsys.py"),
-    *("pipeline/test_memory.py", "pipeline/test_exact.py", "roundtrip/test_roundtrip.py"),
-    *("ingest/op_tables/test_reader.py", "analysis/test_analyse.py", "ingest/kineto/test_decode_pool.py"),
-    *("docs/test_site.py", "schedule/test_builders.py", "cli/test_real_nsys.py"),
-    *("cli/test_sleeping.py", "api/test_outside.py", "adapters/test_torch_pipelining.py"),
-    *("cli/test_output.py", "workflow/test_analyse_on_workers.py", "unlabelled/test_match_chain.py"),
-    *("ingest/test_fuzz.py", "gpu/test_gpu_run.py", "support/test_pool.py"),
-    *("context/test_context.py", "pipeline/test_outstanding.py", "pipeline/test_sleeping_schedules.py"),
-    *("models/test_train_gpt.py", "cli/test_volume.py", "docs/test_recipes_followed.py"),
-    *("recognise/test_run.py", "clock/test_clock.py", "kineto/test_salvage.py"),
-    *("models/test_dropout.py",),
+    *("models/test_mixes.py", "expert/test_exact.py", "cli/test_run.py"),
+    *("pipeline/test_kinds.py", "cli/test_hang_runs.py", "adapters/test_real_frameworks.py"),
+    *("workflow/test_dask.py", "dashboards/test_browser.py", "dashboards/test_every_page_in_browser.py"),
+    *("frameworks/test_torch_pipelining.py", "models/test_marked_mixes.py", "cli/test_spawned_ranks.py"),
+    *("optim/test_validation.py", "dashboards/test_attacks.py", "cli/test_faults.py"),
+    *("cli/test_memory_runs.py", "pipeline/test_memory.py", "api/test_outside.py"),
+    *("cli/test_scripts.py", "schedule/test_builders.py", "dashboards/test_timeline_page.py"),
+    *("cli/test_probes.py", "docs/test_site.py", "cli/test_nsys.py"),
+    *("pipeline/test_exact.py", "context/test_context.py", "op_tables/test_reader.py"),
+    *("kineto/test_decode_pool.py", "roundtrip/test_roundtrip.py", "cli/test_output.py"),
+    *("dashboards/test_more_pages_in_browser.py", "tensor/test_tensor.py", "cli/test_sleeping.py"),
+    *("unlabelled/test_match_chain.py", "analysis/test_properties.py", "dashboards/test_many_browsers.py"),
+    *("gpu/test_gpu_run.py", "compare/test_compare.py", "verify/test_execute.py"),
+    *("cli/test_live_run.py", "analysis/test_analyse.py", "dashboards/test_live_page.py"),
+    *("models/test_train_gpt.py", "tools/test_house.py", "explain/test_causes.py"),
+    *("pipeline/test_sleeping_schedules.py", "tests/test_samples.py", "partial/test_traced_ranks.py"),
+    *("adapters/test_torch_pipelining.py", "job/test_disk_cache.py", "unlabelled/test_match_lone_rank.py"),
+    *("simulator/test_simulation.py", "workflow/test_analyse_on_workers.py", "cli/test_volume.py"),
+    *("pipeline/test_marks.py", "api/test_run.py", "schedule/test_plan_per_step.py"),
+    *("schedule/test_validate.py", "job/test_read_job.py", "schedule/test_zb_auto.py"),
+    *("docs/test_recipes_followed.py", "report/test_text.py"),
 )
 """Files that take long, and those that wait for others: begun first, so that none of them runs alone at the end."""
 
@@ -65,14 +72,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--own-cores",
         action="store_true",
-        help="each worker of pytest-xdist, with its processes, keeps to its share of the cores",
+        help="each worker of pytest-xdist, with its processes, keeps to its share of the cores, as far as there are any",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that exchange small messages all the time wake each other; from another core that takes twice as long.
 
-    A worker with one core also has torch compute with one thread: several would wait for each other while others compute.
+    A worker with one core also has torch compute with one thread: several would wait for each other while others compute. Workers
+    beyond the number of cores have all of them: they run while others wait.
 
     No process interrupts another when it wakes (SCHED_BATCH). Otherwise the thread in which gloo receives interrupts the one that
     sends, which holds a lock, and tries to get that lock again and again until its share of time is over: most of the system time
@@ -83,9 +91,10 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while tests are collected: what they import stays
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
+        cores, number = sorted(os.sched_getaffinity(0)), int(worker.removeprefix("gw"))
         num_workers = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
-        os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) % num_workers :: num_workers])
+        if number < num_workers:
+            os.sched_setaffinity(0, cores[number::num_workers])
 
 
 def pytest_collection_finish() -> None:
