@@ -50,10 +50,11 @@ def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, 
         key=lambda record: record[0],
     )
     columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
-    named = zip(COMM_ARGS.items(), columns, strict=True)
-    return make_table(
-        COMM_ARGS, {name: as_category(list(column)) if dtype == "str" else column for (name, dtype), column in named}
-    )
+    table: dict[str, Any] = {
+        name: as_category(list(column)) if dtype == "str" else column
+        for (name, dtype), column in zip(COMM_ARGS.items(), columns, strict=True)
+    }
+    return make_table(COMM_ARGS, table)
 
 
 _Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]

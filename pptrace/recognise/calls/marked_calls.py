@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.device import DeviceWork
 from pptrace.model.categories import without_categories
+from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex

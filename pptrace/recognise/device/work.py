@@ -73,7 +73,10 @@ def communication_rows(events: Events) -> Rows:
 
 def _is_work(events: Events) -> npt.NDArray[np.bool_]:
     category = events.category
-    return (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
+    is_work: npt.NDArray[np.bool_] = (
+        (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
+    )
+    return is_work
 
 
 def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
