@@ -152,6 +152,8 @@ def record(path: Path, checkout: Path, tests: list[str]) -> int:
         "-q",
         *tests,
     ]
+    for left in path.parent.resolve().glob(f"{path.stem}.*.part"):  # by a run that was ended
+        left.unlink()
     ended = subprocess.run([sys.executable, "-m", "pytest", *selected], cwd=checkout, env=environ, check=False)
     lines: list[str] = []
     for part in path.parent.resolve().glob(f"{path.stem}.*.part"):
