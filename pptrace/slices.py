@@ -250,7 +250,7 @@ def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np
     return last[index[:num_wanted]]
 
 
-def distinct_of(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def distinct_of(columns: Sequence[pd.Series[Any] | Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(number of the combination of values of each row, the first row of each combination); combinations as they come first."""
     number, values = pd.factorize(group_codes(columns))
     first = np.zeros(len(values), dtype=np.int64)

@@ -25,7 +25,7 @@ class _Edge:
 def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
     """Offsets against the first rank, ns, of the ranks that kernels relate to it; medians, collectives before messages."""
     edges = sorted(
-        _edges(matched[matched["clock"] == "device"]),
+        _edges(matched.loc[matched["clock"] == "device", ["rank", "kind", "match", "end_ns"]]),
         key=lambda edge: (edge.is_message, -edge.count, edge.first, edge.second),
     )
     offsets = {ranks[0]: 0}

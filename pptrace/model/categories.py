@@ -37,7 +37,9 @@ def without_categories(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{str(name): table[name].astype(object) for name in names})
 
 
-def as_category(texts: pd.Series[Any] | npt.NDArray[Any], others: Sequence[str] = ()) -> pd.Categorical[Any]:
+def as_category(
+    texts: pd.Series[Any] | npt.NDArray[Any] | Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
     """A column of texts as categories, those of ``others`` among them."""
     codes, present = pd.factorize(np.asarray(texts, dtype=object))
     categories = sorted({*present.tolist(), *others})

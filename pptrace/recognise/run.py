@@ -218,8 +218,10 @@ def _locate_matched(
     Returns:
         The located ops, the joint match, and what speaks against several stages per rank ("" where nothing does).
     """
-    joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
-    located = _locate(joint.ranks, joint, num_ranks, spanned)
+    ranks = tuple(ranks)
+    found = _groups(ranks)
+    joint = match_ranks(ranks, found[1], num_ranks)
+    located = _locate(joint.ranks, joint, num_ranks, spanned, found=found if joint.ranks is ranks else None)
     chunked = (
         [recognised for recognised in ranks if recognised.number in joint.refused]
         if (located.placed.mesh.vpp or 1) > 1
@@ -249,11 +251,13 @@ def _locate(
     num_ranks: int | None,
     spanned: Sequence[int],
     no_pipeline: Collection[int] = (),
+    found: tuple[Members, Groups] | None = None,
 ) -> _Located:
+    """Locate the ops of all ranks; ``found`` are their groups, where they are known."""
     ops = join_ranks([(recognised.number, recognised.ops) for recognised in ranks], OPS)
     comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
-    members, groups = _groups(ranks, no_pipeline)
+    members, groups = found or _groups(ranks, no_pipeline)
     metadata = list(facts.values())
     world = num_ranks or _least_world(ranks, comms)
     mesh = replace(_mesh(metadata, ops, comms, groups, world), is_guess=num_ranks is None and not groups.world_size)

@@ -6,8 +6,9 @@
     python tests/tools/same_reports.py compare before.jsonl after.jsonl
 
 A report is known by the name of its test, whatever file that is in, and its number within the test. The texts of
-warnings, findings and mismatches may change; how many there are may not. Left out are tests that start processes, since they
-measure real time, and those of random examples: Hypothesis draws numbers that stand in the code, so that other code has others.
+warnings, findings and mismatches may change; how many there are may not. Left out are tests that start programs, themselves
+or by a fixture, since those measure real time, and those of random examples: Hypothesis draws numbers that stand in the code, so
+that other code has others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ MOST_RANK_STEPS = 5_000
 """Ranks × steps of the largest reports that are recorded: larger ones are copies of one step, made to fill a screen."""
 ADDED = ("verdict",)
 """Members that newer versions add at the top: prose, left out."""
+READERS = ("pptrace.ingest.kineto.decode_pool", "pptrace.nsys")
+"""Modules that start programs to read files: what they read is the same each time."""
 
 
 # As a plugin of pytest: ``pytest -p tests.tools.same_reports`` with FILE_VARIABLE in the environment.
@@ -56,29 +60,59 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Recorder:
-    """Writes every report that a test makes as one line: the test, the number within it, and the JSON."""
+    """Writes every report that a test makes as one line: the test, the number within it, and the JSON.
+
+    The reports of a test are written when it has ended, and only where neither it nor a fixture of its has started a program.
+    Those in which pptrace reads traces do not count.
+    """
 
     def __init__(self, path: Path) -> None:
         from pptrace.analysis.result import Report
 
         self._path = path.with_suffix(f".{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.part")
         self._test = ""
-        self._number = 0
+        self._lines: list[str] = []
         self._folder = Path.cwd()
+        self._starts_programs = False
+        self._fixtures: list[pytest.FixtureDef[Any]] = []
+        self._fixtures_of_programs: set[pytest.FixtureDef[Any]] = set()
         original = Report.__init__
+        original_popen = subprocess.Popen.__init__
 
         def recorded(report: Report, *args: Any, **kwargs: Any) -> None:
             original(report, *args, **kwargs)
-            self._write(report)
+            self._add(report)
+
+        def started(process: Any, *args: Any, **kwargs: Any) -> None:
+            if sys._getframe(1).f_globals["__name__"] not in READERS:
+                self._starts_programs = True
+                self._fixtures_of_programs.update(self._fixtures)
+            original_popen(process, *args, **kwargs)
 
         Report.__init__ = recorded  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._test, self._number = item.name, 0
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        self._test, self._lines, self._starts_programs = item.name, [], False
         self._folder = item.config.rootpath
+        ended = yield
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = {fixture for of_name in info.name2fixturedefs.values() for fixture in of_name} if info else set()
+        if not self._starts_programs and not fixtures & self._fixtures_of_programs:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(self._lines)
+        return ended
 
-    def _write(self, report: Any) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        self._fixtures.append(fixturedef)
+        try:
+            return (yield)
+        finally:
+            self._fixtures.pop()
+
+    def _add(self, report: Any) -> None:
         if sum(len(step.ranks) for step in report.steps) > MOST_RANK_STEPS:
             return
         from pptrace.report.to_json import dump, report_object
@@ -86,10 +120,8 @@ class Recorder:
         text = dump(report_object(report, with_ops=True))
         text = re.sub(r"[^\" ]*/pytest-[0-9][^\" ]*/", "", text).replace(str(self._folder), "")
         value = {key: item for key, item in json.loads(text).items() if key not in ADDED}
-        line = {"test": self._test, "number": self._number, "report": without_texts(value)}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, sort_keys=True) + "\n")
-        self._number += 1
+        line = {"test": self._test, "number": len(self._lines), "report": without_texts(value)}
+        self._lines.append(json.dumps(line, sort_keys=True) + "\n")
 
 
 def without_texts(value: Any) -> Any:
@@ -120,6 +152,8 @@ def record(path: Path, checkout: Path, tests: list[str]) -> int:
         "-q",
         *tests,
     ]
+    for left in path.parent.resolve().glob(f"{path.stem}.*.part"):  # by a run that was ended
+        left.unlink()
     ended = subprocess.run([sys.executable, "-m", "pytest", *selected], cwd=checkout, env=environ, check=False)
     lines: list[str] = []
     for part in path.parent.resolve().glob(f"{path.stem}.*.part"):

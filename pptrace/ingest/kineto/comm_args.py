@@ -29,6 +29,7 @@ from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
 from pptrace.ingest.kineto.comm_shapes import SHAPED, sizes_of, splits_of_operator, splits_text
 from pptrace.ingest.kineto.event_columns import CommRow
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
+from pptrace.model.categories import as_category
 from pptrace.model.tables import COMM_ARGS, Int64, make_table
 
 _PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
@@ -36,14 +37,24 @@ _PEERLESS = frozenset({"send", "recv", "coalesced", "recvanysource"})
 
 
 def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, Any]) -> pd.DataFrame:
-    """Make one row per communication event; ``event[i]`` is the index of ``rows[i]`` in the sorted events, -1 if dropped."""
+    """Make one row per communication event, its texts as categories.
+
+    Args:
+        rows: the arguments of each event.
+        event: the index of each in the sorted events, -1 if dropped.
+        distributed: what the profiler wrote about the job.
+    """
     texts = _RankTexts(_configured_groups(distributed))
     records = sorted(
         (_record(row, int(index), texts) for row, index in zip(rows, event, strict=True) if index >= 0),
         key=lambda record: record[0],
     )
     columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
-    return make_table(COMM_ARGS, dict(zip(COMM_ARGS, columns, strict=True)))
+    table: dict[str, Any] = {
+        name: as_category(list(column)) if dtype == "str" else column
+        for (name, dtype), column in zip(COMM_ARGS.items(), columns, strict=True)
+    }
+    return make_table(COMM_ARGS, table)
 
 
 _Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int, str]

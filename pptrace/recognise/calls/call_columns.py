@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.tables import Int64
 from pptrace.recognise.device.communication_names import KINDS
 from pptrace.slices import Slice
@@ -66,10 +67,11 @@ class CommArgs:
     """The communication arguments of a rank's events (schema ``COMM_ARGS``) by event; the last row of an event counts."""
 
     def __init__(self, table: pd.DataFrame) -> None:
-        self._columns = {str(name): table[name].to_numpy() for name in table.columns}
-        event = self._columns["event"]
+        self._table = table
+        event = table["event"].to_numpy()
         self._order = np.argsort(event, kind="stable")
         self._events = event[self._order]
+        self._codes: dict[str, tuple[Int64, Sequence[str]]] = {}
 
     def rows_of(self, events: npt.NDArray[np.integer[Any]]) -> Int64:
         """The row of each of these events, −1 where it has none."""
@@ -80,13 +82,13 @@ class CommArgs:
 
     def numbers(self, name: str, rows: Int64) -> Int64:
         """A column of numbers in some rows; −1 for the row −1."""
-        values: Int64 = np.append(self._columns[name], -1).astype(np.int64)[rows]
+        values: Int64 = np.append(self._table[name].to_numpy(), -1).astype(np.int64)[rows]
         return values
 
-    def texts(self, name: str, rows: Int64) -> npt.NDArray[np.object_]:
+    def texts(self, name: str, rows: Int64) -> pd.Categorical[Any]:
         """A column of texts in some rows; "" for the row −1."""
-        values: npt.NDArray[np.object_] = np.append(self._columns[name].astype(object), "")[rows]
-        return values
+        codes, texts = self.codes(name)
+        return category_of_codes(codes[rows], texts)
 
     def message_bytes(self, rows: Int64) -> Int64:
         """Bytes of the larger of input and output; −1 where they were not recorded."""
@@ -94,5 +96,9 @@ class CommArgs:
 
     def codes(self, name: str) -> tuple[Int64, Sequence[str]]:
         """(for each row, and for the row −1 at the end, an index into the texts; the texts) of a column of texts."""
-        codes, texts = pd.factorize(np.append(self._columns[name].astype(object), ""))
-        return codes.astype(np.int64), [str(text) for text in texts]
+        if name not in self._codes:
+            column = self._table[name].array
+            column = column if isinstance(column, pd.Categorical) else as_category(self._table[name])
+            texts = [*map(str, column.categories), ""]
+            self._codes[name] = np.append(column.codes.astype(np.int64), len(texts) - 1), texts
+        return self._codes[name]

@@ -11,10 +11,13 @@ The range ``nccl:coalesced`` names no peer and may never end: it is not read, it
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.tables import CALLS, Int64, make_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, with_columns
@@ -48,12 +51,12 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     rows, kind = calls["args"], calls["kind"]
     is_send, is_recv = (kind == CODE_OF_KIND[name] for name in ("send", "recv"))
     num_bytes = args.message_bytes(rows)
-    splits = args.texts("splits", rows)
+    shapes = np.where(args.texts("splits", rows) == "", calls["shapes"], rows)
     on_device = calls["kernel"] >= 0
     hint = np.array(HINTS, dtype=object)[calls["hint"]]
     stream = events.stream[calls["kernel"]] if len(events) else calls["kernel"]
-    columns: dict[str, npt.NDArray[np.generic]] = {
-        "kind": np.array(KINDS, dtype=object)[kind],
+    columns: dict[str, Any] = {
+        "kind": category_of_codes(kind, KINDS),
         "group_id": args.texts("group_id", rows),
         "description": args.texts("group_description", rows),
         "group_ranks": args.texts("group_ranks", rows),
@@ -64,12 +67,12 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "seq": args.numbers("seq", rows),
         "host_ns": calls["start_ns"],
         "backward": are_backward(events, calls["thread"], calls["start_ns"]),
-        "hint": np.where(hint == "", axes_of_ranges(events, calls["thread"], calls["start_ns"]), hint),
+        "hint": as_category(np.where(hint == "", axes_of_ranges(events, calls["thread"], calls["start_ns"]), hint)),
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
-        "splits": np.where(splits == "", args.texts("splits", calls["shapes"]), splits),
+        "splits": args.texts("splits", shapes),
         "stream": np.where(on_device, stream, -1),
-        "clock": np.array(["host", "device"], dtype=object)[on_device.astype(np.int64)],
+        "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }
     host = _host_times(calls, events, may_be_bucket=(columns["backward"] == 1) & (kind == CODE_OF_KIND["all_reduce"]))
     device = dict.fromkeys(("start_ns", "posted_ns", "asked_ns"), calls["kernel_start_ns"])

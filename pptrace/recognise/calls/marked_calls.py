@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
+from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -42,6 +43,7 @@ def calls_with_marks(
     """
     if not len(calls) and not len(marks.calls):
         return calls
+    calls = without_categories(calls)
     described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
     described_ns = (marks.start_ns[described], marks.end_ns[described])
     outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]

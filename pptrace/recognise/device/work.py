@@ -72,7 +72,11 @@ def communication_rows(events: Events) -> Rows:
 
 
 def _is_work(events: Events) -> npt.NDArray[np.bool_]:
-    return np.isin(events.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
+    category = events.category
+    is_work: npt.NDArray[np.bool_] = (
+        (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
+    )
+    return is_work
 
 
 def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:

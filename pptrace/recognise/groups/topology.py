@@ -84,11 +84,10 @@ class KeyedCalls:
 
 def call_keys(rank: int, calls: pd.DataFrame) -> tuple[Int64, list[CallKey]]:
     """(number of the key of each call, the keys) of a rank's calls; keys as they come first."""
-    columns = [calls[name].to_numpy() for name in GROUP_COLUMNS]
+    columns = [calls[name] for name in GROUP_COLUMNS]
     number, first = distinct_of(columns)
-    return number, [
-        key_of(rank, columns) for columns in zip(*(column[first].tolist() for column in columns), strict=True)
-    ]
+    keys = zip(*(column.iloc[first].tolist() for column in columns), strict=True)
+    return number, [key_of(rank, key) for key in keys]
 
 
 _REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")

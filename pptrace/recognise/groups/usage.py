@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.splits import parse_splits
@@ -45,17 +47,23 @@ class Use:
 
     def add(self, calls: pd.DataFrame, num_steps: int) -> None:
         """Count the calls that one rank made in so many steps."""
-        self.kinds.update(calls["kind"].tolist())
-        self.hints.update(hint for hint in calls["hint"].tolist() if hint)
+        self.kinds.update(_counts(calls["kind"]))
+        self.hints.update({hint: count for hint, count in _counts(calls["hint"]).items() if hint})
         self.trains = self.trains or bool((calls["backward"] >= 0).any())
         reduced = calls[calls["kind"] == "all_reduce"]
-        self.backward.update(reduced["backward"].tolist())
-        sizes = Counter(size for size in reduced["bytes"].tolist() if size >= 0)
+        self.backward.update(_counts(reduced["backward"]))
+        sizes = {size: count for size, count in _counts(reduced["bytes"]).items() if size >= 0}
         most = max(sizes.values(), default=0)
         if 2 * most >= len(reduced):
             self.num_equal = max(self.num_equal, most / max(num_steps, 1))
         self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
         self.is_uneven = self.is_uneven or any(map(_are_uneven, calls["splits"].unique().tolist()))
+
+
+def _counts(column: pd.Series[Any]) -> dict[Any, int]:
+    """The number of rows of each value, values as they come first."""
+    codes, values = pd.factorize(column)
+    return dict(zip(values.tolist(), np.bincount(codes, minlength=len(values)).tolist(), strict=True))
 
 
 def merge_usage(uses: Iterable[Use]) -> Use:

@@ -56,16 +56,18 @@ class CarriedMessages:
     """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
-        carried = calls[calls["kind"].isin(P2P) & (calls["clock"] == "device")]
-        self._carried = {name: carried[name].to_numpy() for name in ("host_ns", "start_ns", "end_ns", "stream")}
+        carried = np.flatnonzero(calls["kind"].isin(P2P) & (calls["clock"] == "device"))
+        self._carried = {name: calls[name].to_numpy()[carried] for name in ("host_ns", "start_ns", "end_ns", "stream")}
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
         self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
-        args = events.comm_args[events.category[events.comm_args["event"].to_numpy()] < Category.HOST_LIMIT]
-        args = args[(args["collective"] != "") | gloo[events.name_id[args["event"].to_numpy()]]]
-        sized = args[args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
-        self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]
-        self._bytes = np.append(0, np.cumsum(sized[["in_bytes", "out_bytes"]].max(axis=1).to_numpy(dtype=np.int64)))
+        event = events.comm_args["event"].to_numpy()
+        is_named = (events.comm_args["collective"] != "").to_numpy()
+        num_bytes = np.maximum(events.comm_args["in_bytes"].to_numpy(), events.comm_args["out_bytes"].to_numpy())
+        is_call = is_named | gloo[events.name_id[event]] if len(event) else np.empty(0, dtype=bool)
+        sized = np.flatnonzero(is_call & (events.category[event] < Category.HOST_LIMIT) & (num_bytes > 0))
+        self._sized_at = events.start_ns[event[sized]]
+        self._bytes = np.append(0, np.cumsum(num_bytes[sized]))
 
     def kernels(self, host_ns: Int64) -> LaunchedWork:
         """The kernels that carry the messages whose calls began then."""

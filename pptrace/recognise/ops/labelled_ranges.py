@@ -44,7 +44,7 @@ class LabelledPhases:
 
 def labelled_ranges(events: Events) -> Ranges:
     """The host ranges whose names are in a catalogue, in time order."""
-    on_host = np.flatnonzero(np.isin(events.category, (Category.ANNOTATION, Category.OTHER)))
+    on_host = np.flatnonzero((events.category == Category.ANNOTATION) | (events.category == Category.OTHER))
     codes = events.name_id[on_host]
     present = np.flatnonzero(np.bincount(codes, minlength=len(events.names)))
     labels = {code: label for code in present.tolist() if (label := read_label(events.names[code])) is not None}
