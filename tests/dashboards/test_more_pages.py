@@ -16,7 +16,7 @@ import pytest
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
-from dashboards.pages import bubbles, communication, compare, experts, hang, memory, stages, steps, try_change
+from dashboards.pages import bubbles, communication, compare, experts, hang, memory, overview, stages, steps, try_change
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
@@ -222,6 +222,15 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
         found = ids(more_pages.layout(path, loaded, answers))
         assert ("problem" in found) == page.needs_report, path
     assert "no-hang" in ids(more_pages.layout("/hang", loaded, answers))
+
+
+def test_the_overview_of_a_hang_says_once_what_happened_and_how_the_run_ended() -> None:
+    loaded = Store([SAMPLES / "hang_p4"]).get()
+    page = overview.body(loaded, 2)
+    (said,) = [part for part in nodes(page) if isinstance(part, str) and "wait for each other" in part]
+    assert said.startswith("cycle: ranks 1 and 2 wait for each other")
+    assert "The run ended as timeout. What was recorded until then is shown below." in text(page)
+    assert {"hang", "hang-graph"} <= ids(page) | figures(page)
 
 
 def test_a_hang_is_a_verdict_with_its_graph_and_table(tmp_path: Path) -> None:
