@@ -95,7 +95,7 @@ def height_of(figure: Any) -> dict[str, str]:
 
 
 def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:
-    """The verdict on a run that hung: in a sentence, with ``notes`` below it, as a table, and as a graph where the ranks are few."""
+    """The verdict on a run that hung: a sentence with ``notes`` below it, a table, and a graph where the ranks are few."""
     graph, rows = wait_graph(hang), edge_rows(hang)
     columns = [name.capitalize() for name in EDGE_COLUMNS]
     content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []

@@ -246,7 +246,7 @@ class DistributedCalls:
         return Call(self._unhooked.next_number(), SETUP, group, -1, 0, next(self._setups))
 
     def begin_group_message(self, kind: str, group: Any, peer: int, size: int, tag: int) -> Call | None:
-        """The message that a method of a group is about to post; None inside a function that is watched, and where nobody looks."""
+        """The message that a method of a group is about to post; None inside a function that is watched."""
         if self._local.depth or self._local.batch is not None or not dist.is_initialized():
             return None
         ranks = self._group(group)[0].ranks

@@ -45,7 +45,7 @@ SPREAD = """selector => {
         .filter(box => box.height).map(box => (box.top + box.bottom) / 2);
     return Math.max(...middles) - Math.min(...middles);
 }"""
-"""How far the middles of elements are from each other from top to bottom, px; elements of one row differ in height."""
+"""Largest vertical distance between the middles of elements, px; elements of one row differ in height."""
 CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
 FEW = ("experts_pp2_ep2", "hang_p4")
 """Samples that are looked at without PPTRACE_ALL: those with the most parts that others lack."""

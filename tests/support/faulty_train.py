@@ -41,7 +41,8 @@ class Fault:
     """Fault on ``ranks``; "" is a healthy run.
 
     ``amount`` is the factor of what ops sleep (``slow``, from step ``since`` on), or the time of one occurrence, s; ``chance``
-    that of an occurrence at an op. A slow link is between the first two of ``ranks``, in both directions; ``crossed`` has no amount.
+    that of an occurrence at an op. A slow link is between the first two of ``ranks``, in both directions; ``crossed``, between
+    two too, has no amount.
     """
 
     kind: str = ""
@@ -132,7 +133,7 @@ def _late(fault: Fault, chances: Random) -> None:
 
 
 def _crossed(fault: Fault, chances: Random) -> None:
-    """Before step ``since`` the first two of ``ranks`` each send to the other and receive afterwards, so that both wait for ever."""
+    """Before step ``since`` two ranks each send to the other and receive afterwards, so that both wait for ever."""
     run = runtime.PipelineRuntime.run
     first, second = fault.ranks
 
