@@ -712,9 +712,10 @@
       this.found.index = (this.found.index + by + bars.length) % bars.length;
       const [at, start, length] = bars[this.found.index];
       this.foundNote.textContent = `${(this.found.index + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
-      const width = Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000);
-      const middle = start + length / 2 + this.shiftOf(at);
-      this.show(middle - width / 2, middle + width / 2);
+      const all = this.about.span;
+      const width = Math.min(Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000), all);
+      const begin = Math.max(Math.min(start + length / 2 + this.shiftOf(at) - width / 2, all - width), 0);
+      this.show(begin, begin + width);
       this.reveal(at);
       const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
       if (step && step[0] !== this.step) {

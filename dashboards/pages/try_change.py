@@ -163,7 +163,8 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
     predictions = answers.whatif(wishes)
     if not predictions.result.scenarios:
         raise PptraceError("; ".join(predictions.result.warnings[-1:]) or headline(predictions.result))
-    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions)]
+    tables = [data_table(table, "whatif", options=form) for table in whatif_tables(predictions.result)]
+    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions), *tables]
 
 
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
@@ -182,8 +183,7 @@ def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, objec
         command,
         html.P(on_axis, className="note"),
     )
-    table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
-    return html.Div([with_files(box, table_files("whatif", form)), *table])
+    return with_files(box, table_files("whatif", form))
 
 
 def verified(answers: Answers, form: Mapping[str, object]) -> list[Node]:

@@ -40,6 +40,7 @@ def test_every_page_is_accessible_and_shows_hostile_names_as_text(
     assert MARKUP in settle(page).inner_text("#run-errors"), "shown as it is"
 
 
+STATE = "document.querySelector('#timeline').timeline"
 SPREAD = """selector => {
     const middles = [...document.querySelectorAll(selector)].map(element => element.getBoundingClientRect())
         .filter(box => box.height).map(box => (box.top + box.bottom) / 2);
@@ -64,7 +65,12 @@ def test_every_page_of_a_sample_fits_at_1280_px(case: Path, serve: Serve, visit:
         assert page.locator("[id$=-failed]").count() == 0, name
         if name == "timeline":
             page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+            page.fill("#timeline-search", "longest")
+            page.press("#timeline-search", "Enter")
+            page.wait_for_function("() => document.querySelector('#timeline-found').textContent.startsWith('1 of ')")
             assert page.evaluate(SPREAD, ".timeline-tools > *") < 10
+            start, end, last = page.evaluate(f"[{STATE}.t0, {STATE}.t1, {STATE}.about.span]")
+            assert 0 <= start < end <= last, "what was found is shown with times of the run alone"
     page.click("#to-experts")
     page.wait_for_selector("#expert-routes .hm" if "experts" in case.name else "#no-experts")
     page.click("#to-hang")
