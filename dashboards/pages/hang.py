@@ -18,7 +18,7 @@ _ADVICE = (
 
 
 def layout(_loaded: Loaded, answers: Answers) -> Node:
-    return html.Div(guarded(lambda: body(answers), "No run that hung", "no-hang"), id="hang-body")
+    return html.Div(guarded(lambda: body(answers), "Nothing is known of a hang", "no-hang"), id="hang-body")
 
 
 def body(answers: Answers) -> list[Node]:

@@ -235,11 +235,18 @@ def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
         figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
     note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
-    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms"
+    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms{_off(predictions, changed)}"
     return [
         chart("Measured", measured, "try-measured", "", note=note),
         chart("Simulated", simulated, "try-simulated", "", note=changed_note),
     ]
+
+
+def _off(predictions: Predictions, changed: Simulation) -> str:
+    """The reason why the picture and the prediction are not equally long, where they are not."""
+    if milliseconds(predictions.result.scenarios[0].span_ns) == milliseconds(changed.makespan_ns):
+        return ""
+    return " by replay; the prediction adds what the replay of the run as it was is off by"
 
 
 def _num_actions(simulation: Simulation) -> int:

@@ -224,6 +224,19 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
     assert "no-hang" in ids(more_pages.layout("/hang", loaded, answers))
 
 
+def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": "pptrace.run/1"')
+    (tmp_path / "rank0.json.gz").write_text("junk")
+    store = Store([tmp_path])
+    page = hang.layout(store.get(), Answers(store, Store([OTHER])))
+    assert "No run that hung" not in text(page)
+    assert "Nothing is known of a hang" in text(page)
+    assert "run.json: no JSON object" in text(page)
+    problems = {file.name: file.problem for file in store.get().files}
+    assert problems["run.json"] == "no JSON object"
+    assert problems["rank0.json.gz"] not in ("", "can be read")
+
+
 def test_the_overview_of_a_hang_says_once_what_happened_and_how_the_run_ended() -> None:
     loaded = Store([SAMPLES / "hang_p4"]).get()
     page = overview.body(loaded, 2)
