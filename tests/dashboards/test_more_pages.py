@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -124,7 +125,13 @@ def test_a_change_is_drawn_on_the_scale_of_the_measured_step(uneven: dict[str, l
     assert measured.layout.margin.l == simulated.layout.margin.l > 100
     assert [picture.layout.yaxis.automargin for picture in (measured, simulated)] == [False, False]
     assert "pptrace whatif PATH --schedule zb-h1 --verify" in text(uneven["try"])
-    assert "zb-h1: " in text(uneven["try"])
+    predicted, drawn = (
+        re.search(rf"{before}([\d.]+) ms", text(uneven["try"])) for before in ("zb-h1: ", "step 6 with the change: ")
+    )
+    assert predicted
+    assert drawn
+    assert predicted[1] != drawn[1], "the replay of the run as it was is not exact"
+    assert "ms by replay; the prediction adds" in text(uneven["try"]), "why the two differ"
 
 
 def test_the_advised_split_is_there_to_paste(uneven: dict[str, list[Any]]) -> None:
