@@ -35,9 +35,9 @@ _INDEX = """<!DOCTYPE html>
 """
 _CLOCKS = {
     "single-rank": "one rank",
-    "same-host": "one host's clock",
-    "same-session": "one recording's clock",
-    "one-file": "one file's clock",
+    "same-host": "one host",
+    "same-session": "one recording",
+    "one-file": "one file",
     "message-bounds": "aligned by messages",
     "op-order": "aligned by the order of ops",
     "none": "not related",
@@ -175,12 +175,14 @@ def _facts(loaded: Loaded) -> list[Node]:
         f"{name} {size}" for name, size in sizes.items() if size is not None and (size > 1 or name == "pp")
     )
     ranks = f"{report.mesh.num_ranks}" + (f" ({mesh})" if mesh else "")
+    num_read, files = len(report.inputs), "\n".join(item.path for item in report.inputs)
+    read = [fact("read", counted(num_read, "trace"), files)] if num_read != report.mesh.num_ranks else []
     return [
         fact("framework", report.framework),
         fact("schedule", *_schedule(report)),
-        fact("ranks", ranks),
+        fact("ranks", ranks, files),
         fact("clock", *_clock(report)),
-        fact("read", counted(len(report.inputs), "trace"), "\n".join(item.path for item in report.inputs)),
+        *read,
         fact("quality", *_quality(report)),
         *_run_facts(loaded),
     ]

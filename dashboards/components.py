@@ -94,18 +94,20 @@ def height_of(figure: Any) -> dict[str, str]:
     return {"height": height, "--graph-height": height}
 
 
-def hang_panel(hang: Mapping[str, Any]) -> Node:
-    """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
+def hang_panel(hang: Mapping[str, Any], *notes: Node) -> Node:
+    """The verdict on a run that hung: a sentence with ``notes`` below it, a table, and a graph where the ranks are few."""
     graph, rows = wait_graph(hang), edge_rows(hang)
     columns = [name.capitalize() for name in EDGE_COLUMNS]
     content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []
     content += [still_picture(graph, "hang-graph")] if graph is not None else []
-    guilty = [html.P(f"To blame: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
+    red = "" if graph is None else ", red in the picture"
+    guilty = [html.P(f"To blame{red}: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
     return html.Section(
         [
             html.H2("The run hung"),
             html.P(html.Strong(str(hang["detail"])), id="hang-detail"),
             *guilty,
+            *notes,
             html.Div(content, className="columns wide-left"),
         ],
         className="panel problem hang",

@@ -18,13 +18,16 @@ from dashboards.tiles.timeline import MOST_KEPT_OPS, Timeline, without_tables
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import JobProgress, OnProgress, open_inputs, read_trace
+from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
 from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.find_hang import run_of
 from pptrace.workflow.reopen import RunStore, reopen
 
 _log = logging.getLogger(__name__)
+_SUFFIXES_OF_TRACES = (".json", ".gz")
 _MOST_FILES = 40
 
 Fingerprint = tuple[tuple[str, int, int], ...]
@@ -176,7 +179,12 @@ def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
     files = []
     for path in _files(paths)[:_MOST_FILES]:
         resolved = path.resolve()
-        problem = _problem(path, formats[resolved]) if resolved in formats else ""
+        if resolved in formats:
+            problem = _problem(path, formats[resolved])
+        elif path.name == RUN_FILE:
+            problem = "" if run_of(path) is not None else "no JSON object"
+        else:
+            problem = _problem(path, None) if not formats and path.suffix in _SUFFIXES_OF_TRACES else ""
         files.append(InputFile(path.name, _num_bytes(path), problem))
     return tuple(files)
 

@@ -32,9 +32,12 @@ from tests.support.oracle import partition  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault of ``tests/support/faulty_train.py``, and the finding that has to name it."""
+    """A fault of ``tests/support/faulty_train.py``, or an option of the run, and what has to be found of it.
 
-    fault: Mapping[str, Any]
+    ``finding`` is a part of a finding's evidence, or of the verdict on a hang.
+    """
+
+    fault: Mapping[str, Any] | str
     finding: Mapping[str, Any]
 
 
@@ -46,21 +49,32 @@ class Sample:
     arguments: tuple[str, ...]
     steps: str = "3:5"
     faults: tuple[Injected, ...] = ()
+    hang: Injected | None = None
 
     @property
     def command(self) -> list[str]:
         return [
-            *("pptrace", "run", "-n", str(self.ranks), "--steps", self.steps, "-o", f"sample_traces/{self.name}"),
+            *("pptrace", "run", "-n", str(self.ranks), "--steps", self.steps),
+            *(("--hang-timeout", "5") if self.hang else ()),
+            *("-o", f"sample_traces/{self.name}"),
             *self._script,
             *self.arguments,
         ]
 
     @property
     def _script(self) -> tuple[str, ...]:
-        if not self.faults:
+        if not self.injected:
             return ("instrument/examples/train_gpt.py",)
-        return ("tests/support/faulty_train.py", json.dumps([injected.fault for injected in self.faults]))
+        faults = [injected.fault for injected in self.injected if not isinstance(injected.fault, str)]
+        return ("tests/support/faulty_train.py", json.dumps(faults))
 
+    @property
+    def injected(self) -> tuple[Injected, ...]:
+        return (*self.faults, *((self.hang,) if self.hang else ()))
+
+
+_TIMED_OUT = 124
+"""Exit code of ``pptrace run`` after a hang."""
 
 _SMALL = ("--layers", "4", "--steps", "5", "--seq", "64")
 _TINY = ("--hidden", "8", "--heads", "2", "--seq", "4")
@@ -96,6 +110,34 @@ SAMPLES = (
                 {"kind": "late", "ranks": [3], "amount": 0.8},
                 {"cause": "host", "where": {"rank": 3}, "reason": "late start"},
             ),
+        ),
+    ),
+    Sample(
+        "experts_pp2_ep2",
+        "1F1B on two ranks in two replicas that share four experts, one of them hot, 4 microbatches; experts sleep for "
+        "each of their rows, so that 2 cores keep time for 4 ranks",
+        4,
+        (
+            *(*_TINY, "--microbatch-size", "1", "--layers", "2", "--microbatches", "4", "--steps", "5"),
+            *("--pp", "2", "--dp", "2", "--experts", "4", "--ep", "2", "--force-routes", "hot"),
+        ),
+        steps="2:5",
+        faults=(
+            Injected(
+                "--force-routes hot",
+                {"cause": "imbalance", "where": {"axis": "ep", "rank": 0}, "reason": "unequal routes"},
+            ),
+        ),
+    ),
+    Sample(
+        "hang_p4",
+        f"1F1B on four ranks, 4 microbatches, that hangs in step 5, after the recorded ones; {_OPS_SLEEP} 4 ranks",
+        4,
+        (*_TINY, "--layers", "4", "--microbatches", "4", "--steps", "7", *_SLEEPING),
+        steps="2:4",
+        hang=Injected(
+            {"kind": "crossed", "ranks": [1, 2], "since": 5},
+            {"verdict": "cycle", "ranks": [1, 2], "waits": [[0, [1]], [1, [2]], [2, [1]], [3, [2]]]},
         ),
     ),
     Sample(
@@ -147,11 +189,15 @@ def make(sample: Sample) -> None:
     directory = HERE / sample.name
     shutil.rmtree(directory, ignore_errors=True)
     program = Path(sys.executable).parent / "pptrace"
-    subprocess.run([str(program), *sample.command[1:]], cwd=ROOT, check=True, timeout=300)
+    ended = subprocess.run([str(program), *sample.command[1:]], cwd=ROOT, check=False, timeout=300)
+    if ended.returncode != (_TIMED_OUT if sample.hang else 0):
+        sys.exit(f"make.py: {sample.name} ended with code {ended.returncode}")
     forget_host(directory)
     expected: dict[str, Any] = partition(directory)
     if sample.faults:
         expected["findings"] = [injected.finding for injected in sample.faults]
+    if sample.hang:
+        expected["hang"] = sample.hang.finding
     (directory / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
     (directory / "README.md").write_text(_readme(sample, expected), encoding="utf-8")
 
@@ -205,16 +251,24 @@ def _core_wait(directory: Path) -> float:
 
 
 def _of_faults(sample: Sample) -> list[str]:
-    if not sample.faults:
+    if not sample.injected:
         return []
     return [
-        "The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s), and what findings say:",
+        f"The faults (`tests/support/faulty_train.py`; `amount`: factor of what ops sleep, or s), and what {_finder(sample)}:",
         "",
         "| fault | finding |",
         "|---|---|",
-        *(f"| `{json.dumps(injected.fault)}` | `{json.dumps(injected.finding)}` |" for injected in sample.faults),
+        *(f"| `{_text(injected.fault)}` | `{json.dumps(injected.finding)}` |" for injected in sample.injected),
         "",
     ]
+
+
+def _finder(sample: Sample) -> str:
+    return "`pptrace hang` says" if sample.hang else "findings say"
+
+
+def _text(fault: Mapping[str, Any] | str) -> str:
+    return fault if isinstance(fault, str) else json.dumps(fault)
 
 
 def _total(step: dict[str, list[dict[str, int]]], name: str) -> int:

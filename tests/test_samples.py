@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pptrace import hang as hang_of
 from pptrace.analysis.result import Severity
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
@@ -32,13 +33,16 @@ ON_HOST = [case for case in CASES if case not in ON_GPU]
 
 
 def test_there_are_samples() -> None:
-    assert {case.name for case in CASES} >= {"1f1b_p2", "1f1b_p4", "mesh_pp2_tp2_cp2_dp2", "faults_pp2_dp2"}
+    assert {case.name for case in CASES} >= {
+        *("1f1b_p2", "1f1b_p4", "mesh_pp2_tp2_cp2_dp2", "faults_pp2_dp2", "experts_pp2_ep2", "hang_p4"),
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_expectation_is_still_what_the_oracle_reads(case: Path) -> None:
     expected = expected_of(case)
-    expected.pop("findings", None)
+    for injected in ("findings", "hang"):
+        expected.pop(injected, None)
     assert expected == (device_expectation(case) if case in ON_GPU else partition(case))
 
 
@@ -76,6 +80,17 @@ def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
     named = [finding for finding in report.findings if finding.severity is not Severity.INFO]
     for injected in expected.get("findings", ()):  # sample_traces/make.py says which faults
         assert any(injected.items() <= finding.evidence.items() for finding in named), injected
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_hang_is_found_in_the_sample_that_has_one_and_in_no_other(case: Path) -> None:
+    hang = hang_of([case]).result.hang
+    expected = expected_of(case).get("hang")
+    if hang is None:
+        assert expected is None
+        return
+    waits = [[edge["rank"], edge["waits_for"]] for edge in hang["edges"]]
+    assert {"verdict": hang["verdict"], "ranks": hang["ranks"], "waits": waits} == expected
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -11,6 +11,8 @@
   const MOST_PINNED = 0.6; // of the height
   const LANES_PART = 0.5; // of the height, at most, as long as lanes of communication stay half as high as they would be
   const LEAST_LANE = 0.5;
+  const MOST_LANE = 2.5; // where few ranks leave room
+  const MOST_COMPUTE = 56; // px, before lanes grow too; twice that in the end
   const STAND_IN_LEVELS = 12;
   const NO_STEPS = "No pipeline steps in these traces.";
   const KEYS = [
@@ -258,9 +260,10 @@
       const heightOfLanes = () => this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
       this.laneScale = 1;
       if (sources.includes("measured")) this.laneScale = Math.min(Math.max((room * LANES_PART) / (heightOfLanes() * Math.max(shown, 1)), LEAST_LANE), 1);
-      const extra = heightOfLanes();
-      const perRank = room / Math.max(shown, 1) - (sources.includes("measured") ? extra : 0) - 8;
-      const compute = Math.min(Math.max((perRank / sources.length) * 0.92, (numRanks > 16 ? 12 : 14) * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 56) * this.rowScale;
+      const perSource = () => (room / Math.max(shown, 1) - (sources.includes("measured") ? heightOfLanes() : 0) - 8) / sources.length * 0.92;
+      const spare = perSource() - MOST_COMPUTE;
+      if (spare > 0) this.laneScale = Math.min(1 + spare / (2 * MOST_COMPUTE), MOST_LANE);
+      const compute = Math.min(Math.max(perSource(), (numRanks > 16 ? 12 : 14) * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 2 * MOST_COMPUTE) * this.rowScale;
       const closed = Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
       this.rows = [];
       const atTop = this.layPinned(compute, room * MOST_PINNED);
@@ -709,9 +712,10 @@
       this.found.index = (this.found.index + by + bars.length) % bars.length;
       const [at, start, length] = bars[this.found.index];
       this.foundNote.textContent = `${(this.found.index + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
-      const width = Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000);
-      const middle = start + length / 2 + this.shiftOf(at);
-      this.show(middle - width / 2, middle + width / 2);
+      const all = this.about.span;
+      const width = Math.min(Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000), all);
+      const begin = Math.max(Math.min(start + length / 2 + this.shiftOf(at) - width / 2, all - width), 0);
+      this.show(begin, begin + width);
       this.reveal(at);
       const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
       if (step && step[0] !== this.step) {

@@ -453,16 +453,18 @@
   };
 
   const drawFound = (ctx, view, found, c) => {
-    ctx.strokeStyle = c.text;
-    ctx.lineWidth = 2;
-    for (const [at, start, length, table, lane, depth, , isCurrent] of found) {
+    const current = found.find(([, , , , , , , isCurrent]) => isCurrent);
+    const frame = ([at, start, length, table, lane, depth], colour, width, alpha) => {
       const spot = view.placeOf("measured", table, at, lane, depth);
       const begin = start + view.shiftOf(at);
-      if (!spot || begin > view.t1 || begin + length < view.t0) continue;
-      ctx.globalAlpha = isCurrent ? 1 : 0.45;
+      if (!spot || begin > view.t1 || begin + length < view.t0) return;
       const x = view.x(begin);
+      Object.assign(ctx, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha });
       ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(begin + length) - x, 2) + 2, spot[1] + 2);
-    }
+    };
+    for (const bar of found) if (bar !== current) frame(bar, c.text, 1, 0.45);
+    if (current) frame(current, c.ground, 6, 1); // around the one that is gone to, so that it stands out among many
+    if (current) frame(current, c.text, 3, 1);
     ctx.globalAlpha = 1;
   };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
@@ -89,7 +90,8 @@ def _tables(step: StepReport) -> list[Node]:
     of_step = {"step": step.step}
     shown = [data_table(comms_table(step, Amount.BRIEF), "comms", note=meaning, options=of_step)]
     if 1 < len(step.ranks) <= _FEW_RANKS:
-        shown.append(data_table(comms_table(step, Amount.WHOLE), "comms", options=of_step))
+        of_ranks = replace(comms_table(step, Amount.WHOLE), title="Communication of each rank")
+        shown.append(data_table(of_ranks, "comms", options=of_step))
     return shown
 
 

@@ -18,7 +18,7 @@ _ADVICE = (
 
 
 def layout(_loaded: Loaded, answers: Answers) -> Node:
-    return html.Div(guarded(lambda: body(answers), "No run that hung", "no-hang"), id="hang-body")
+    return html.Div(guarded(lambda: body(answers), "Nothing is known of a hang", "no-hang"), id="hang-body")
 
 
 def body(answers: Answers) -> list[Node]:
@@ -34,7 +34,7 @@ def body(answers: Answers) -> list[Node]:
         return [empty("No run that hung", found.reason, "no-hang", seen, _ADVICE), *warnings]
     verdict = hang_panel(found.result.hang)
     verdict.children[0] = html.Div(
-        [html.H2(f"The run hung: {found.verdict}"), table_files("hang"), picture_files("hang-graph")],
+        [html.H2("The run hung"), table_files("hang"), picture_files("hang-graph")],
         className="panel-head",
     )
     return [verdict, html.P(seen, className="note"), *warnings]

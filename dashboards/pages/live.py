@@ -53,7 +53,7 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
         if state == shown:
             raise PreventUpdate
         if window is None:
-            return [_no_records()], state, False
+            return [_no_records(store.get())], state, False
         return guarded(lambda: body(window), "Live", "live-failed"), state, window.is_over
 
 
@@ -75,8 +75,10 @@ def body(window: LiveWindow) -> list[Node]:
     ]
 
 
-def _no_records() -> Node:
-    return empty("No live records", "The run has written none so far.", "no-live", _ADVICE)
+def _no_records(loaded: Loaded) -> Node:
+    status = loaded.run.get("status")
+    reason = "The run has written none so far." if status == "running" else "This run kept none."
+    return empty("No live records", reason, "no-live", _ADVICE)
 
 
 def _recent_alarms(window: LiveWindow) -> tuple[SlowRank, ...]:

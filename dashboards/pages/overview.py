@@ -52,8 +52,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     step = loaded.step(number) if number is not None else None
     if step is None:
         return [
-            *_hang(report),
-            *_run_problem(loaded),
+            *_run_problem(loaded, report),
             html.Div(
                 [html.H2("No pipeline steps in these traces"), html.P("Tables of the whole traces are shown below.")],
                 className="panel problem",
@@ -63,9 +62,8 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
             _messages(report),
         ]
     return [
-        *_hang(report),
-        *_run_problem(loaded),
-        html.P(report.verdict, className="verdict", id="verdict"),
+        *_run_problem(loaded, report),
+        *([] if report.hang is not None else [html.P(report.verdict, className="verdict", id="verdict")]),
         _tiles(step, report),
         _messages(report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
@@ -85,22 +83,21 @@ def _steps(report: Report, step: StepReport) -> list[Node]:
     return [panel("Steps", html.Div(still_picture(figure, "overview-steps"), role="figure", **names), note=number)]
 
 
-def _hang(report: Report) -> list[Node]:
-    return [] if report.hang is None else [hang_panel(report.hang)]
-
-
-def _run_problem(loaded: Loaded) -> list[Node]:
-    """The run's errors, shown above all else; empty for a successful run."""
+def _run_problem(loaded: Loaded, report: Report) -> list[Node]:
+    """The run's hang and errors, shown above all else; empty for a successful run."""
     status = loaded.run.get("status")
     if status in (None, "ok"):
-        return []
+        return [] if report.hang is None else [hang_panel(report.hang)]
     entries = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
     errors = [f"rank {entry.get('rank')}: {entry['error']}" for entry in entries if entry.get("error")]
     errors += [f"rank {entry.get('rank')} left no trace" for entry in entries if not entry.get("trace")]
-    title = html.H2(f"The run is {status}" if status == "running" else f"The run ended as {status}")
-    text = html.P("What was recorded until then is shown below.", className="note")
+    title = f"The run is {status}" if status == "running" else f"The run ended as {status}"
+    text = "What was recorded until then is shown below."
     items = [lines(errors, "run-errors")] if errors else []
-    return [html.Section([title, text, *items], className="panel problem", id="run-problem")]
+    if report.hang is not None:
+        return [hang_panel(report.hang, html.P(f"{title}. {text}", className="note"), *items)]
+    note = html.P(text, className="note")
+    return [html.Section([html.H2(title), note, *items], className="panel problem", id="run-problem")]
 
 
 def _tiles(step: StepReport, report: Report) -> Node:

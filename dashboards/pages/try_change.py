@@ -163,7 +163,8 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
     predictions = answers.whatif(wishes)
     if not predictions.result.scenarios:
         raise PptraceError("; ".join(predictions.result.warnings[-1:]) or headline(predictions.result))
-    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions)]
+    tables = [data_table(table, "whatif", options=form) for table in whatif_tables(predictions.result)]
+    return [_sentence(predictions, wishes, form), *_pictures(answers.run().analysis, predictions), *tables]
 
 
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
@@ -182,8 +183,7 @@ def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, objec
         command,
         html.P(on_axis, className="note"),
     )
-    table = [data_table(table, "whatif", options=form) for table in whatif_tables(result)]
-    return html.Div([with_files(box, table_files("whatif", form)), *table])
+    return with_files(box, table_files("whatif", form))
 
 
 def verified(answers: Answers, form: Mapping[str, object]) -> list[Node]:
@@ -235,11 +235,18 @@ def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
         figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
     note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
-    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms"
+    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms{_off(predictions, changed)}"
     return [
         chart("Measured", measured, "try-measured", "", note=note),
         chart("Simulated", simulated, "try-simulated", "", note=changed_note),
     ]
+
+
+def _off(predictions: Predictions, changed: Simulation) -> str:
+    """The reason why the picture and the prediction are not equally long, where they are not."""
+    if milliseconds(predictions.result.scenarios[0].span_ns) == milliseconds(changed.makespan_ns):
+        return ""
+    return " by replay; the prediction adds what the replay of the run as it was is off by"
 
 
 def _num_actions(simulation: Simulation) -> int:

@@ -29,6 +29,8 @@ BACK_CLASSES = tuple(CAUSES)
 OPS, COMMS, BACK = "ops", "comms", "back"
 TABLES = (OPS, COMMS, BACK)
 _COMPUTE, _RANGES, _STEPS = 0, 1, 2
+STEP_RANGES = "steps"
+"""Lane of the ranges of whole steps, which is not drawn."""
 _PHASES, BUBBLES, _GAPS = 0, 1, 2
 
 
@@ -74,7 +76,7 @@ def ops_table(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) ->
         _of_codes(class_of, kind),
         columns=columns,
     )
-    return Table(tracks, ("compute", "ranges", "steps"), {"kind": kinds, "phase": phases, "pair": pairs})
+    return Table(tracks, ("compute", "ranges", STEP_RANGES), {"kind": kinds, "phase": phases, "pair": pairs})
 
 
 def _of_codes(values: Array, codes: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.measured import COMMS, OPS, Table
+from dashboards.tiles.measured import COMMS, OPS, STEP_RANGES, Table
 from dashboards.tiles.timeline import Timeline
 from dashboards.tiles.tracks import Array
 
@@ -27,8 +27,9 @@ _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)
 
 
 def search(timeline: Timeline, text: str) -> dict[str, Any]:
-    """The bars that fit a text: how many, and the first ones in time as (rank's index, start, length, table, lane, depth,
-    microbatch).
+    """The bars that fit a text, of lanes that are drawn.
+
+    How many there are, and the first ones in time as (rank's index, start, length, table, lane, depth, microbatch).
 
     Words are joined: ``rank``, ``step``, ``stage``, ``chunk`` and ``mb`` take the number after them; a kind of op or of
     communication, or an axis, stands for itself; a number after a kind is its microbatch; ``2B7`` is stage 2's backward of
@@ -91,7 +92,8 @@ def _names(table: Table) -> tuple[str, ...]:
 
 def _matching(timeline: Timeline, table: Table, wanted: dict[str, int], kinds: set[str]) -> Array:
     tracks = table.tracks
-    fits = np.ones(len(tracks), dtype=np.bool_)
+    drawn = [lane for lane, name in enumerate(table.lanes) if name != STEP_RANGES]
+    fits = np.repeat(np.isin(tracks.lane, drawn), np.diff(tracks.ptr))
     for field, value in wanted.items():
         if field == "rank":
             at = timeline.layout.position.get(value, -1)

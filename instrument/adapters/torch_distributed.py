@@ -137,6 +137,8 @@ class DistributedCalls:
         self._wrap_coalescing_manager()
         if logs:
             self._wrap("init_process_group", _SetupHook(self, logs))
+            for kind in P2P:
+                hooks.wrap(dist.ProcessGroup, kind, _GroupMessageHook(self, works, logs, kind))
             self._unhooked.start()
 
     def _wrap(self, name: str, hook: Hook) -> None:
@@ -242,6 +244,17 @@ class DistributedCalls:
         """The ranks are about to make the default process group."""
         group = CallGroup("", tuple(range(world_size)), "", "all ranks")
         return Call(self._unhooked.next_number(), SETUP, group, -1, 0, next(self._setups))
+
+    def begin_group_message(self, kind: str, group: Any, peer: int, size: int, tag: int) -> Call | None:
+        """The message that a method of a group is about to post; None inside a function that is watched."""
+        if self._local.depth or self._local.batch is not None or not dist.is_initialized():
+            return None
+        ranks = self._group(group)[0].ranks
+        return self.new_call(kind, group, ranks[peer], size, is_async=True, tag=tag)
+
+    def end_group_message(self) -> None:
+        """The method has returned, or raised."""
+        self._settle_count()
 
     def _call(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         group = _member_group(_argument(args, kwargs, function.group, "group"))
@@ -423,6 +436,65 @@ class _SetupHook(Hook):
         if token is not None:
             for log in self._logs:
                 log.failed(token)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoggedWait:
+    """A message as its handle and the logs know it."""
+
+    logs: Sequence[CallObserver]
+    call: Call
+
+    def waiting(self) -> None:
+        for log in self.logs:
+            log.waiting(self.call)
+
+    def completed(self) -> None:
+        for log in self.logs:
+            log.completed(self.call)
+
+    def failed(self) -> None:
+        for log in self.logs:
+            log.failed(self.call)
+
+
+class _GroupMessageHook(Hook):
+    """``ProcessGroup.send`` and ``recv``, by which pptrace's runtime posts its messages, and marks them itself.
+
+    The logs alone get to know of them. Without that a hang would have them as collectives that C++ posted.
+    """
+
+    def __init__(self, calls: DistributedCalls, works: Works, logs: Sequence[CallObserver], kind: str) -> None:
+        self._calls = calls
+        self._works = works
+        self._logs = logs
+        self._kind = kind
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        if kwargs or len(args) != 4:
+            return None
+        group, tensors, peer, tag = args
+        call = self._calls.begin_group_message(self._kind, group, peer, num_bytes(tensors), tag)
+        if call is not None:
+            for log in self._logs:
+                log.posted(call)
+        return call
+
+    def after(self, token: Call | None, result: Any) -> None:
+        if token is None:
+            return
+        self._calls.end_group_message()
+        for log in self._logs:
+            log.returned(token)
+        if is_work(result):
+            self._works.watch(result, (_LoggedWait(self._logs, token),))
+
+    def failed(self, token: Call | None) -> None:
+        if token is None:
+            return
+        self._calls.end_group_message()
+        for log in self._logs:
+            log.failed(token)
 
 
 class _BatchHook(Hook):

@@ -114,6 +114,10 @@ def is_dump(path: Path) -> bool:
 
 
 def _no_dumps_message(paths: Sequence[Path]) -> str:
+    for path in paths:
+        file = path / RUN_FILE if path.is_dir() else path
+        if file.name == RUN_FILE and file.is_file() and run_of(path) is None:
+            return f"{file}: no JSON object: the launcher's verdict is not known, and there is no flight-recorder dump"
     return (
         f"{paths[0]}: no flight-recorder dump in it; expected files such as nccl_trace_rank_0, one per rank, "
         "or a run directory of pptrace run; set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT to get some"

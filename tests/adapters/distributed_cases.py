@@ -90,6 +90,23 @@ def watch_everything() -> dict[str, list[Any]]:
     return result
 
 
+def post_by_the_group() -> tuple[list[Any], list[Any], list[str]]:
+    """Messages by the methods of a group, as pptrace's runtime posts them: what a log heard, an observer, and the lines."""
+    rank = dist.get_rank()
+    log, observer = Diary(), Diary()
+    lines: list[str] = []
+    hooks = Hooks(lines.append)
+    group = dist.new_group([1, 0])
+    calls = DistributedCalls(hooks, Works(hooks), [observer], [log])
+    for tag in (3, 4):
+        post = group.send if rank == 0 else group.recv
+        post([floats(2)], dist.get_group_rank(group, 1 - rank), tag).wait()
+    dist.all_reduce(floats(1), group=group)
+    calls.look()
+    hooks.remove()
+    return log.take(), observer.take(), lines
+
+
 def break_a_hook() -> tuple[list[float], list[str]]:
     """Hooks that raise before, after, and an observer that does: results as without them, and what was reported."""
     lines: list[str] = []

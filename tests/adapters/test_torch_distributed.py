@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.adapters.distributed_cases import break_a_hook, compile_with_hooks, watch_everything
+from tests.adapters.distributed_cases import (
+    break_a_hook,
+    compile_with_hooks,
+    post_by_the_group,
+    watch_everything,
+)
 from tests.support.pool import Pool
 
 BOTH = (0, 1)
@@ -58,6 +63,19 @@ def test_a_batch_is_one_call_for_each_message(pool: Pool) -> None:
         assert result["objects"] == ["all_gather", "all_gather"]  # sizes, then contents
         assert [entry[0] for entry in result["error"]] == ["posted", "failed"]
         assert result["removed"] == []
+
+
+def test_messages_by_the_methods_of_a_group_are_known_to_the_logs_alone(pool: Pool) -> None:
+    """Whoever waits in one waits for its other end, and none of them is a collective that C++ posted."""
+    for rank, (log, observed, lines) in enumerate(pool.run(post_by_the_group, world=2)):
+        kind = "send" if rank == 0 else "recv"
+        assert [entry[:5] for entry in log[:-3]] == [
+            (event, kind, 1 - rank, 8, number)
+            for number in (0, 1)
+            for event in ("posted", "returned", "waiting", "completed")
+        ]
+        assert [entry[:2] for entry in log[-3:]] == [(entry[0], "all_reduce") for entry in observed]
+        assert lines == []
 
 
 def test_what_a_hook_raises_takes_it_out_and_changes_nothing(pool: Pool) -> None:

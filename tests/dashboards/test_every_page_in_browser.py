@@ -12,6 +12,8 @@ import pytest
 from dashboards import more_pages
 from tests.dashboards.accessibility import settle, violations
 from tests.dashboards.hostile import FOLDER, MARKUP, write_hostile
+from tests.support.extent import ALL
+from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +38,51 @@ def test_every_page_is_accessible_and_shows_hostile_names_as_text(
         assert violations(page) == [], name
     page.goto(address)
     assert MARKUP in settle(page).inner_text("#run-errors"), "shown as it is"
+
+
+STATE = "document.querySelector('#timeline').timeline"
+SPREAD = """selector => {
+    const middles = [...document.querySelectorAll(selector)].map(element => element.getBoundingClientRect())
+        .filter(box => box.height).map(box => (box.top + box.bottom) / 2);
+    return Math.max(...middles) - Math.min(...middles);
+}"""
+"""Largest vertical distance between the middles of elements, px; elements of one row differ in height."""
+CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
+FEW = ("experts_pp2_ep2", "hang_p4")
+"""Samples that are looked at without PPTRACE_ALL: those with the most parts that others lack."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if ALL or case.name in FEW], ids=lambda case: case.name)
+def test_every_page_of_a_sample_fits_at_1280_px(case: Path, serve: Serve, visit: Visiting) -> None:
+    """Facts and tools stand in one row each, nothing is beyond the window, and no part has failed."""
+    page = visit(serve([case])).page
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for name in PAGES:
+        page.click(f"#to-{name or 'overview'}")
+        settle(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280, name
+        assert page.evaluate(SPREAD, "#facts .fact") < 10, name
+        assert page.locator("[id$=-failed]").count() == 0, name
+        if name == "timeline":
+            page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+            page.fill("#timeline-search", "longest")
+            page.press("#timeline-search", "Enter")
+            page.wait_for_function("() => document.querySelector('#timeline-found').textContent.startsWith('1 of ')")
+            assert page.evaluate(SPREAD, ".timeline-tools > *") < 10
+            start, end, last = page.evaluate(f"[{STATE}.t0, {STATE}.t1, {STATE}.about.span]")
+            assert 0 <= start < end <= last, "what was found is shown with times of the run alone"
+    page.click("#to-experts")
+    page.wait_for_selector("#expert-routes .hm" if "experts" in case.name else "#no-experts")
+    page.click("#to-hang")
+    page.wait_for_selector("#hang-graph .points" if "hang" in case.name else "#no-hang")
+
+
+def test_four_ranks_fill_a_4k_screen(serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([SAMPLES / "zbv_p4"]) + "hang").page
+    page.set_viewport_size({"width": 3840, "height": 2160})
+    page.click("#to-timeline")
+    page.wait_for_function("() => document.querySelector('#timeline')?.dataset.complete")
+    assert page.locator(".timeline-canvas").bounding_box()["height"] > 0.6 * 2160
 
 
 def test_axes_of_links_are_chosen_by_who_reads_no_screen(tmp_path: Path, serve: Serve, visit: Visiting) -> None:

@@ -16,6 +16,7 @@ from dashboards.pages.live import body
 from dashboards.store import Store
 from tests.dashboards.accessibility import settle, violations
 from tests.support.live_run import LiveFolder
+from tests.support.programs import SAMPLES
 
 
 def test_the_window_has_the_last_steps_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -54,27 +55,32 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     assert LiveSteps([tmp_path / "elsewhere"]).get() is None
 
 
+def ask(client: Any, tick: Any, shown: str) -> Any:
+    """The answer to a tick of a page that shows this."""
+    names = (("live-body", "children"), ("live-shown", "data"), ("live-tick", "disabled"))
+    asked = {
+        "output": "..live-body.children...live-shown.data...live-tick.disabled..",
+        "outputs": [{"id": id, "property": name} for id, name in names],
+        "inputs": [{"id": "live-tick", "property": "n_intervals", "value": tick}],
+        "state": [{"id": "live-shown", "property": "data", "value": shown}],
+        "changedPropIds": ["live-tick.n_intervals"],
+    }
+    return client.post("/_dash-update-component", json=asked)
+
+
+def test_a_run_that_is_over_is_not_said_to_write_records_later() -> None:
+    answer = ask(create_app([SAMPLES / "1f1b_p2"]).server.test_client(), 0, "")
+    assert "This run kept none." in answer.get_data(as_text=True)
+
+
 def test_a_tick_of_another_type_is_refused_and_an_unchanged_one_costs_nothing(tmp_path: Path) -> None:
     LiveFolder(tmp_path).write_steps(3)
     client = create_app([tmp_path]).server.test_client()
-    output = "..live-body.children...live-shown.data...live-tick.disabled.."
-    names = (("live-body", "children"), ("live-shown", "data"), ("live-tick", "disabled"))
-
-    def ask(tick: Any, shown: str) -> Any:
-        asked = {
-            "output": output,
-            "outputs": [{"id": id, "property": name} for id, name in names],
-            "inputs": [{"id": "live-tick", "property": "n_intervals", "value": tick}],
-            "state": [{"id": "live-shown", "property": "data", "value": shown}],
-            "changedPropIds": ["live-tick.n_intervals"],
-        }
-        return client.post("/_dash-update-component", json=asked)
-
-    first = ask(1, "")
+    first = ask(client, 1, "")
     assert first.status_code == 200
     shown = first.json["response"]["live-shown"]["data"]
-    assert ask(2, shown).status_code == 204
-    assert ask("now", shown).status_code == 400
+    assert ask(client, 2, shown).status_code == 204
+    assert ask(client, "now", shown).status_code == 400
 
 
 @pytest.mark.browser

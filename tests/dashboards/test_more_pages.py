@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
-from dashboards.pages import bubbles, communication, compare, experts, hang, memory, stages, steps, try_change
+from dashboards.pages import bubbles, communication, compare, experts, hang, memory, overview, stages, steps, try_change
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
@@ -124,7 +125,13 @@ def test_a_change_is_drawn_on_the_scale_of_the_measured_step(uneven: dict[str, l
     assert measured.layout.margin.l == simulated.layout.margin.l > 100
     assert [picture.layout.yaxis.automargin for picture in (measured, simulated)] == [False, False]
     assert "pptrace whatif PATH --schedule zb-h1 --verify" in text(uneven["try"])
-    assert "zb-h1: " in text(uneven["try"])
+    predicted, drawn = (
+        re.search(rf"{before}([\d.]+) ms", text(uneven["try"])) for before in ("zb-h1: ", "step 6 with the change: ")
+    )
+    assert predicted
+    assert drawn
+    assert predicted[1] != drawn[1], "the replay of the run as it was is not exact"
+    assert "ms by replay; the prediction adds" in text(uneven["try"]), "why the two differ"
 
 
 def test_the_advised_split_is_there_to_paste(uneven: dict[str, list[Any]]) -> None:
@@ -222,6 +229,28 @@ def test_broken_inputs_show_the_problem_on_every_page_but_that_of_hangs(tmp_path
         found = ids(more_pages.layout(path, loaded, answers))
         assert ("problem" in found) == page.needs_report, path
     assert "no-hang" in ids(more_pages.layout("/hang", loaded, answers))
+
+
+def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": "pptrace.run/1"')
+    (tmp_path / "rank0.json.gz").write_text("junk")
+    store = Store([tmp_path])
+    page = hang.layout(store.get(), Answers(store, Store([OTHER])))
+    assert "No run that hung" not in text(page)
+    assert "Nothing is known of a hang" in text(page)
+    assert "run.json: no JSON object" in text(page)
+    problems = {file.name: file.problem for file in store.get().files}
+    assert problems["run.json"] == "no JSON object"
+    assert problems["rank0.json.gz"] not in ("", "can be read")
+
+
+def test_the_overview_of_a_hang_says_once_what_happened_and_how_the_run_ended() -> None:
+    loaded = Store([SAMPLES / "hang_p4"]).get()
+    page = overview.body(loaded, 2)
+    (said,) = [part for part in nodes(page) if isinstance(part, str) and "wait for each other" in part]
+    assert said.startswith("cycle: ranks 1 and 2 wait for each other")
+    assert "The run ended as timeout. What was recorded until then is shown below." in text(page)
+    assert {"hang", "hang-graph"} <= ids(page) | figures(page)
 
 
 def test_a_hang_is_a_verdict_with_its_graph_and_table(tmp_path: Path) -> None:

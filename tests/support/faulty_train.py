@@ -20,6 +20,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -39,7 +41,8 @@ class Fault:
     """Fault on ``ranks``; "" is a healthy run.
 
     ``amount`` is the factor of what ops sleep (``slow``, from step ``since`` on), or the time of one occurrence, s; ``chance``
-    that of an occurrence at an op. A slow link is between the first two of ``ranks``, in both directions.
+    that of an occurrence at an op. A slow link is between the first two of ``ranks``, in both directions; ``crossed``, between
+    two too, has no amount.
     """
 
     kind: str = ""
@@ -129,6 +132,22 @@ def _late(fault: Fault, chances: Random) -> None:
     runtime.PipelineRuntime.run = late  # type: ignore[method-assign, assignment]
 
 
+def _crossed(fault: Fault, chances: Random) -> None:
+    """Before step ``since`` two ranks each send to the other and receive afterwards, so that both wait for ever."""
+    run = runtime.PipelineRuntime.run
+    first, second = fault.ranks
+
+    def crossed(self: runtime.PipelineRuntime, *arguments: Any) -> Any:
+        if session.current().num_steps == fault.since:
+            rank = dist.get_rank()
+            peer, number = first + second - rank, torch.ones(1)
+            dist.send(number, peer)
+            dist.recv(number, peer)
+        return run(self, *arguments)
+
+    runtime.PipelineRuntime.run = crossed  # type: ignore[method-assign, assignment]
+
+
 def _link(fault: Fault, chances: Random) -> None:
     """Messages from one of two pipeline ranks to the other begin their way late."""
     post = transport.Wire._post_one
@@ -164,6 +183,7 @@ _FAULTS: Mapping[str, Callable[[Fault, Random], None]] = {
     "python": _python,
     "pauses": _pauses,
     "late": _late,
+    "crossed": _crossed,
     "link": _link,
 }
 

@@ -18,7 +18,10 @@ from typing import Any
 
 _OP = re.compile(r"pp1:(\d+)(F|B|I|W)(\d+) chunk=(\d+) phase=(\w+) step=(\d+)")
 _PAIR = re.compile(r"pp1:\((\d+)F(\d+);\d+B\d+\)OVERLAP_F_B chunk=\d+ phase=\w+ step=(\d+)")
-_COLLECTIVE = re.compile(r"pp1:(all_reduce|broadcast) step=(\d+) axis=([\w-]+) size=(\d+) bytes=\d+(?: handle=(\d+))?")
+_COLLECTIVE = re.compile(
+    r"pp1:(all_reduce|broadcast|all_to_all) step=(\d+) axis=([\w-]+) size=(\d+) bytes=\d+(?: got=\d+)?(?: rows=[\d,>]+)?"
+    r"(?: handle=(\d+))?"
+)
 _EXCHANGE = re.compile(r"pp1:exchange step=(\d+) axis=([\w-]+) ops=(\S+) handle=(\d+)")
 _AWAIT = re.compile(r"pp1:await step=\d+ axis=[\w-]+ handle=(\d+)")
 _LINK = re.compile(r"([<>])(\d+)@\d+")
@@ -69,6 +72,7 @@ def partition(directory: Path) -> dict[str, Any]:
     ranks = {int(path.name[4:].split(".")[0]): read_ranges(path) for path in directory.glob("rank*.json.gz")}
     mesh = json.loads((directory / "run.json").read_bytes())["mesh"]
     places = {rank: _place(rank, mesh) for rank in ranks}
+    _fold_experts(places, mesh)
     found = Found()
     for rank, ranges in ranks.items():
         _read_rank(rank, ranges, places, found)
@@ -86,7 +90,7 @@ def partition(directory: Path) -> dict[str, Any]:
     steps = sorted({step for step, _ in found.ops})
     pipelines: dict[tuple[Any, ...], list[int]] = {}
     for rank in sorted(ranks):
-        pipelines.setdefault(_without(places[rank], "pp"), []).append(rank)
+        pipelines.setdefault(_without(places[rank], "pp-ep-etp-edp"), []).append(rank)
     return {"steps": [_step(step, list(pipelines.values()), found.ops, transfers, inside) for step in steps]}
 
 
@@ -131,6 +135,20 @@ def _place(rank: int, mesh: dict[str, Any]) -> dict[str, int]:
     return place
 
 
+def _fold_experts(places: dict[int, dict[str, int]], mesh: dict[str, Any]) -> None:
+    """Add the places on ep: the ranks of a stage, in ascending order, hold tp of an expert, then ep, then copies of all."""
+    if "ep" not in mesh:
+        return
+    stages: dict[int, list[int]] = {}
+    for rank in sorted(places):
+        stages.setdefault(places[rank]["pp"], []).append(rank)
+    for ranks in stages.values():
+        for index, rank in enumerate(ranks):
+            block, part = divmod(index, int(mesh["etp"]))
+            copy, place = divmod(block, int(mesh["ep"]))
+            places[rank] |= {"ep": place, "etp": part, "edp": copy}
+
+
 def _without(place: dict[str, int], axes: str) -> tuple[Any, ...]:
     return tuple((axis, number) for axis, number in sorted(place.items()) if axis not in axes.split("-"))
 
@@ -139,7 +157,10 @@ def _members(rank: int, axes: str, places: dict[int, dict[str, int]]) -> tuple[i
     """The ranks that differ from this one along these axes alone; of the axis mirror the two that have the same stages."""
     if axes == "mirror":
         return tuple(sorted((rank, len(places) - 1 - rank)))
-    return tuple(other for other in sorted(places) if _without(places[other], axes) == _without(places[rank], axes))
+    folded = {"ep", "etp", "edp"}
+    kept = ({"pp"} | folded if axes in folded else {*places[rank]} - folded) - {*axes.split("-")}
+    own = [places[rank][axis] for axis in sorted(kept)]
+    return tuple(other for other in sorted(places) if [places[other][axis] for axis in sorted(kept)] == own)
 
 
 def _message(rank: int, step: str, text: str) -> tuple[Any, ...]:

@@ -77,12 +77,18 @@ def blame_chart(step: StepReport) -> go.Figure | None:
     )
 
 
-_COLOURS: Mapping[str, str] = {**KIND_COLOURS, "transfer": COMMUNICATION, "plan": PART_COLOURS["structural"]}
+_SHADES = ("#56708F", "#8D97A5")
+_COLOURS: Mapping[str, str] = {
+    **KIND_COLOURS,
+    "transfer": COMMUNICATION,
+    "plan": PART_COLOURS["structural"],
+    "idle": _SHADES[0],
+}
 
 
 def _stack(figure: go.Figure, row: int, parts: Mapping[str, int], whole: int, colours: Mapping[str, str]) -> None:
     for index, (name, ns) in enumerate(parts.items()):
-        shade = ("#56708F", "#8D97A5")[index % 2]
+        shade = _SHADES[index % 2]
         figure.add_bar(
             orientation="h",
             y=[row],

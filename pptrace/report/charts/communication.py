@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -105,11 +106,21 @@ def stage_of_ranks(report: Report) -> dict[int, int]:
 
 
 def axes_of_links(report: Report) -> list[str]:
-    """The axes on which ranks exchange messages, that with most bytes first."""
-    sums: dict[str, int] = {}
+    """The axes on which ranks exchange messages, that which costs the steps most first.
+
+    Before all others comes pp where a slow link of it is a finding; of axes that cost the same, nothing or an unknown time, that
+    with most bytes comes first.
+    """
+    sums: Counter[str] = Counter()
     for link in report.links:
-        sums[link.axis] = sums.get(link.axis, 0) + (link.bytes or 0)
-    return sorted(sums, key=lambda axis: (-sums[axis], axis))
+        sums[link.axis] += link.bytes or 0
+    costs: Counter[str] = Counter()
+    for cause in (cause for step in report.steps for cause in step.causes or ()):
+        if cause.cause == "communication" and "axis" in cause.where:
+            costs[str(cause.where["axis"])] += cause.ns
+    if any("link" in finding.evidence.get("where", ()) for finding in report.findings):
+        costs["pp"] += sum(costs.values()) + 1
+    return sorted(sums, key=lambda axis: (-costs[axis], -sums[axis], axis))
 
 
 def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:

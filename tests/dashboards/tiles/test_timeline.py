@@ -22,6 +22,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
 
 BYTES = {"Int8": "i1", "Uint8": "u1", "Int16": "i2", "Uint16": "u2", "Int32": "i4", "Uint32": "u4", "Float64": "f8"}
 
@@ -157,6 +158,17 @@ def test_a_search_sorts_by_length_and_says_what_it_does_not_know(timeline: Timel
     assert lengths[0] == 8_000_000 * 1.3 * 1.4
     assert search(timeline, "nonsense 4") == {"total": 0, "found": [], "unknown": ["nonsense"]}
     assert search(timeline, "") == {"total": 0, "found": [], "unknown": []}
+
+
+def test_a_search_finds_nothing_that_is_not_drawn() -> None:
+    """Ranges of whole steps have no lane: the longest bar would be one that nobody sees."""
+    timeline = Timeline(load([SAMPLES / "experts_pp2_ep2"]))
+    ops = timeline.measured.tables["ops"]
+    steps = ops.lanes.index("steps")
+    assert steps in ops.tracks.lane, "there are some"
+    found = search(timeline, "longest")["found"]
+    assert found[0][2] > 0
+    assert not any(name == "ops" and lane == steps for _, _, _, name, lane, *_ in found)
 
 
 def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
 from pptrace.analysis.op_costs import OpCost
-from pptrace.analysis.result import Report
+from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whole_run import (
@@ -25,7 +25,15 @@ from pptrace.analysis.whole_run import (
 from pptrace.report.charts.base import columns_axis, plain
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import changes_chart
-from pptrace.report.charts.communication import MOST_ROWS, OfLink, comms_chart, is_by_stage, link_matrix, link_rates
+from pptrace.report.charts.communication import (
+    MOST_ROWS,
+    OfLink,
+    axes_of_links,
+    comms_chart,
+    is_by_stage,
+    link_matrix,
+    link_rates,
+)
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart
 from pptrace.report.charts.stages import stages_chart
@@ -105,6 +113,9 @@ def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
         rows[bar.y[0]] = rows.get(bar.y[0], 0.0) + bar.x[0]
     assert rows == {0: pytest.approx(1.0, abs=0.01), 1: pytest.approx(1.0, abs=0.01)}
     assert blame_chart(replace(step, blame=None)) is None
+    for kinds in ({"idle": 3, "F": 1}, {"F": 3, "idle": 1}):
+        again = blame_chart(replace(step, blame=replace(step.blame, by_kind=kinds)))
+        assert trace(again, "idle").marker.color == "#56708F", "wherever it stands"
 
 
 def test_communication_is_the_mean_over_ranks_and_unknown_parts_are_told_together(report: Report) -> None:
@@ -135,6 +146,25 @@ def test_a_kind_of_a_trace_is_text_in_a_chart(report: Report) -> None:
 def link(source: int, target: int, ns: int, num_bytes: int | None = 1_000, peak: float | None = None) -> Link:
     rate = None if num_bytes is None else num_bytes / ns
     return Link("pp", source, target, True, 4, num_bytes, ns, 2 * ns, 0, 0, None, rate, None, None, peak)
+
+
+def test_the_axis_of_a_slow_link_comes_first_then_what_costs_the_steps_most_then_bytes(report: Report) -> None:
+    links = [
+        replace(report.links[0], axis=axis, bytes=size)
+        for axis, size in (("pp", 9), ("cp", 8), ("ep", 7), ("tp", None))
+    ]
+    costs = (
+        Cause("communication", {"axis": "ep"}, 30),
+        Cause("communication", {"axis": "cp"}, 40),
+        Cause("jitter", {}, 90),
+    )
+    step = replace(report.steps[0], causes=costs)
+    of_bytes = replace(report, links=tuple(links), steps=(replace(step, causes=None),), findings=())
+    assert axes_of_links(of_bytes) == ["pp", "cp", "ep", "tp"]
+    of_costs = replace(of_bytes, steps=(step,))
+    assert axes_of_links(of_costs) == ["cp", "ep", "pp", "tp"]
+    slow = Finding(Severity.WARNING, "Slow link", "", evidence={"cause": "communication", "where": {"link": "0-1"}})
+    assert axes_of_links(replace(of_costs, findings=(slow,))) == ["pp", "cp", "ep", "tp"]
 
 
 def test_a_matrix_has_a_cell_for_each_link(report: Report) -> None:
