@@ -53,7 +53,7 @@ def _are_dependencies(entries: Any, expected: Sequence[Mapping[str, str]] | None
 
 
 _MOST_CLICKS = 1_000_000
-"""What a person clicks on one button at most."""
+"""Clicks of a person on one button, at most."""
 
 
 def _is_value(name: str, part: str, value: Any) -> bool:

@@ -28,9 +28,15 @@ def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, mic
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("messaging", [Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME])
-@pytest.mark.parametrize(("name", "pp", "microbatches"), SHAPES)
-def test_a_rendezvous_is_what_blocking_calls_do(
+@pytest.mark.parametrize(
+    ("name", "pp", "microbatches", "messaging"),
+    [
+        *((*shape, way) for shape in SHAPES for way in (Messaging.RENDEZVOUS, Messaging.ONE_CALL_AT_A_TIME)),
+        # Of what one rank posts together, only what its next op reads keeps it: so it is in these.
+        *((name, pp, 2 * pp, Messaging.AHEAD) for name in ("1f1b", "gpipe") for pp in (2, 4)),
+    ],
+)
+def test_replays_are_what_ranks_do_that_call_late(
     name: str, pp: int, microbatches: int, messaging: Messaging, *, is_late: bool
 ) -> None:
     plan = build(name, pp, microbatches)
@@ -60,6 +66,7 @@ def test_a_rendezvous_is_what_blocking_calls_do(
         lambda action: cost[str(action)],
         lambda message: int(transfers[number(message)]),
         one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME,
+        is_buffered=messaging is Messaging.AHEAD,
         before_calls=lateness,
     )
     late = {"posted": posted[np.newaxis]} if is_late else {}

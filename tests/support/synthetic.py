@@ -141,7 +141,7 @@ def run_on_paper(
                     sides = posts[message_of(action)]
                     met = sides[True] if is_buffered else max(sides.values())
                     through = met + (latency if isinstance(latency, int) else latency(message_of(action)))
-                    seen = max(seen, now + 1 if is_buffered and action.kind.is_send else through)
+                    seen = max(seen, now if is_buffered and action.kind.is_send else through)
                     ranks[rank].append(Done(action, now, seen, group_numbers[rank], met, through))
                 else:
                     seen = now + cost(action)
@@ -224,8 +224,9 @@ def host_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start, at + end))
         seen = start
         for transfer, done in zip(transfers, group, strict=True):
-            events.append(marked(WaitMark(transfer, step), at + seen, at + done.end))
-            seen = done.end
+            until = max(seen, done.end)
+            events.append(marked(WaitMark(transfer, step), at + seen, at + until))
+            seen = until
     return events
 
 

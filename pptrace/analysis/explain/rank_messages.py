@@ -132,7 +132,7 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collecti
         (ops["window"], ops["start"]),
     )
     ended = np.sort(ended)
-    last, op = np.searchsorted(ended, called, side="right") - 1, np.searchsorted(begun, called, side="right") - 1
+    last, op = np.searchsorted(ended, called, side="right") - 1, np.searchsorted(begun, called) - 1
     waited = called - ended[np.maximum(last, 0)] if len(ended) else called
     is_between = np.zeros(len(called), dtype=np.bool_)
     if len(ops):
