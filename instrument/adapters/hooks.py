@@ -19,6 +19,9 @@ import torch
 _is_compiling = torch.compiler.is_compiling
 
 
+_INHERITED = object()
+
+
 class Hook:
     """Calls before and after a function: ``before(args, kwargs)`` gives a token that ``after`` and ``failed`` get.
 
@@ -104,9 +107,15 @@ class Hooks:
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
         """Put a replacement for an attribute."""
-        original = getattr(owner, name)
+        original = vars(owner).get(
+            name, _INHERITED
+        )  # of a class, what reading it from there would make another thing of
         setattr(owner, name, replacement)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.append(
+            functools.partial(delattr, owner, name)
+            if original is _INHERITED
+            else functools.partial(setattr, owner, name, original)
+        )
 
     def replace_item(self, table: dict[Any, Any], key: Any, replacement: object) -> None:
         """Put a replacement into a table of functions."""
