@@ -66,6 +66,8 @@ class LiveRecorder:
             return
         flags = Flag.PROFILED if profiled else Flag(0)
         begin_ns, self._begin_ns = self._begin_ns, 0
+        # The counter is read a moment before the step begins and after it has ended, in which the thread may wait too.
+        waited_ns = min(self._core.since_ns(self._core_wait_ns), end_ns - begin_ns)
         if not self.rows.on:
             self._skipped.append(StepHead(step, flags, begin_ns, end_ns - begin_ns))
             return
@@ -73,7 +75,6 @@ class LiveRecorder:
         rows = self.rows.rows
         op_ns = sum(end - begin for key, begin, end in rows if type(key) in _OPS)
         comm_ns = sum(end - begin for key, begin, end in rows if type(key) not in _OPS and type(key) is not SpanMark)
-        waited_ns = self._core.since_ns(self._core_wait_ns)
         head = StepHead(
             step, flags | Flag.OBSERVED, begin_ns, end_ns - begin_ns, op_ns, comm_ns, self._own_ns, waited_ns
         )

@@ -151,7 +151,7 @@ FAULTS = {
 """The verdict, the guilty (-1: the last rank), and a part of the sentence."""
 
 
-@pytest.mark.parametrize("fault", [*FAULTS] if ALL else ["kill", "swap", "lock"])
+@pytest.mark.parametrize("fault", [*FAULTS] if ALL else ["kill", "swap"])
 def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: str) -> None:
     num_ranks = 4 if ALL else 2
     ended = run(tmp_path, fault, num_ranks, "--hang-timeout", str(HANG_S))

@@ -14,6 +14,7 @@ from pptrace.report.to_json import report_object
 from pptrace.workflow.load import load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
+from tests.support.extent import ALL
 from tests.support.pool import Pool
 
 LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
@@ -23,7 +24,7 @@ def record(pool: Pool, run: TorchRun, folder: Path) -> None:
     pool.run(train_profiled, run, str(folder), world=run.pp, timeout_s=300)
 
 
-@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4)])
+@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), *([("1f1b", 4)] if ALL else [])])
 def test_the_plan_is_found_microbatch_by_microbatch(pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
     run = TorchRun(name, pp, 2 * pp)
     record(pool, run, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from instrument.launch.facts import plan_as_json, sample_clock
+from instrument.launch.facts import ClockSample, plan_as_json
 from instrument.launch.record import write_json
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveWriter, live_path
@@ -15,6 +15,8 @@ from pptrace.marks import OpMark, SpanKind, SpanMark, format_mark
 from pptrace.schedule.registry import build
 
 STEP_NS = 200_000_000
+CLOCK = ClockSample(time_ns=1_790_000_000_000_000_000, monotonic_ns=5_000_000_000, perf_counter_ns=6_000_000_000)
+"""When the run began: always the same, so that its reports are."""
 _MICROBATCHES = 4
 
 
@@ -27,7 +29,7 @@ class LiveFolder:
         self._noise = np.random.default_rng(7)
         folder.mkdir(parents=True, exist_ok=True)
         self.status("running")
-        self._clock = sample_clock()
+        self._clock = CLOCK
         self._writers = [LiveWriter(live_path(folder, rank)) for rank in range(pp)]
         self._programs: list[int | None] = [None] * pp
         for rank, writer in enumerate(self._writers):
