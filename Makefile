@@ -8,7 +8,6 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 IMPORTS := import torch, torch._dynamo, torch.distributed.pipelining, torch.profiler, pandas, polars, plotly.express, dash, distributed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
-WORKERS := $(shell echo $$(($(RANKS) + 1)))
 DEMO := pptrace_runs/demo
 
 .PHONY: demo test test-all check bench table samples pictures docs dist pythons gpu gpu-wheels clean
@@ -19,7 +18,7 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest -n $(WORKERS) --own-cores --dist loadfile
+	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
 test-all: test

@@ -72,15 +72,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--own-cores",
         action="store_true",
-        help="each worker of pytest-xdist, with its processes, keeps to its share of the cores, as far as there are any",
+        help="each worker of pytest-xdist, with its processes, keeps to its share of the cores",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Processes that exchange small messages all the time wake each other; from another core that takes twice as long.
 
-    A worker with one core also has torch compute with one thread: several would wait for each other while others compute. Workers
-    beyond the number of cores have all of them: they run while others wait.
+    A worker with one core also has torch compute with one thread: several would wait for each other while others compute.
 
     No process interrupts another when it wakes (SCHED_BATCH). Otherwise the thread in which gloo receives interrupts the one that
     sends, which holds a lock, and tries to get that lock again and again until its share of time is over: most of the system time
@@ -91,10 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while tests are collected: what they import stays
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):
-        cores, number = sorted(os.sched_getaffinity(0)), int(worker.removeprefix("gw"))
+        cores = sorted(os.sched_getaffinity(0))
         num_workers = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
-        if number < num_workers:
-            os.sched_setaffinity(0, cores[number::num_workers])
+        os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) % num_workers :: num_workers])
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.workflow.load import load
+from tests.support.extent import ALL
 from tests.support.programs import pptrace
 
 pytestmark = pytest.mark.processes
@@ -76,6 +77,7 @@ def check_bits(folder: Path, program: Path, hooked: str, *arguments: str) -> Non
 
 
 @needs_megatron
+@pytest.mark.skipif(not ALL, reason="probes of the runtime are tried, those of Megatron with PPTRACE_ALL")
 def test_probes_of_megatron_change_no_loss(tmp_path: Path) -> None:
     options = ("run", "-n", "2", "--steps", "1:3", "--no-analyze", "-o")
     probed = pptrace(*options, tmp_path / "run", "--probe", "F:1", MEGATRON, timeout_s=120, forked=True)

@@ -16,7 +16,7 @@ from pptrace.schedule.registry import build
 
 STEP_NS = 200_000_000
 CLOCK = ClockSample(time_ns=1_790_000_000_000_000_000, monotonic_ns=5_000_000_000, perf_counter_ns=6_000_000_000)
-"""When the run began: always the same, so that its reports are."""
+"""Begin of the run: always the same, so that its reports are."""
 _MICROBATCHES = 4
 
 

@@ -201,5 +201,6 @@ def refused(case: ContextCase) -> str:
         attention, rank = make_attention(case)
         run_layer(attention, case, rank)
     except UsageError as error:
+        dist.barrier()  # others may still be connecting their groups, which this rank is about to destroy
         return str(error)
     return ""
