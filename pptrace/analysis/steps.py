@@ -211,8 +211,10 @@ def _report_together(parts: StepParts, data: AlignedRun, mesh: MeshInfo, routing
     explanations = []
     for part in parts.of_plan:
         table, steps = part.plan.table, part.steps
-        measured = [rank.compact() for rank in times_of_ranks(table, steps, data)]
-        graphs.append(graph_of_ranks(part.plan, steps, measured))
+        measured = [rank.compact() for rank in times_of_ranks(table, steps, data, with_calls=False)]
+        graphs.append(graph_of_ranks(part.plan, steps, measured, data))
+        if graphs[-1] is not None:
+            measured = [rank.compact() for rank in times_of_ranks(table, steps, data)]
         explanations.append(explain_ranks(table, steps, measured, axes, graphs[-1], routing))
         del measured
     give_back_freed_memory()  # what else is kept of it lies in pieces, next to which what follows would take more

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.analysis.stragglers.messaging import with_messaging
 from pptrace.analysis.stragglers.outside import nothing_outside
 from pptrace.schedule.plan import Plan
+from pptrace.slices import Slice
 
 _MOST_CELLS = 40_000
 """Steps × ops that are looked at: the way is the same in all steps."""
@@ -28,16 +30,24 @@ def graph_of_run(plan: Plan, steps: Steps, data: AlignedRun) -> Graph | None:
     if plan.table.num_messages == 0:
         return None
     steps = steps[_sampled(plan, steps)]
-    return _graph_of(plan, steps, list(times_of_ranks(plan.table, steps, data)))
+    ranks = list(times_of_ranks(plan.table, steps, data))
+    return _graph_of(plan, steps, ranks, lambda: [rank.calls for rank in ranks])
 
 
-def graph_of_ranks(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
-    """The same from what each rank measured in the windows of all steps."""
+def graph_of_ranks(
+    plan: Plan, steps: Steps, ranks: Sequence[RankTimes], data: AlignedRun | None = None
+) -> Graph | None:
+    """The same from what each rank measured in the windows of all steps; where they have no calls, these come from ``data``."""
     if plan.table.num_messages == 0:
         return None
     sampled = _sampled(plan, steps)
     before = np.cumsum([0, *map(len, steps)])[[sampled.start, sampled.stop]].tolist()
-    return _graph_of(plan, steps[sampled], [rank.of_windows(*before) for rank in ranks])
+    steps, ranks = steps[sampled], [rank.of_windows(*before) for rank in ranks]
+
+    def calls() -> list[Slice]:
+        return [rank.calls for rank in (ranks if data is None else times_of_ranks(plan.table, steps, data))]
+
+    return _graph_of(plan, steps, ranks, calls)
 
 
 def _sampled(plan: Plan, steps: Steps) -> slice:
@@ -47,7 +57,8 @@ def _sampled(plan: Plan, steps: Steps) -> slice:
     return slice(first, first + num)
 
 
-def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | None:
+def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes], calls: Callable[[], list[Slice]]) -> Graph | None:
+    """The graph of the steps, of which ``calls`` returns those of all ranks: they are needed where a graph may come closer."""
     times = step_times(plan.table, [window for windows in steps for window in windows], ranks)
     is_whole = times.is_whole
     if not is_whole.any() or (times.arrival[is_whole] == UNKNOWN).all():
@@ -55,10 +66,10 @@ def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes]) -> Graph | N
     step, times = np.repeat(np.arange(len(steps)), list(map(len, steps)))[is_whole], times.whole()
     bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
     nothing = np.zeros_like(times.start)
-    sizes, calls = list(map(len, steps)), [rank.calls for rank in ranks]
+    sizes, of_ranks = list(map(len, steps)), cache(calls)
 
     def costs_along(graph: Graph | None) -> list[MeasuredCosts]:
-        posted = None if graph is None else posted_calls(graph, times, bindings, calls, is_whole)
+        posted = None if graph is None else posted_calls(graph, times, bindings, of_ranks(), is_whole)
         costs = costs_of_steps(times, bindings, no_inner_waits(), nothing_outside(), step, sizes, nothing, posted)
         return [replace(same, plan=plan, graph=graph) for same in joined(known for known in costs if known is not None)]
 
