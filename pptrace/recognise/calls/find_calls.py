@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.categories import as_category, category_of_codes
-from pptrace.model.tables import CALLS, Int64, make_table
+from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, with_columns
 from pptrace.recognise.calls.host_calls import host_calls
@@ -37,6 +37,8 @@ def find_calls(events: Events) -> pd.DataFrame:
     calls = with_works(calls.where(calls["kind"] > 0))
     if (events.category == Category.KERNEL).any():
         calls = _without_waiting_alone(calls, args)
+    if not len(calls):
+        return empty_table(CALLS)
     return _table(calls.in_order_of("start_ns"), events, args)
 
 
