@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from instrument.adapters.calls import SETUP, Call, CallGroup, CallObserver
+from instrument.adapters.group_messages import GroupMessageHook
 from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.tensor_bytes import num_bytes
 from instrument.adapters.unhooked_calls import UnhookedCalls
 from instrument.adapters.works import Awaited, Works, is_work
 from pptrace.marks import P2P
@@ -138,7 +139,7 @@ class DistributedCalls:
         if logs:
             self._wrap("init_process_group", _SetupHook(self, logs))
             for kind in P2P:
-                hooks.wrap(dist.ProcessGroup, kind, _GroupMessageHook(self, works, logs, kind))
+                hooks.wrap(dist.ProcessGroup, kind, GroupMessageHook(self, works, logs, kind))
             self._unhooked.start()
 
     def _wrap(self, name: str, hook: Hook) -> None:
@@ -438,65 +439,6 @@ class _SetupHook(Hook):
                 log.failed(token)
 
 
-@dataclass(frozen=True, slots=True)
-class _LoggedWait:
-    """A message as its handle and the logs know it."""
-
-    logs: Sequence[CallObserver]
-    call: Call
-
-    def waiting(self) -> None:
-        for log in self.logs:
-            log.waiting(self.call)
-
-    def completed(self) -> None:
-        for log in self.logs:
-            log.completed(self.call)
-
-    def failed(self) -> None:
-        for log in self.logs:
-            log.failed(self.call)
-
-
-class _GroupMessageHook(Hook):
-    """``ProcessGroup.send`` and ``recv``, by which pptrace's runtime posts its messages, and marks them itself.
-
-    The logs alone get to know of them. Without that a hang would have them as collectives that C++ posted.
-    """
-
-    def __init__(self, calls: DistributedCalls, works: Works, logs: Sequence[CallObserver], kind: str) -> None:
-        self._calls = calls
-        self._works = works
-        self._logs = logs
-        self._kind = kind
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if kwargs or len(args) != 4:
-            return None
-        group, tensors, peer, tag = args
-        call = self._calls.begin_group_message(self._kind, group, peer, num_bytes(tensors), tag)
-        if call is not None:
-            for log in self._logs:
-                log.posted(call)
-        return call
-
-    def after(self, token: Call | None, result: Any) -> None:
-        if token is None:
-            return
-        self._calls.end_group_message()
-        for log in self._logs:
-            log.returned(token)
-        if is_work(result):
-            self._works.watch(result, (_LoggedWait(self._logs, token),))
-
-    def failed(self, token: Call | None) -> None:
-        if token is None:
-            return
-        self._calls.end_group_message()
-        for log in self._logs:
-            log.failed(token)
-
-
 class _BatchHook(Hook):
     """``batch_isend_irecv`` calls ``isend`` and ``irecv``; their handles come at its end."""
 
@@ -527,10 +469,3 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
 def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     tag = _argument(args, kwargs, 3, "tag") if function.kind in P2P else 0
     return tag if isinstance(tag, int) else 0
-
-
-def num_bytes(value: Any) -> int:
-    """The bytes of a tensor, or of all tensors of a list or of lists."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(num_bytes, value)) if isinstance(value, list | tuple) else 0

@@ -22,7 +22,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from instrument.adapters.calls import Call
 from instrument.adapters.hooks import Hook, Hooks
-from instrument.adapters.torch_distributed import DistributedCalls, num_bytes
+from instrument.adapters.tensor_bytes import num_bytes
+from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.works import Awaited
 
 MODULE = "torch.distributed._functional_collectives"

@@ -134,8 +134,8 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     call_of_end[end] = call.ravel()
     place = num_nodes + 1 + call.ravel()
     begins = (end % 2 == 0) | (messaging is not Messaging.AHEAD)  # of receives posted ahead it is not known when
-    goes_on = row > after  # what a rank does before it posts keeps it from its next op too
-    of_calls = np.stack((place, len(table) + end // 2))[:, begins], np.stack((place, row))[:, goes_on]
+    has_next = row > after  # what a rank does before it posts keeps it from its next op too
+    of_calls = np.stack((place, len(table) + end // 2))[:, begins], np.stack((place, row))[:, has_next]
     edges = np.concatenate((_edges_of_rows(table), waits, *of_calls), axis=1)
     levels = _levels(np.unique(edges, axis=1), num_nodes, after_of_call, plan.name)
     return Graph(len(table), num_nodes, row_of_call, call_of_end, tuple(levels))

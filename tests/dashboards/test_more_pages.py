@@ -247,8 +247,8 @@ def test_a_run_file_that_cannot_be_read_is_not_said_to_be_of_a_healthy_run(tmp_p
 def test_the_overview_of_a_hang_says_once_what_happened_and_how_the_run_ended() -> None:
     loaded = Store([SAMPLES / "hang_p4"]).get()
     page = overview.body(loaded, 2)
-    (said,) = [part for part in nodes(page) if isinstance(part, str) and "wait for each other" in part]
-    assert said.startswith("cycle: ranks 1 and 2 wait for each other")
+    (sentence,) = [part for part in nodes(page) if isinstance(part, str) and "wait for each other" in part]
+    assert sentence.startswith("cycle: ranks 1 and 2 wait for each other")
     assert "The run ended as timeout. What was recorded until then is shown below." in text(page)
     assert {"hang", "hang-graph"} <= ids(page) | figures(page)
 
