@@ -143,18 +143,33 @@ def test_a_server_names_neither_itself_nor_its_version(target: Target) -> None:
 VALUES = (None, 0, -1, 1e308, True, "", "<script>", "9" * 400, [], {}, [1], {"a": 1}, "\x00", "\ud800", 10**30, 0.5)
 
 
+def calm_call(output: str, callback: Any) -> dict[str, Any]:
+    """The request of a callback, of which no input has a value."""
+    parts = [part.rsplit(".", 1) for part in output.strip(".").split("...")]
+    outputs: Any = [{"id": name, "property": what.partition("@")[0]} for name, what in parts]
+    return {
+        "output": output,
+        "outputs": outputs if output.startswith("..") else outputs[0],
+        "inputs": [{**entry, "value": None} for entry in callback["inputs"]],
+        "state": [{**entry, "value": None} for entry in callback["state"]],
+    }
+
+
+@pytest.mark.parametrize("clicks", [-1, 10**30])
+def test_clicks_that_nobody_makes_start_nothing(target: Target, clicks: int) -> None:
+    (output,) = (output for output in target.app.callback_map if output.startswith("try-verified."))
+    call = calm_call(output, target.app.callback_map[output])
+    (button,) = (entry for entry in call["inputs"] if entry["property"] == "n_clicks")
+    assert target.call(call) in (200, 204)
+    button["value"] = clicks
+    assert target.call(call) == 400
+
+
 def test_no_value_of_a_callback_makes_the_server_fail(target: Target) -> None:
     """Every callback with hostile values of every input, and those that the browser answers itself."""
     asked = 0
     for output, callback in target.app.callback_map.items():
-        parts = [part.rsplit(".", 1) for part in output.strip(".").split("...")]
-        outputs: Any = [{"id": name, "property": what.partition("@")[0]} for name, what in parts]
-        calm = {
-            "output": output,
-            "outputs": outputs if output.startswith("..") else outputs[0],
-            "inputs": [{**entry, "value": None} for entry in callback["inputs"]],
-            "state": [{**entry, "value": None} for entry in callback["state"]],
-        }
+        calm = calm_call(output, callback)
         for group in ("inputs", "state"):
             for index in range(len(calm[group])):
                 for value in VALUES:
