@@ -16,7 +16,7 @@ from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_findings import findings_of_series
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.late_members import LATE_MEMBER
@@ -52,6 +52,11 @@ _CAUSES = {
         "goes to devices that have nothing to do because their hosts have not launched it, most of it on {place}",
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
+    LATE_OPS: (
+        "is lost between ops, which begin later than what they need is there",
+        "is lost between ops, which begin later than what they need is there, most of them on {place}",
+        "look at the Python between ops there, and at other work on that machine's cores",
+    ),
     "unexplained": (
         "goes to time that belongs to neither ops nor transfers",
         "goes to time that belongs to neither ops nor transfers",
@@ -60,7 +65,7 @@ _CAUSES = {
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
-_ANYWHERE = ("jitter", "communication", "unexplained")
+_ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
 _ROUTING = "routing"
 """Imbalance between ranks of experts, of which a reason has the finding."""
@@ -113,7 +118,8 @@ def find(
         )
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
-    if "host" in losses:  # devices tell what their hosts were late with
+    has_devices = any(step.has_devices for step in explained)
+    if has_devices and "host" in losses:  # devices tell what their hosts were late with
         reasons = tuple(reason for reason in reasons if reason.name != LATE_LAUNCHES)
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
@@ -122,6 +128,8 @@ def find(
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
+    if not has_devices and "host" in losses:
+        losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS)
     candidates = [_finding(losses[name], span, len(explained), study.gains) for name in _CAUSES if name in losses]
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
@@ -229,7 +237,8 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
     anywhere, somewhere, advice = _CAUSES[loss.name]
     place = " ".join(f"{kind} {at}" for kind, at in where.items())
     share = gain / mean_span
-    evidence: dict[str, Any] = {"cause": loss.name, "where": where, "share": share}
+    cause = "host" if loss.name == LATE_OPS else loss.name
+    evidence: dict[str, Any] = {"cause": cause, "where": where, "share": share}
     if of_steps is not loss.of_steps:
         evidence["gain_if_spread_ns"] = loss.total // num_steps
         advice = (
@@ -238,7 +247,7 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
         )
     return Finding(
         Severity.WARNING,
-        f"{loss.name.capitalize()}: {share:.1%} of the step {somewhere.format(place=place) if where else anywhere}",
+        f"{cause.capitalize()}: {share:.1%} of the step {somewhere.format(place=place) if where else anywhere}",
         advice,
         gain_ns=gain,
         evidence=evidence,

@@ -53,7 +53,7 @@ class SyncTotal:
 
 def with_synchronisations(finding: Finding, steps: Sequence[StepReport]) -> Finding:
     """Add to a finding about the host the synchronisations for which devices ran dry, with the place of the longest."""
-    if finding.evidence["cause"] != "host":
+    if finding.evidence["cause"] != "host" or not any(step.has_devices for step in steps):
         return finding
     ranks = [rank for step in steps for rank in step.ranks]
     starved = sum(rank.host.launch_starved_ns for rank in ranks if rank.host is not None)

@@ -217,6 +217,11 @@ class StepReport:
         return parts
 
     @property
+    def has_devices(self) -> bool:
+        """Return whether it is known of a device why it was idle; else ``host`` among the causes is time between ops."""
+        return any(rank.host is not None for rank in self.ranks)
+
+    @property
     def has_pipeline(self) -> bool:
         """Return whether these are ops of a pipeline; else each rank's window is its own STEP range."""
         return any(rank.ops or rank.phases for rank in self.ranks)

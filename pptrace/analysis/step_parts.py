@@ -30,6 +30,10 @@ class Bubble:
     waterfall_ns: Waterfall | None
 
 
+LATE_OPS = "late ops"
+"""Meaning of the cause ``host`` on ranks without a device: ops that begin later than what they need is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
+from pptrace.analysis.step_parts import LATE_OPS
 from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
 
 _WORTH_NAMING = 0.02
@@ -18,6 +19,7 @@ _NAMES = {
     "jitter": "ops that vary",
     "communication": "exposed communication",
     "host": "devices waiting for launches",
+    LATE_OPS: "ops that begin late",
     "unexplained": "unexplained",
     UNEQUAL_ROUTES: "experts with more rows than others",
 }
@@ -51,12 +53,18 @@ def _sentence(report: Report) -> str:
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
     if parts := _with_routes(step):
-        of_names = {_NAMES[name].format(schedule=schedule.name): value for name, value in parts.items()}
-        of_names = _with_reasons(of_names, report.findings)
+        of_names = {_name(step, name).format(schedule=schedule.name): value for name, value in parts.items()}
+        of_names = _with_reasons(of_names, _name(step, "host"), report.findings)
         shares = {name: value / step.span_ns for name, value in of_names.items()}
-        rules, largest = _ruling_part(step, parts, report.findings), _largest(report.findings, step, len(steps))
+        largest = _largest(report.findings, step, len(steps), of_names)
+        rules = _ruling_part(step, parts, report.findings)
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
     return _without_causes(step, length, _largest(report.findings, step, len(steps)))
+
+
+def _name(step: StepReport, cause: str) -> str:
+    """The name of a cause in the sentence about a step."""
+    return _NAMES[LATE_OPS if cause == "host" and not step.has_devices else cause]
 
 
 def _with_routes(step: StepReport) -> Mapping[str, int] | None:
@@ -68,15 +76,17 @@ def _with_routes(step: StepReport) -> Mapping[str, int] | None:
     return {**parts, "imbalance": parts["imbalance"] - routes, UNEQUAL_ROUTES: routes}
 
 
-def _with_reasons(of_names: dict[str, int], findings: Sequence[Finding]) -> dict[str, int]:
-    """The parts by their names, with what findings about hosts explain of the unexplained one apart from it."""
-    left, apart = of_names[_NAMES["unexplained"]], {}
+def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[Finding]) -> dict[str, int]:
+    """The parts by their names, with what findings about hosts explain apart from hosts, then from the unexplained one."""
+    left, apart = dict(of_names), {}
     for finding in findings:
         if finding.evidence.get("cause") == "host" and (reason := finding.evidence.get("reason")):
-            name = f"{reason}{_place(finding)}"
-            apart[name] = max(min(finding.gain_ns or 0, left), 0)
-            left -= apart[name]
-    return {**of_names, _NAMES["unexplained"]: left, **apart}
+            ns = finding.gain_ns or 0
+            for name in (of_host, _NAMES["unexplained"]):
+                taken = max(min(ns, left.get(name, 0)), 0)
+                left, ns = {**left, name: left.get(name, 0) - taken}, ns - taken
+            apart[f"{reason}{_place(finding)}"] = max(finding.gain_ns or 0, 0) - ns
+    return {**left, **apart}
 
 
 def _without_causes(step: StepReport, length: str, largest: str) -> str:
@@ -118,7 +128,7 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
     assert step.span_ns
     if name not in ("host", "imbalance") or ns < _RULES * step.span_ns:
         return ""
-    if name == "host":
+    if name == "host" and step.has_devices:
         return "The bubble is not your problem: the devices wait for the host to launch. "
     stages = {
         cause.where["stage"]: cause.ns for cause in step.causes or () if cause.cause == name and "stage" in cause.where
@@ -189,11 +199,13 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 _SHORTER = {_NAMES["jitter"]: "ops faster than usual"}
 
 
-def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
+def _largest(
+    findings: Sequence[Finding], step: StepReport, num_steps: int, of_names: Mapping[str, int] | None = None
+) -> str:
     """Name the largest finding to act on, and what it would give back: not the schedule itself, nor the unexplained.
 
-    A cause is that of this step, as the shares before it are; what a replay says that a place gives back, and anything else, is a
-    mean over the steps.
+    A cause is that of this step, as the shares before it (``of_names``) are; what a replay says that a place gives back, and
+    anything else, is a mean over the steps.
     """
     parts = step.span_parts or {}
     gains: list[tuple[int, str]] = []
@@ -205,11 +217,12 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
         if of_some := _of_some_steps(finding):
             gains.append((finding.gain_ns or 0, f"on average of {of_some}"))
         elif _is_replayed(finding):
-            gains.append((finding.gain_ns or 0, f"of {_NAMES[cause]}{_place(finding)}"))
+            gains.append((finding.gain_ns or 0, f"of {_name(step, cause)}{_place(finding)}"))
         elif reason := finding.evidence.get("reason"):
             gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
         elif cause in parts:
-            gains.append((parts[cause], f"of {_NAMES[cause]}{_place(finding)}"))
+            name = _name(step, cause)
+            gains.append(((of_names or {}).get(name, parts[cause]), f"of {name}{_place(finding)}"))
         else:
             average = "on average " if num_steps > 1 else ""
             gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))

@@ -37,7 +37,7 @@ _CAUSES = {
     "straggler": ("Straggler", "ranks that are slower than their replicas"),
     "jitter": ("Jitter", "ops that take longer or shorter than their stage's mean"),
     "communication": ("Communication", "transfers between stages, and what ops wait for inside themselves (tp, cp)"),
-    "host": ("Host", "waiting for the host to launch work"),
+    "host": ("Host", "waiting for the host to launch work or, without a device, to begin the next op"),
     "unexplained": ("Unexplained", "what neither the ops nor the transfers show"),
 }
 

@@ -58,9 +58,27 @@ def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:
     assert jitter.evidence["where"] == {"rank": 3}
 
 
+def on_devices(steps: list[StepReport]) -> list[StepReport]:
+    """The steps with a rank of which it is known why its device was idle."""
+    return [replace(step, ranks=(rank_of(0, host=HostIdle(0, 0, 0)),)) for step in steps]
+
+
 def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() -> None:
-    (host,) = find(run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200)), SCHEDULE)
+    steps = run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200))
+    (host,) = find(on_devices(steps), SCHEDULE)
     assert host.title.endswith("because their hosts have not launched it, most of it on rank 0")
+    (late,) = find(steps, SCHEDULE)
+    assert late.title.endswith(" between ops, which begin later than what they need is there, most of them on rank 0")
+    assert late.evidence == {"cause": "host", "where": {"rank": 0}, "share": 0.5}
+
+
+@pytest.mark.parametrize(("late", "num_findings"), [(50, 1), (49, 0)])
+def test_without_a_device_ops_that_begin_late_are_a_finding_from_a_twentieth_of_the_step_on(
+    late: int, num_findings: int
+) -> None:
+    steps = run_with(Cause("host", {"rank": 0}, late))
+    assert len(find(steps, SCHEDULE)) == num_findings
+    assert len(find(on_devices(steps), SCHEDULE)) == 1
 
 
 def test_of_five_steps_what_one_of_them_lost_is_no_finding() -> None:
@@ -82,10 +100,9 @@ def test_late_launches_are_no_reason_where_devices_tell_what_their_hosts_were_la
         LATE_LAUNCHES: 100,
         "unexplained": 100,
     }
-    assert gains_of(find(run_with(Cause("host", {}, 30), Cause("unexplained", {}, 200)), SCHEDULE, late)) == {
-        "unexplained": 200,
-        "host": 30,
-    }
+    steps = run_with(Cause("host", {}, 30), Cause("unexplained", {}, 200))
+    assert gains_of(find(on_devices(steps), SCHEDULE, late)) == {"unexplained": 200, "host": 30}
+    assert gains_of(find(steps, SCHEDULE, late)) == {LATE_LAUNCHES: 100, "unexplained": 130}
 
 
 def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_besides() -> None:
@@ -218,14 +235,15 @@ def test_calls_that_wait_for_the_device_are_named_by_what_they_cost_with_the_lon
     assert found.detail.endswith("avoid them; launch less")
     other = replace(HOST, evidence={"cause": "jitter"})
     assert with_synchronisations(other, steps) is other
+    assert with_synchronisations(HOST, run_of_hosts(None, {0: [sync("stream", 100, 5)]})) is HOST
 
 
 @pytest.mark.parametrize(
     ("idle", "drained", "share"),
-    [(None, 0, None), (1000, 0, None), (1000, 100, None), (1000, 110, "11%"), (50, 100, "100%"), (None, 100, "100%")],
+    [(1000, 0, None), (1000, 100, None), (1000, 110, "11%"), (50, 100, "100%")],
 )
 def test_calls_are_named_from_a_tenth_of_the_time_without_launches_on(
-    idle: int | None, drained: int, share: str | None
+    idle: int, drained: int, share: str | None
 ) -> None:
     found = with_synchronisations(HOST, run_of_hosts(idle, {0: [sync("stream", drained, 5)]}))
     assert found.detail.partition(" of it")[0] == (share or "launch less")

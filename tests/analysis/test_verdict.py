@@ -258,8 +258,24 @@ def test_three_stages_alike_are_none_that_rules() -> None:
 
 @pytest.mark.parametrize(("host", "rules"), [(100, True), (99, False)])
 def test_hosts_rule_from_a_tenth_of_the_step_on(host: int, rules: bool) -> None:
-    verdict = verdict_of(ruled(1000, Cause("host", {"rank": 0}, host), Cause("structural", {}, 50)))
+    step = ruled(1000, Cause("host", {"rank": 0}, host), Cause("structural", {}, 50))
+    device = replace(rank_of(None, None, None), host=HostIdle(host, 0, 0))
+    verdict = verdict_of(replace(step, ranks=(device,)))
     assert verdict.startswith("The bubble is not your problem: the devices wait for the host to launch. ") is rules
+    assert verdict_of(step).startswith("The step takes")
+
+
+def test_without_a_device_what_hosts_cost_are_ops_that_begin_late() -> None:
+    step = ruled(2_000_000, Cause("host", {"rank": 1}, 500_000), Cause("unexplained", {}, 200_000))
+    assert verdict_of(step, findings=(finding("host", 600_000),)) == (
+        "The step takes 2.0 ms: 65% compute, 25% ops that begin late, 10% unexplained; "
+        "the most to win back is 0.50 ms a step of ops that begin late."
+    )
+    late = Finding(Severity.WARNING, "", "", 600_000, {"cause": "host", "reason": "late start", "where": {"rank": 1}})
+    assert verdict_of(step, findings=(late, finding("host", 0))) == (
+        "The step takes 2.0 ms: 65% compute, 30% late start (rank 1), 5% unexplained; "
+        "the most to win back is 0.60 ms a step of late start (rank 1)."
+    )
 
 
 @pytest.mark.parametrize(

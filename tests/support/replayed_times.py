@@ -46,6 +46,7 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         transfer=transfer,
         recorded=transfer,
         is_whole=np.ones(num_steps, dtype=np.bool_),
+        on_device=np.zeros(num_steps, dtype=np.bool_),
         knows_host=np.zeros(num_steps, dtype=np.bool_),
         waits=PeerWaits(*(np.empty(0, dtype=np.int64) for _ in range(5))),
     )

@@ -5,7 +5,8 @@ over all orders of what the cause adds when it comes in. The shares therefore su
 and with none, and do not depend on an order. What an op computes is a product: what its kind usually takes, times what is
 special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
 (``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the
-time in which an op could have run and its device was idle because the host had not launched it. ``routing`` is what ops take
+time in which an op could have run and its device was idle because the host had not launched it or, on a rank without a device,
+that between ops. ``routing`` is what ops take
 longer because experts on some ranks have more rows than others (:mod:`pptrace.analysis.experts.routing`): all else is that of
 equal rows.
 """
@@ -39,7 +40,9 @@ class Costs:
 
     ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages take from their senders'
     ends, ``moving`` how long ops waited for transfers that began when their own rank was ready, ``host`` how long ops were kept
-    from their devices by the host. ``routing`` is what unequal rows of experts add to ops, of which the others are free.
+    from their devices by the host. On ranks without a device ``late`` is how late ops began, None where that is not known, and
+    ``posted`` (steps, calls of the graph) how late calls were; None without a graph. ``routing`` is what unequal rows of experts
+    add to ops, of which the others are free.
     ``graph`` is that of the way in which messages hold up ranks, None where they cost their readers time alone: transfers are
     then those from when both sides are ready, and none is ``moving``.
     """
@@ -53,6 +56,8 @@ class Costs:
     moving: Int64
     host: Int64
     routing: Int64
+    late: Int64 | None = None
+    posted: Int64 | None = None
     graph: Graph | None = None
 
     @cached_property
@@ -63,7 +68,8 @@ class Costs:
             for name, (with_it, without) in _LEVELS.items()
             if (getattr(self, with_it) != getattr(self, without)).any()
         ]
-        added = {MESSAGES: (self.transfers, self.moving), INNER: (self.inner,), HOST: (self.host,)}
+        of_host = tuple(times for times in (self.host, self.late, self.posted) if times is not None)
+        added = {MESSAGES: (self.transfers, self.moving), INNER: (self.inner,), HOST: of_host}
         added[ROUTING] = (self.routing,)
         return (*changed, *(name for name, parts in added.items() if any(times.any() for times in parts)))
 
@@ -71,12 +77,13 @@ class Costs:
         """The makespan of every step where only some causes are present, ns."""
         ops = self._computing(present)
         for name, added in (
-            *((INNER, self.inner), (HOST, self.host)),
+            *((INNER, self.inner), (HOST, self.host), (HOST, self.late)),
             *((MESSAGES, self.moving), (ROUTING, self.routing)),
         ):
-            if name in present:
+            if added is not None and name in present:
                 ops = ops + added
-        spans: Int64 = spans_of(table, self.graph, ops, self.transfers if MESSAGES in present else None)
+        transfers = self.transfers if MESSAGES in present else None
+        spans: Int64 = spans_of(table, self.graph, ops, transfers, self.posted if HOST in present else None)
         return spans
 
     def _computing(self, present: frozenset[str]) -> Int64:

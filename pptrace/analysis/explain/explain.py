@@ -18,6 +18,7 @@ from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Cost
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.equal_rows import EqualRows, equal_rows
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
+from pptrace.analysis.explain.late_ops import LateOps, late_ops
 from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
 from pptrace.analysis.message_graph import Graph
@@ -173,15 +174,20 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen, before)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
     equal = equal_rows(times, routing)
+    posted = posted_calls(graph, times, bindings, [rank.calls for rank in ranks], is_whole) if graph else None
+    late = late_ops(times, bindings, chosen, posted)
     costs_of_causes = replace(
-        _costs(equal, moving, step, explained, chosen, before), transfers=transfers[chosen], graph=graph
+        _costs(equal, moving, step, explained, chosen, before),
+        transfers=transfers[chosen],
+        late=late.before_ops,
+        posted=late.posted,
+        graph=graph,
     )
     lateness = _Lateness(equal.left_of(waits), _excess_over_replicas(equal, step))
-    causes = _causes(times, chosen, costs_of_causes, on_path, axes, lateness)
+    causes = _causes(times, chosen, costs_of_causes, on_path, axes, lateness, late)
     blames = _blames(times, bindings, waits, step, list(map(len, steps)), before, graph)
     collecting = [rank for rank in ranks if len(rank.collections)]
     collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
-    posted = posted_calls(graph, times, bindings, [rank.calls for rank in ranks], is_whole) if graph else None
     costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected, posted)
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
@@ -241,7 +247,13 @@ def _rounded(values: npt.NDArray[np.float64]) -> Int64:
 
 
 def _causes(
-    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int], lateness: _Lateness
+    times: StepTimes,
+    chosen: Int64,
+    costs: Costs,
+    on_path: Int64,
+    axes: Mapping[str, int],
+    lateness: _Lateness,
+    late: LateOps,
 ) -> list[tuple[int, tuple[Cause, ...]]]:
     """(the ideal of each step, its causes).
 
@@ -271,7 +283,8 @@ def _causes(
     of_slower, of_varying = (
         group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying)
     )
-    of_host = group_sums(costs.host, table.rank, table.pp)  # of all ops: hosts that are slow alike are no rank's fault
+    # Of all ops: hosts that are slow alike are no rank's fault.
+    of_host = group_sums(costs.host, table.rank, table.pp) + late.of_ranks
     steps = []
     for index, window in enumerate(chosen.tolist()):
         ranks = times.windows[window].ranks

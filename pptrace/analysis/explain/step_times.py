@@ -66,7 +66,8 @@ class StepTimes:
     which had posted its receive ahead, asked for it, so that it may have arrived before.
     ``moved_with`` are the peers of the messages that each op's rank waited longest to be moved (:func:`peer_bit`).
     ``collected`` is the part of an op's time that garbage collections took of it.
-    ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
+    ``is_whole``: the trace has every op of the plan; ``on_device``: a device of one of its ranks was recorded;
+    ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """
 
@@ -90,6 +91,7 @@ class StepTimes:
     sender_is_last: Bool
     is_early: Bool
     is_whole: Bool
+    on_device: Bool
     knows_host: Bool
     waits: PeerWaits
 
@@ -277,6 +279,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         sender_is_last=np.zeros(messages, dtype=np.bool_),
         is_early=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
+        on_device=np.zeros(len(windows), dtype=np.bool_),
         knows_host=np.ones(len(windows), dtype=np.bool_),
         waits=PeerWaits(*waits),
         **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
@@ -291,6 +294,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         getattr(times, name).reshape(-1)[of_message] = _column(received, name)
     window = _column(tails, "window")
     times.tail_bubble[window, table.rank[_column(tails, "row")]] = _column(tails, "bubble")
+    np.logical_or.at(times.on_device, window, _column(tails, "on_device"))
     np.logical_and.at(times.knows_host, window, _column(tails, "knows_host"))
     times.is_whole[:] = is_measured.all(axis=1)
     partial = ~times.knows_host
@@ -367,7 +371,8 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
     last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
     bubble = finish[window[last]] - inner_end[last] - lengths_within(busy, inner_end[last], finish[window[last]])
     knows_host = _knows_host(lane, begin[window[last]], finish[window[last]])
-    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble, "knows_host": knows_host})
+    known = {"on_device": np.full(len(last), lane.on_device), "knows_host": knows_host}
+    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble, **known})
 
 
 def _knows_host(lane: Lane, begin: Int64, finish: Int64) -> Bool:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
 from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
@@ -74,6 +75,7 @@ def late_launches(
         f"{max(usual) / 1e6:,.2f} ms: look at the Python between ops there, at other processes on that host and at its clocks",
         _gains(plans, measured, removed),
         {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
+        LEAST_SHARE if where else LEAST_ANYWHERE,
     )
 
 

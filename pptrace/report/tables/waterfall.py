@@ -33,7 +33,7 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
             units.milliseconds(value),
             units.percent(value / span),
             Bar((("compute", abs(value) / span),)),
-            _meaning(name, [cause for cause in step.causes or () if cause.cause == name]) + _places(step, name),
+            _meaning(step, name, [cause for cause in step.causes or () if cause.cause == name]) + _places(step, name),
         )
         for name, value in parts.items()
     ]
@@ -52,7 +52,7 @@ def causes_table(step: StepReport) -> ReportTable:
             ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
             f"{cause.ns / 1e6:+,.2f}",
             units.percent(cause.ns / step.span_ns if step.span_ns else None),
-            _meaning(cause.cause, [cause]),
+            _meaning(step, cause.cause, [cause]),
         )
         for cause in causes
     ]
@@ -61,10 +61,13 @@ def causes_table(step: StepReport) -> ReportTable:
 
 
 _OF_ROUTES = "experts with more rows than others"
+_OF_LATE_OPS = "ops that begin later than what they need is there"
 
 
-def _meaning(name: str, causes: Sequence[Cause]) -> str:
+def _meaning(step: StepReport, name: str, causes: Sequence[Cause]) -> str:
     """The meaning of a cause, of imbalance according to where it is: between stages, ranks of experts, or both."""
+    if name == "host" and not step.has_devices:
+        return _OF_LATE_OPS
     are_of_routes = {"axis" in cause.where for cause in causes if cause.ns and name == "imbalance"}
     if True not in are_of_routes:
         return WATERFALL[name]

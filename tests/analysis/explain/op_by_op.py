@@ -88,6 +88,7 @@ def random_times(rng: random.Random) -> StepTimes:
         sender_is_last=some(2, messages) < 2,
         is_early=some(rng.choice((2, 40)), messages) > rng.choice((0, -1)),
         is_whole=np.ones(WINDOWS, dtype=np.bool_),
+        on_device=np.array([rng.random() < 0.7 for _ in range(WINDOWS)]),
         knows_host=np.array([rng.random() < 0.7 for _ in range(WINDOWS)]),
         waits=PeerWaits(step, rank, freed, peer, freed - later),
     )
