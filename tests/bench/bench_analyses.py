@@ -22,17 +22,24 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pptrace.analysis.explain.explain
+import pptrace.analysis.steps
 import pptrace.workflow.analyse
+from pptrace.analysis.explain.step_times import RankTimes
 from tests.bench.bench_tables import OPS_PER_STEP, write_tables
 
-ANALYSES = {
-    "explanation": (pptrace.analysis.explain.explain, ("_explain_together",)),
-    "stragglers": (pptrace.workflow.analyse, ("study_steps",)),
-    "links": (pptrace.workflow.analyse, ("comparable_steps", "traffic_of_ranks", "with_links")),
-    "memory": (pptrace.workflow.analyse, ("report_memory",)),
-    "series": (pptrace.workflow.analyse, ("series_of",)),
+ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
+    "explanation": (
+        (pptrace.analysis.explain.explain, "_explain_together"),
+        *((pptrace.analysis.steps, name) for name in ("explain_ranks", "graph_of_ranks", "graph_of_run")),
+        (RankTimes, "of"),
+        (RankTimes, "compact"),
+    ),
+    "stragglers": ((pptrace.workflow.analyse, "study_steps"),),
+    "links": tuple((pptrace.workflow.analyse, name) for name in ("comparable_steps", "traffic_of_ranks", "with_links")),
+    "memory": ((pptrace.workflow.analyse, "report_memory"),),
+    "series": ((pptrace.workflow.analyse, "series_of"),),
 }
-"""Analyses, and where the whole calls their functions."""
+"""Analyses, and where the whole calls their functions: runs of few ops are explained at once, others in parts."""
 MOST_US, FROM_OPS = 20.0, 100_000
 """Most processor time of all of them for an op, µs, in runs of at least so many ops."""
 
@@ -67,21 +74,26 @@ def main() -> int:
 def measured(folder: Path) -> dict[str, float]:
     """CPU seconds of each analysis, and of the whole process."""
     seconds = dict.fromkeys(ANALYSES, 0.0)
-    for name, (module, functions) in ANALYSES.items():
-        for function in functions:
-            setattr(module, function, timed(getattr(module, function), name, seconds))
+    running: set[str] = set()
+    for name, functions in ANALYSES.items():
+        for owner, function in functions:
+            setattr(owner, function, timed(getattr(owner, function), name, seconds, running))
     pptrace.load([folder], cache=False, jobs=1).to_json(os.devnull)
     return {**seconds, "whole": time.process_time()}
 
 
-def timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
-    """The function, whose CPU time is added to ``seconds``."""
+def timed(function: Callable[..., Any], name: str, seconds: dict[str, float], running: set[str]) -> Callable[..., Any]:
+    """The function, whose CPU time is added to ``seconds``, once where another one of its analysis calls it (``running``)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if name in running:
+            return function(*args, **kwargs)
+        running.add(name)
         begin = time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
+            running.discard(name)
             seconds[name] += time.process_time() - begin
 
     return run
