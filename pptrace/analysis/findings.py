@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,10 @@ _CAUSES = {
         "goes to devices that have nothing to do because their hosts have not launched it, most of it on {place}",
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
-    LATE_OPS: (
+    LATE_OPS: (  # of no place: a rank that is later than the others has a reason of its own
         "is lost between ops, which begin later than what they need is there",
-        "is lost between ops, which begin later than what they need is there, most of them on {place}",
-        "look at the Python between ops there, and at other work on that machine's cores",
+        "is lost between ops, which begin later than what they need is there",
+        "look at the Python between ops, and at other work on the machine's cores",
     ),
     "unexplained": (
         "goes to time that belongs to neither ops nor transfers",
@@ -119,7 +120,7 @@ def find(
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     has_devices = any(step.has_devices for step in explained)
-    if has_devices and "host" in losses:  # devices tell what their hosts were late with
+    if has_devices:  # they tell what their hosts were late with
         reasons = tuple(reason for reason in reasons if reason.name != LATE_LAUNCHES)
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
@@ -129,7 +130,7 @@ def find(
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
     if not has_devices and "host" in losses:
-        losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS)
+        losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
     candidates = [_finding(losses[name], span, len(explained), study.gains) for name in _CAUSES if name in losses]
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
@@ -172,7 +173,7 @@ def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
     for name in (name for name in reason.causes if name in losses and not reason.is_cause):
         loss = losses[name]
         taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
-        losses[name] = loss.without(taken)
+        losses[name] = loss.without(taken, reason.where)
         ns = max(ns - taken, 0)
 
 
@@ -193,9 +194,18 @@ class _Loss:
         """Mean over the steps, ns; 0 where they gain by it."""
         return max(self.total // len(self.of_steps), 0)
 
-    def without(self, ns: int) -> _Loss:
-        """The loss without ``ns`` of each step, as far as there is that much."""
-        return replace(self, of_steps=self.of_steps - min(ns, self.mean))
+    def without(self, ns: int, where: Mapping[str, int | str] = MappingProxyType({})) -> _Loss:
+        """The loss without ``ns`` of each step, as far as there is that much: at ``where``, if it has that place, else at all of
+        its places in proportion.
+        """
+        taken = min(ns, self.mean)
+        of_place = taken * len(self.of_steps)
+        places = dict(self.places)
+        if named := [place for place in where.items() if place in places]:
+            places[named[0]] = max(places[named[0]] - of_place, 0)
+        elif self.total > 0:
+            places = {place: left - left * of_place // self.total for place, left in places.items()}
+        return replace(self, of_steps=self.of_steps - taken, places=places)
 
     @property
     def where(self) -> dict[str, int | str]:

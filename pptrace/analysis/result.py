@@ -218,8 +218,8 @@ class StepReport:
 
     @property
     def has_devices(self) -> bool:
-        """Return whether it is known of a device why it was idle; else ``host`` among the causes is time between ops."""
-        return any(rank.host is not None for rank in self.ranks)
+        """Return whether a device was recorded; else ``host`` among the causes is time between ops."""
+        return any(rank.host is not None or rank.device.busy_ns is not None for rank in self.ranks)
 
     @property
     def has_pipeline(self) -> bool:

@@ -57,7 +57,8 @@ def _sentence(report: Report) -> str:
         of_names = _with_reasons(of_names, _name(step, "host"), report.findings)
         shares = {name: value / step.span_ns for name, value in of_names.items()}
         largest = _largest(report.findings, step, len(steps), of_names)
-        rules = _ruling_part(step, parts, report.findings)
+        of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
+        rules = _ruling_part(step, {**parts, **of_host}, report.findings)
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
     return _without_causes(step, length, _largest(report.findings, step, len(steps)))
 

@@ -265,6 +265,13 @@ def test_hosts_rule_from_a_tenth_of_the_step_on(host: int, rules: bool) -> None:
     assert verdict_of(step).startswith("The step takes")
 
 
+def test_hosts_do_not_rule_where_a_finding_says_what_else_they_did() -> None:
+    step = ruled(1000, Cause("host", {"rank": 0}, 300), Cause("structural", {}, 50))
+    step = replace(step, ranks=(replace(rank_of(None, None, None), host=HostIdle(300, 0, 0)),))
+    late = Finding(Severity.WARNING, "", "", 250, {"cause": "host", "reason": "late start", "where": {"rank": 0}})
+    assert verdict_of(step, findings=(late,)).startswith("The step takes")
+
+
 def test_without_a_device_what_hosts_cost_are_ops_that_begin_late() -> None:
     step = ruled(2_000_000, Cause("host", {"rank": 1}, 500_000), Cause("unexplained", {}, 200_000))
     assert verdict_of(step, findings=(finding("host", 600_000),)) == (

@@ -404,7 +404,7 @@ def _blames(
     """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op.
 
     Of what is charged to the idle time before an op, the host's share of that time is the host's (``host_before``); so is the
-    bubble inside ops whose device had nothing launched.
+    bubble inside ops whose device had nothing launched. Where that is not known of all windows, nothing is.
     """
     charges = charge_bubbles(times, bindings, typical_of(times, bindings, waits, graph), waits)
     table, names = times.table, {kind.code: str(kind) for kind in Kind}
@@ -414,9 +414,6 @@ def _blames(
     others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
     of_host = _host_of_idle(charges.idle, times.start - bindings.ready - bindings.moving, host_before).sum(axis=1)
     inside = np.minimum(times.host, charges.inner).sum(axis=1)
-    others["idle"] -= of_host
-    others["wait"] -= inside
-    of_host += inside
     blames: list[Blame | None] = []
     for number, size in enumerate(sizes):
         windows = np.flatnonzero(step == number)
@@ -428,7 +425,12 @@ def _blames(
         }
         of_others = {name: int(of_windows[windows].sum()) for name, of_windows in others.items()}
         if times.knows_host[windows].all():
-            of_others["host"] = int(of_host[windows].sum())
+            before, within = int(of_host[windows].sum()), int(inside[windows].sum())
+            of_others |= {
+                "idle": of_others["idle"] - before,
+                "wait": of_others["wait"] - within,
+                "host": before + within,
+            }
         ranks = [
             (rank, ns)
             for window in windows.tolist()

@@ -5,7 +5,7 @@ Where a rank has no device, this is what its host does between ops (Python, inpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,15 +20,24 @@ _LEAST_DELAY = 0.25
 """Share of a mean op: a rank that is less late into a step is none that is late."""
 _MOST_OF_THEM = 0.5
 """A rank with this share of all excess is named."""
+_CLEARLY = 1.25
+"""A rank is named if its ops are so many times as late as those of others."""
+_ALWAYS = 0.1
+"""Ops are always late if the median of their delays is this part of the mean, or more: else a few single ones are."""
 
 
 def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
-    """Ranks that come late into steps, and what steps would get back if they did not; None where none does."""
+    """Ranks that come late into steps, and what steps would get back if they did not; None where none does.
+
+    Nor where several do and no message is known: their first receives would look the same.
+    """
     late = [_late_firsts(costs) for costs in plans]
     times = np.concatenate([ns[ns > 0] for ns in late])
     if not len(times):
         return None
     rank, where = _worst(plans, late)
+    if not where and not _knows_messages(plans):
+        return None
     place = f"rank {rank}" if where else "several ranks"
     return Reason(
         LATE_START,
@@ -56,16 +65,18 @@ def late_launches(
     if not any(ns.any() for ns in delays):
         return None
     rank, where = _worst(plans, excess)
-    if where:
+    if where and _is_later(plans, delays, rank):
         removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
         times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
         title = "Host: {share:.1%} of the step is lost between the ops of " + f"rank {rank}, which begin late"
-    elif not any((costs.transfers >= 0).any() for costs in plans):
+    elif not _knows_messages(plans):
         return None
     else:
         removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
-        title = "Host: {share:.1%} of the step is lost between the ops of all ranks, which begin late"
+        title, where = "Host: {share:.1%} of the step is lost between the ops of all ranks, which begin late", {}
     times = times[times > 0]
+    if not len(times) or np.median(times) < _ALWAYS * times.mean():
+        return None
     return Reason(
         LATE_LAUNCHES,
         ("host", "unexplained"),
@@ -77,6 +88,27 @@ def late_launches(
         {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
         LEAST_SHARE if where else LEAST_ANYWHERE,
     )
+
+
+def _knows_messages(plans: Sequence[MeasuredCosts]) -> bool:
+    """Return whether the transfer of any message is known; else they look like delays."""
+    return any((costs.transfers >= 0).any() for costs in plans)
+
+
+def _is_later(plans: Sequence[MeasuredCosts], delays: Sequence[Int64], rank: int) -> bool:
+    """Return whether a rank is clearly later than the others, in the mean over its ops and the median over these."""
+    means = dict(_mean_by_rank(plans, delays))
+    own = means.pop(rank)
+    return not means or own >= _CLEARLY * float(np.median(list(means.values())))
+
+
+def _mean_by_rank(plans: Sequence[MeasuredCosts], delays: Sequence[Int64]) -> Iterator[tuple[int, float]]:
+    """(rank, mean delay of its ops), ns."""
+    for costs, ns in zip(plans, delays, strict=True):
+        for windows in costs.of_pipelines():
+            for pp_rank in range(costs.table.pp):
+                of_rank = ns[windows][:, costs.table.rank == pp_rank]
+                yield int(costs.ranks[windows[0], pp_rank]), float(of_rank.mean()) if of_rank.size else 0.0
 
 
 def _late_firsts(costs: MeasuredCosts) -> Int64:

@@ -221,8 +221,12 @@ def test_blame_sums_charges_by_rank_stage_and_kind_and_gives_hosts_their_part() 
                     by_kind["idle"] += idle - of_host
                     by_kind["wait"] += inner - inside
                     by_kind["host"] += of_host + inside
+                    if not times.knows_host[windows].all():
+                        by_kind["idle"] += of_host
+                        by_kind["wait"] += inside
             if not times.knows_host[windows].all():
                 del by_kind["host"]
+            assert sum(blame.by_kind.values()) == blame.total_ns
             assert blame.by_rank == {rank: by_rank[rank] for window in windows for rank in times.windows[window].ranks}
             assert blame.by_stage == {stage: by_stage[stage] for stage in range(table.num_stages)}
             assert blame.by_kind == dict(by_kind)

@@ -1,0 +1,70 @@
+"""Ranks that begin late: when one is named, and when nothing is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.load import load
+from tests.analysis.stragglers.test_late_calls import LATE_RANK, report_of
+from tests.support.programs import pptrace_here
+from tests.support.synthetic import Job, Recording, host_events, run_on_paper
+
+LATE_NS = 4_000
+
+
+def of_reason(report: Report, reason: str) -> list[Finding]:
+    return [finding for finding in report.findings if finding.evidence.get("reason") == reason]
+
+
+@pytest.mark.parametrize(
+    ("other_ns", "is_named"), [(0, True), (LATE_NS // 2, True), (LATE_NS * 9 // 10, False), (LATE_NS, False)]
+)
+@pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
+def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other_ns: int, is_named: bool) -> None:
+    late = lambda _step, rank, _action: LATE_NS if rank == LATE_RANK else other_ns  # noqa: E731
+    report = report_of("interleaved-1f1b", 2, sends=sends, late=late)
+    (finding,) = of_reason(report, LATE_LAUNCHES)
+    assert finding.evidence["where"] == ({"rank": LATE_RANK} if is_named else {})
+    assert ("rank 1" in finding.title) == is_named
+    left = sum("between ops" in other.title for other in report.findings)
+    assert left == (0 < other_ns and is_named)  # what both are late by
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_single_stop_in_a_few_steps_is_not_a_rank_whose_ops_are_always_late(num_steps: int) -> None:
+    plan = build("1f1b", 4, 8)
+
+    def once(rank: int, action: Action) -> int:
+        return 60_000 if rank == LATE_RANK and action.kind is Kind.RECV_F and action.microbatch == 4 else 1
+
+    run = run_on_paper(plan, lambda action: 20_000 if action.kind is Kind.B else 10_000, 50, before_calls=once)
+    report = analyse(Recording(Job(plan, 1, num_steps), run, host_events).traces()).report
+    assert not of_reason(report, LATE_LAUNCHES)
+    causes = [cause for cause in report.steps[0].causes or () if cause.cause == "host"]
+    assert max(causes, key=lambda cause: cause.ns).where == {"rank": LATE_RANK}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
+def test_without_messages_the_first_ops_of_all_ranks_but_one_are_no_late_starts(schedule: str, tmp_path: Path) -> None:
+    """They wait for what the simulation's file does not have."""
+    file = tmp_path / "simulated.json"
+    pptrace_here("simulate", schedule, "--pp", "4", "--microbatches", "8", "--p2p", "0.3", "--json", file, "--ops")
+    report = load([file], cache=False).report
+    assert not of_reason(report, LATE_START)
+    assert not [cause for cause in report.steps[0].causes or () if cause.cause == "host"]
+    lacking = [kinds.reason for kinds in report.missing_evidence if kinds.findings == ("host",)]
+    assert len(lacking) == 1
+    assert lacking[0].startswith("48 of 48 messages between stages have no known transfer")
+
+
+def test_lateness_of_a_rank_is_compared_with_the_median_of_the_others() -> None:
+    late = lambda _step, rank, _action: (0, LATE_NS, 0, LATE_NS)[rank]  # noqa: E731
+    (finding,) = of_reason(report_of("1f1b", 4, sends="buffered", late=late), LATE_LAUNCHES)
+    assert finding.evidence["where"]["rank"] in (1, 3)
