@@ -32,7 +32,7 @@ MOST_IN_MATRIX = 64
 _RANK_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours of the ranks that are late in most steps; all others are grey."""
 _MANY_STEPS = 300
-"""Of more steps the points are small, and no line connects them."""
+"""Most steps whose points are large and connected by a line."""
 
 
 def routes_map(experts: ExpertsReport) -> go.Figure | None:

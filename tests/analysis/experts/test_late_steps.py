@@ -11,6 +11,8 @@ import pytest
 
 from pptrace.analysis.expert_parts import ExpertStep
 from pptrace.analysis.experts.late_steps import expert_steps
+from pptrace.analysis.experts.loads import with_model_stages
+from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
 from pptrace.slices import Slice
 from tests.analysis.experts.on_paper import Call, exchanges_of_all, random_calls
 from tests.analysis.experts.test_experts import HOT, ROW_NS, Experts, experts_of
@@ -102,9 +104,23 @@ def test_a_rank_that_is_slow_in_one_step_is_slow_there() -> None:
 
 def test_a_rank_that_is_late_no_more_than_by_chance_has_no_reason() -> None:
     rows = np.array([[5, 5], [5, 5]])
-    enters = np.array([[[0, 0], [20, 10]], [[0, 0], [10, 19]]])
+    enters = np.array([[[10, 0], [20, 20]], [[0, 9], [20, 20]]])
     (step,) = expert_steps(exchanges_of_all([Call(0, (0, 1), each, rows) for each in enters]))
     assert (step.wait_ns, step.late_rank, step.late_ns, step.reason) == (19, 0, 10, None)
+    (step,) = expert_steps(exchanges_of_all([Call(0, (0, 1), enters[0], rows)]))
+    assert (step.late_rank, step.reason) == (0, "before")
+
+
+def test_waits_are_those_of_whole_calls_where_members_name_other_layers() -> None:
+    exchanges = exchanges_of_all(random_calls(2, ((0, 1, 2, 3),)))
+    layer = np.where(exchanges["rank"] < 2, 0, 1)
+    part = report_experts(
+        ExpertsOfRun(with_model_stages(Slice({**exchanges.columns, "layer": layer}), None), {}), (), {}
+    )
+    assert part is not None
+    waits = [step.wait_ns for step in expert_steps(exchanges)]
+    assert [step.wait_ns for step in part.steps] == waits
+    assert sum(call.wait_ns or 0 for call in part.calls) == sum(wait or 0 for wait in waits)
 
 
 def test_steps_without_matched_calls_or_without_any_have_no_waits() -> None:

@@ -213,6 +213,34 @@ def test_counts_whose_experts_do_not_fit_tell_nothing(first: int, held: int) -> 
     assert traffic_of(no_exchanges(), counts, {}, TokenSizes(64, "padded", 1, ep_groups=((0, 1),))).matrix is None
 
 
+def test_counts_of_layers_with_other_numbers_of_experts_tell_nothing() -> None:
+    counts = {0: counts_of([[1, 2, 3, 4]], 0, 1, [0]), 1: counts_of([[1, 2, 3, 4, 5]], 1, 3, [0])}
+    assert traffic_of(no_exchanges(), counts, {}, TokenSizes(64, "padded", 1, ep_groups=((0, 1),))).matrix is None
+
+
+def test_counts_are_taken_where_they_are_of_more_forwards_than_calls_with_splits() -> None:
+    tables = tables_of([Call(0, (0, 1), np.zeros((2, 2), dtype=np.int64), np.array([[1, 2], [3, 4]]))])
+    for kept, known_from, num_rows in (([[1, 2]], "splits", 10), ([[1, 2], [4, 4]], "counts", 22)):
+        counts = {rank: counts_of(kept, rank, 1, range(len(kept))) for rank in (0, 1)}
+        part = report_traffic(traffic_of_tables(tables, counts).matrix)
+        assert part is not None
+        assert (part.known_from, part.num_rows) == (known_from, num_rows)
+
+
+def test_a_rank_may_be_in_groups_of_several_sizes() -> None:
+    calls = random_calls(9, ((0, 1), (0, 1, 2, 3)))
+    tables = tables_of(calls)
+    assert cells_of(traffic_of_tables(tables).matrix) == by_loops(calls)
+    unknown = {
+        rank: (Slice({**exchanges.columns, "out_bytes": np.full(len(exchanges), -1)}), comms)
+        for rank, (exchanges, comms) in tables.items()
+    }
+    matrix = traffic_of_tables(unknown).matrix
+    assert matrix is not None
+    assert (matrix.bytes[matrix.rows > 0] == -1).all()
+    assert matrix.table()["bytes"].isna().any()
+
+
 def test_traces_of_other_frameworks_tell_it_by_their_splits() -> None:
     analysis = MEGATRON.analysis()
     assert cells_of(analysis.expert_traffic) == {
