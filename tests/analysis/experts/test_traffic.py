@@ -117,7 +117,7 @@ def test_of_a_thousand_ranks_the_report_has_the_pairs_with_most_rows() -> None:
     assert [pair.rows for pair in part.pairs] == sorted(matrix.rows[is_away].tolist())[-MOST_PAIRS:][::-1]
 
 
-def test_ends_that_do_not_agree_are_said() -> None:
+def test_ends_that_do_not_agree_are_a_line() -> None:
     calls = random_calls(2, ((0, 1, 2),), steps=1)
     tables = tables_of(calls)
     text = str(tables[1][1]["splits"][2])
@@ -132,7 +132,7 @@ def test_ends_that_do_not_agree_are_said() -> None:
     assert cells_of(traffic.matrix) == by_loops(calls)  # what was sent
 
 
-def test_ends_that_differ_in_calls_and_agree_in_all_are_said() -> None:
+def test_ends_that_differ_in_calls_and_agree_in_all_are_a_line() -> None:
     """Rank 0 received one row more of rank 1 in the first call, and one less in the second."""
     calls = [Call(0, (0, 1), np.zeros((2, 2), dtype=np.int64), np.array([[1, 2], [3, 4]]))] * 2
     tables = tables_of(calls)
