@@ -88,6 +88,11 @@ def _stragglers(wanted: Asked) -> Iterable[Any]:
         yield from ({"of": "kind", "name": one.kind, "slowdown": one.slowdown} for one in study.op_kinds)
 
 
+def _expert_traffic(wanted: Asked) -> Iterable[Any]:
+    matrix = wanted.answers.run().analysis.expert_traffic
+    return () if matrix is None else matrix.pairs()
+
+
 def _waterfall(wanted: Asked) -> Iterable[Any]:
     return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().span_parts or {}).items())
 
@@ -149,6 +154,11 @@ TABLES: Mapping[str, Table] = {
         lambda wanted: () if wanted.report.experts is None else wanted.report.experts.calls,
         "calls that bring rows to experts and back",
     ),
+    "expert-steps": Table(
+        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.steps,
+        "every step: waits in calls of experts, and the rank that they are for",
+    ),
+    "expert-traffic": Table(_expert_traffic, "rows of every rank to the experts of every other one in its group"),
     "compared-parts": Table(lambda wanted: wanted.answers.comparison().result.parts, "parts of two runs, side by side"),
     "compared-facts": Table(
         lambda wanted: wanted.answers.comparison().result.facts, "facts that differ between two runs"

@@ -9,14 +9,23 @@ from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
 from pptrace.analysis.expert_parts import ExpertsReport
-from pptrace.report.charts.experts import MOST_RANKS, lateness_chart, routes_map, rows_chart
+from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.report.charts.experts import (
+    MOST_RANKS,
+    late_steps_chart,
+    lateness_chart,
+    ranks_in_matrix,
+    routes_map,
+    rows_chart,
+    traffic_map,
+)
 from pptrace.report.tables import Amount
-from pptrace.report.tables.experts import expert_tables, gain_of_equal_rows
+from pptrace.report.tables.experts import expert_tables, gain_of_equal_rows, late_in_most_steps
 
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."
 _NO_MATCH = "The members of these calls are not known, or have no trace."
-
+_NO_TRAFFIC = "Neither the calls nor counts of routes tell which rank's rows go where; below is why."
 
 _EQUAL = "1 is an equal share of the routes"
 _OF_GROUP = "× its group: over the mean of the ranks that share these experts"
@@ -53,6 +62,20 @@ def body(loaded: Loaded) -> list[Node]:
         ),
         chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", _NO_ROWS, note=_OF_GROUP + of_many),
         chart("Who is waited for", lateness_chart(experts), "expert-lateness", _NO_MATCH, note=_OF_OTHERS + of_many),
+        chart(
+            "Who is late, step by step",
+            late_steps_chart(experts),
+            "expert-late-steps",
+            _NO_MATCH,
+            note=late_in_most_steps(experts.steps) or "colour: the rank for which the others waited longest",
+        ),
+        chart(
+            "Rows from rank to rank",
+            traffic_map(loaded.analysis.expert_traffic),
+            "expert-matrix",
+            _NO_TRAFFIC,
+            note=_traffic_note(loaded.analysis.expert_traffic),
+        ),
         *(data_table(table, table.key) for table in expert_tables(experts, Amount.WHOLE)),
         *([panel("What is not known, and why", lines(experts.reasons, "experts-reasons"))] if experts.reasons else []),
     ]
@@ -64,3 +87,13 @@ def _cost(experts: ExpertsReport) -> list[Node]:
         return []
     words = gain_of_equal_rows(gain)
     return [html.P(f"{words[0].upper()}{words[1:]}.", className="verdict", id="routing-gain")]
+
+
+def _traffic_note(matrix: TrafficMatrix | None) -> str:
+    """The rows of the picture, and of many ranks which it shows."""
+    if matrix is None:
+        return ""
+    by = "splits of the calls" if matrix.known_from == "splits" else "routes that were counted"
+    num, shown = len(set(matrix.source.tolist())), len(ranks_in_matrix(matrix))
+    of_many = f"; {shown} of {num:,} ranks, those of the groups with most rows" if shown < num else ""
+    return f"forwards of all steps, by {by}{of_many}"

@@ -202,7 +202,8 @@ def without_tables(analysis: Analysis, report: Report) -> Analysis:
     """An analysis with its report alone: what tracks have is in no table any more."""
     ops, comms, memory = map(empty_table, (tables.OPS, tables.COMMS, tables.MEMORY))
     data = AlignedRun(ops, comms, memory, RowsByRank(ops, comms), {}, {}, Clock(ClockMethod.NONE, {}, None))
-    return Analysis(report, data, analysis.schedule, analysis.mesh, analysis.windows, run=analysis.run)
+    parts = (analysis.schedule, analysis.mesh, analysis.windows)
+    return Analysis(report, data, *parts, run=analysis.run, expert_traffic=analysis.expert_traffic)
 
 
 def _kept(cache: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:

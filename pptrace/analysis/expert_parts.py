@@ -92,6 +92,51 @@ class ExpertCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStep:
+    """Waits of all ranks in the calls of experts of one step, ns, and the rank that they were for most of all.
+
+    The others waited for ``late_rank`` for ``late_ns``, in dispatches and combines together, which is ``late_share`` of the
+    waits; ``reason`` says why, as in :class:`ExpertCalls`. ``rank_ratio`` is the most rows of a rank over the mean of its group,
+    in the mean over the step's exchanges.
+    """
+
+    step: int
+    wait_ns: int | None
+    late_rank: int | None
+    late_ns: int | None
+    late_share: float | None
+    reason: str | None
+    rank_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPair:
+    """Rows from one rank to another in dispatches of forwards; ``share`` is that of all rows of ``source``, own ones included."""
+
+    source: int
+    target: int
+    rows: int
+    bytes: int | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTraffic:
+    """Rows from rank to rank in dispatches of forwards, those that stay on their rank included.
+
+    ``known_from`` is ``splits`` of the calls or ``counts`` of the runtime. ``away_rows`` and ``away_bytes`` go to other ranks.
+    ``pairs`` are those of the ``num_pairs`` pairs of two ranks that have most rows.
+    """
+
+    known_from: str
+    num_rows: int
+    away_rows: int
+    away_bytes: int | None
+    num_pairs: int
+    pairs: tuple[TrafficPair, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingGain:
     """Gain of a mean step if all experts had equally many rows, by replay, with its 90 % interval, ns.
 
@@ -124,3 +169,5 @@ class ExpertsReport:
     dispatcher: str | None = None
     etp: int | None = None
     padding_share: float | None = None
+    steps: tuple[ExpertStep, ...] = ()
+    traffic: ExpertTraffic | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
+from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.whole_run import Link
@@ -146,6 +147,25 @@ class Run(ExportsOps):
         types = {name: "object" if name == "kind" else "int64" for name in OpCost.__slots__}
         return pd.DataFrame(rows, columns=list(types)).astype(types)
 
+    @property
+    def expert_traffic(self) -> pd.DataFrame:
+        """One row per rank and member of its group of expert parallelism, itself included: the rows that go from the tokens of
+        ``source`` to experts of ``target`` in all forwards of the report.
+
+        ``source``, ``target`` (global ranks), ``rows``, ``bytes`` (<NA> where unknown). No rows where neither splits of calls nor
+        counts of routes tell: ``report.experts.reasons`` says why.
+
+            >>> import pptrace
+            >>> traffic = pptrace.load("sample_traces/experts_pp2_ep2").expert_traffic
+            >>> traffic.query("source != target").groupby("target").rows.sum().to_dict()
+            {0: 72, 1: 24, 2: 72, 3: 24}
+        """
+        return a_copy(self._expert_traffic)
+
+    @cached_property
+    def _expert_traffic(self) -> pd.DataFrame:
+        return (self.analysis.expert_traffic or NO_PAIRS).table()
+
     def figure(self, step: int | None = None, kind: FigureKind = "timeline") -> go.Figure:
         """A plotly figure of a step, by default of the typical one (the median by span). Its times are ms.
 
@@ -264,7 +284,8 @@ class Run(ExportsOps):
         return text_or_file(parts_of(perfetto_object(self.analysis)), path)
 
     def to_csv(self, directory: FilePath) -> None:
-        """Write ops.csv, comms.csv and, where there are memory events, memory.csv into a directory, which is made.
+        """Write ops.csv, comms.csv and, where there are memory events, memory.csv into a directory, which is made; of a run
+        with experts expert_traffic.csv too, where it is known.
 
         Raises:
             PptraceError: the directory cannot be written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,3 +26,25 @@ def rows_of_splits(texts: npt.NDArray[np.object_]) -> tuple[Int64, Int64]:
     sums = [tuple(map(sum, parse_splits(str(text)))) if text else (-1, -1) for text in distinct.tolist()]
     columns = np.array(sums or [(-1, -1)], dtype=np.int64)[codes]
     return columns[:, 0], columns[:, 1]
+
+
+def splits_by_size(texts: Sequence[str]) -> dict[int, tuple[Int64, Int64]]:
+    """(places, rows) of the texts of each number of members: ``places`` (n,) among ``texts``, ``rows`` (2, n, members), those
+    sent first, then those received.
+
+    Texts without splits, or with what is none (sides of different length, other signs than digits), have no place.
+    """
+    places: dict[int, list[int]] = {}
+    for place, text in enumerate(texts):
+        sent, _, received = text.partition(">")
+        if _SPLITS.fullmatch(text) and (size := sent.count(",") + 1) == received.count(",") + 1:
+            places.setdefault(size, []).append(place)
+    found = {}
+    for size, chosen in places.items():
+        numbers = ",".join([texts[place] for place in chosen]).replace(">", ",")
+        rows = np.fromstring(numbers, dtype=np.int64, sep=",").reshape(len(chosen), 2, size)
+        found[size] = np.array(chosen, dtype=np.int64), np.ascontiguousarray(rows.swapaxes(0, 1))
+    return found
+
+
+_SPLITS = re.compile(r"\d{1,15}(?:,\d{1,15})*>\d{1,15}(?:,\d{1,15})*", re.ASCII)

@@ -18,6 +18,8 @@ from pptrace.analysis.experts.counts import routes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import Routing, with_routing
+from pptrace.analysis.experts.sent_rows import sent_rows_of_ranks
+from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
@@ -74,7 +76,8 @@ class Analysis:
     """A report and the tables it was made from, for figures, exports, comparisons and predictions.
 
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
-    itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json).
+    itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
+    from rank to rank, None where they are not known.
     """
 
     report: Report
@@ -85,6 +88,7 @@ class Analysis:
     costs: tuple[MeasuredCosts, ...] = ()
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
+    expert_traffic: TrafficMatrix | None = None
 
     @property
     def num_ops(self) -> int:
@@ -154,7 +158,8 @@ def analyse_ranks(
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
     exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
-    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan)
+    sent = sent_rows_of_ranks(exchanged, data)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = reported.steps or report_marked_steps(marked, data)
@@ -172,7 +177,9 @@ def analyse_ranks(
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
-    return Analysis(report, data, run.schedule, run.mesh, windows, costs, run.facts)
+    return Analysis(
+        report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=experts.traffic.matrix
+    )
 
 
 def make_report(

@@ -119,7 +119,8 @@ def analyse_on_workers(
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     comparable = comparable_steps_of(list(parts.of_rank), parts.of_rank)
-    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan)
+    sent = {number: report.sent for number, report in reports.items() if report.sent is not None}
+    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan, sent)
     routing = Routing.of(experts.exchanges)
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
@@ -142,7 +143,7 @@ def analyse_on_workers(
     report = with_links(report, traffic, run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
-    return Analysis(report, data, run.schedule, run.mesh, windows)
+    return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
 
 
 def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks
+from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of_ranks
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
@@ -165,7 +166,8 @@ class RunFacts:
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
-    (messages, collectives) without a group or peer; and its traffic and exchanges with experts, where it is in a step.
+    (messages, collectives) without a group or peer; and its traffic, exchanges with experts and the rows ``sent`` in these, where
+    it is in a step.
     """
 
     steps: list[RankStep]
@@ -175,6 +177,7 @@ class RankReport:
     unknown: tuple[int, int]
     traffic: RankTraffic | None
     exchanges: Slice | None
+    sent: SentRows | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,7 @@ def report_of_group(
     comparable = comparable_steps_of(numbers, of_rank)
     traffic = {entry.rank: entry for entry in traffic_of_ranks(comparable, data)}
     exchanges = exchanges_of_ranks(comparable, data)
+    sent = sent_rows_of_ranks(exchanges, data)
     reports = {
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
@@ -234,6 +238,7 @@ def report_of_group(
             unknown.get(number, (0, 0)),
             traffic.get(number),
             exchanges.get(number),
+            sent.get(number),
         )
         for number, rank in ranks.items()
     }

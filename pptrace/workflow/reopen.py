@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -37,6 +39,7 @@ FEWEST_OPS = 10_000
 """Runs of fewer are analysed in less than half a second."""
 _MOST_FILES = 20_000
 _NUMBERS, _TEXTS = ("stage", "chunk", "microbatch", "start_ns", "end_ns"), ("kind", "phase", "pair")
+_OF_PAIRS = ("source", "target", "rows", "bytes")
 _DAMAGE = (KeyError, ValueError, TypeError, IndexError, RecursionError)  # msgspec's errors are ValueErrors
 
 
@@ -67,12 +70,15 @@ class Opened:
 class ReopenedAnalysis(Analysis):
     """An analysis whose report was read: its tables are made by analysing the run, when they are first asked for."""
 
-    def __init__(self, kept: _Kept, run: Mapping[str, Any], analyse: Callable[[], Analysis]) -> None:
+    def __init__(
+        self, kept: _Kept, traffic: TrafficMatrix | None, run: Mapping[str, Any], analyse: Callable[[], Analysis]
+    ) -> None:
         """Take what was kept, and how to make the rest."""
         lock = threading.Lock()
         members = {"report": kept.report, "schedule": kept.schedule, "mesh": kept.mesh, "windows": kept.windows}
         for name, value in {
             **members,
+            "expert_traffic": traffic,
             "run": run,
             "_num_ops": kept.num_ops,
             "_lock": lock,
@@ -110,7 +116,7 @@ class ReopenedAnalysis(Analysis):
         """The same with another report."""
         members = vars(self)
         kept = _Kept(report, self.schedule, self.mesh, self.windows, self.num_ops)
-        return ReopenedAnalysis(kept, self.run, members["_analyse"])
+        return ReopenedAnalysis(kept, self.expert_traffic, self.run, members["_analyse"])
 
 
 def reopen(
@@ -134,11 +140,11 @@ def reopen(
     if packed is not None:
         try:
             with paused_gc():
-                kept = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
+                kept, traffic = _unpack(Packed(_with_paths(packed.facts, paths), packed.arrays))
         except _DAMAGE:  # damaged, or from another version
             pass
         else:
-            return Opened(ReopenedAnalysis(kept, open_inputs(paths).run or {}, analyse), before)
+            return Opened(ReopenedAnalysis(kept, traffic, open_inputs(paths).run or {}, analyse), before)
     analysis = analyse()
     if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step) != before:
         return Opened(analysis)  # the last: files changed meanwhile
@@ -205,7 +211,7 @@ class _Kept:
     """Parts of an analysis that are kept. The report is without its ops.
 
     ``ops``: for each rank of each step, in order, the table of its ops and which of its rows they are. ``texts`` are the values
-    of the columns of texts of each table.
+    of the columns of texts of each table. ``traffic`` has what tells rows from rank to rank, and the groups of ranks.
     """
 
     report: Report
@@ -215,6 +221,7 @@ class _Kept:
     num_ops: int
     ops: tuple[tuple[int, int, int] | None, ...] = ()
     texts: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    traffic: tuple[str, tuple[tuple[int, ...], ...]] | None = None
 
 
 def _pack(analysis: Analysis) -> Packed:
@@ -235,6 +242,7 @@ def _pack(analysis: Analysis) -> Packed:
         _with_ops(analysis.report, lambda rank: replace(rank, ops=())),
         *(analysis.schedule, analysis.mesh, analysis.windows, analysis.num_ops),
         *(tuple(places), tuple(texts)),
+        _pack_traffic(analysis.expert_traffic, arrays),
     )
     return Packed(msgspec.json.encode(kept).decode(), arrays)
 
@@ -249,8 +257,17 @@ def _pack_rows(rows: Slice, at: int, arrays: dict[str, Any]) -> Mapping[str, tup
     return texts
 
 
-def _unpack(packed: Packed) -> _Kept:
-    """Restore what was kept.
+def _pack_traffic(
+    matrix: TrafficMatrix | None, arrays: dict[str, Any]
+) -> tuple[str, tuple[tuple[int, ...], ...]] | None:
+    if matrix is None:
+        return None
+    arrays |= {f"traffic.{name}": compact(getattr(matrix, name)) for name in _OF_PAIRS}
+    return matrix.known_from, matrix.groups
+
+
+def _unpack(packed: Packed) -> tuple[_Kept, TrafficMatrix | None]:
+    """Restore what was kept, and the rows from rank to rank.
 
     Raises:
         KeyError, ValueError, TypeError, IndexError, RecursionError: the entry is damaged.
@@ -261,7 +278,18 @@ def _unpack(packed: Packed) -> _Kept:
     for rank, place in zip(ranks, kept.ops, strict=True):
         if place is not None:  # nobody else has this rank yet, and copies of all would take longer than reading them
             object.__setattr__(rank, "ops", OpRows(tables[place[0]], *place[1:]))
-    return replace(kept, ops=(), texts=())
+    return replace(kept, ops=(), texts=(), traffic=None), _unpack_traffic(packed.arrays, kept.traffic)
+
+
+def _unpack_traffic(
+    arrays: Mapping[str, Any], kept: tuple[str, tuple[tuple[int, ...], ...]] | None
+) -> TrafficMatrix | None:
+    if kept is None:
+        return None
+    source, target, rows, num_bytes = (arrays[f"traffic.{name}"].astype(np.int64) for name in _OF_PAIRS)
+    if not len(source) == len(target) == len(rows) == len(num_bytes):
+        raise ValueError("traffic: columns of different lengths")
+    return TrafficMatrix(kept[0], source, target, rows, num_bytes, kept[1])
 
 
 def _unpack_rows(arrays: Mapping[str, Any], at: int, texts: Mapping[str, tuple[str, ...]]) -> Slice:

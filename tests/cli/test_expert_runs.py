@@ -55,6 +55,12 @@ def check_loads(report: Report) -> None:
         assert rank.bytes == rank.predicted_bytes
         assert rank.bytes is not None
     assert report.experts.routing is not None
+    assert report.experts.traffic is not None
+    assert (report.experts.traffic.known_from, report.experts.traffic.num_rows) == ("splits", LAYERS * of_layer)
+    assert report.experts.traffic.away_bytes == report.experts.traffic.away_rows * HIDDEN * 4
+    waits = [step.wait_ns or 0 for step in report.experts.steps]
+    assert len(waits) == 2
+    assert sum(waits) == sum(call.wait_ns or 0 for call in report.experts.calls) > 0
 
 
 def check_rows(folder: Path) -> None:

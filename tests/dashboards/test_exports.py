@@ -68,6 +68,21 @@ def test_files_have_the_figures_of_the_report_unrounded(client: Any, run: pptrac
     assert memory["in_flight"]["measured"] == run.report.memory.ranks[0].in_flight.measured
 
 
+def test_experts_have_files_of_every_step_and_of_every_pair_of_ranks(tmp_path: Path) -> None:
+    experts = create_app([SAMPLES / "experts_pp2_ep2"]).server.test_client()
+    run = pptrace.load(SAMPLES / "experts_pp2_ep2")
+    assert run.report.experts is not None
+    steps = rows_of(experts, "expert-steps.json")
+    assert [row["wait_ns"] for row in steps] == [step.wait_ns for step in run.report.experts.steps]
+    table = pd.DataFrame(rows_of(experts, "expert-traffic.json")).drop(columns="share")
+    pd.testing.assert_frame_equal(table, run.expert_traffic, check_dtype=False)
+    assert len(table) == 8
+    run.to_csv(tmp_path)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "expert_traffic.csv"), table)
+    pptrace.load(SAMPLES / "1f1b_p2").to_csv(tmp_path)
+    assert not (tmp_path / "expert_traffic.csv").exists(), "it is of another run"
+
+
 def test_a_change_is_asked_for_in_the_address(client: Any, run: pptrace.Run) -> None:
     (row,) = rows_of(client, "whatif.json?schedule=gpipe")
     assert row["span_ns"] == run.whatif("gpipe").result.scenarios[0].span_ns

@@ -309,7 +309,7 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     analysis = analyse(Experts(rows=((90, 80), (60, 60))).traces())
     page = experts.body(Loaded((), analysis))
     pictures = figures_by_id(page)
-    assert set(pictures) == {"expert-routes", "expert-rows", "expert-lateness"}
+    assert set(pictures) == {*("expert-routes", "expert-rows", "expert-lateness", "expert-late-steps", "expert-matrix")}
     heat = pictures["expert-routes"].data[0]
     assert [list(row) for row in heat.z] == [[150 / 120, 90 / 120], [140 / 120, 100 / 120]]
     assert list(heat.y) == ["layer 4", "layer 5"]
@@ -318,7 +318,9 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     for words in ("Experts, all steps", "Ranks with experts, all steps", "Calls of experts, all ranks and steps"):
         assert words in text(page)
     no_routes = figures(experts.body(Loaded((), replace(analysis, report=_without_counts(analysis.report)))))
-    assert no_routes == {"expert-rows", "expert-lateness"}
+    assert no_routes == set(pictures) - {"expert-routes"}
+    unknown = figures(experts.body(Loaded((), replace(analysis, expert_traffic=None))))
+    assert unknown == set(pictures) - {"expert-matrix"}
 
 
 def _without_counts(report: Report) -> Report:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
@@ -20,7 +21,7 @@ from dashboards.pages import overview, steps
 from dashboards.store import Store
 from dashboards.tiles.cut import Range
 from dashboards.tiles.kept import ENTRY
-from dashboards.tiles.timeline import MEASURED
+from dashboards.tiles.timeline import MEASURED, without_tables
 from pptrace.analysis.result import OpSummary
 from pptrace.ingest.job.disk_cache import key_of
 from pptrace.report.to_json import dump, report_in_parts
@@ -84,6 +85,21 @@ def test_a_run_is_shown_the_same_without_a_second_analysis(
     assert analysis.data.comms.equals(expected.data.comms), "tables are made when they are asked for"
     assert (len(analysis.costs), analysis.facts.keys()) == (len(expected.costs), expected.facts.keys())
     assert len(analyses) == 2, "once"
+
+
+def test_rows_between_ranks_with_experts_are_kept(
+    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
+    folder = SAMPLES / "experts_pp2_ep2"
+    first, again = (reopen([folder]).analysis for _ in range(2))
+    assert isinstance(again, ReopenedAnalysis)
+    for analysis in (again, again.with_report(first.report), without_tables(again, again.report)):
+        assert analysis.expert_traffic is not None
+        assert first.expert_traffic is not None
+        pd.testing.assert_frame_equal(analysis.expert_traffic.table(), first.expert_traffic.table())
+        assert analysis.expert_traffic.groups == ((0, 1), (2, 3))
+    assert len(analyses) == 1
 
 
 def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_second_analysis(

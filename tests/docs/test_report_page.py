@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain
+from pptrace.analysis.expert_parts import (
+    ExpertCalls,
+    ExpertsReport,
+    ExpertStep,
+    ExpertTraffic,
+    LayerLoad,
+    RankLoad,
+    RoutingGain,
+    TrafficPair,
+)
 from pptrace.analysis.result import Report, ScheduleCandidate
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.whole_run import (
@@ -76,7 +85,8 @@ SECTIONS = {
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
     "missing_evidence": "`missing_evidence[]`",
-    **{f"experts.{path}": "`experts`" for path in ("layers", "ranks", "calls", "routing")},
+    **{f"experts.{path}": "`experts`" for path in ("layers", "ranks", "calls", "routing", "steps", "traffic")},
+    "experts.traffic.pairs": "`experts`",
     "hang.edges": "`hang`",
 }
 FREE = {
@@ -211,6 +221,8 @@ _EXPERTS = ExpertsReport(
     (ExpertCalls(None, None, None, None, "dispatch", 4, *(None,) * 9),),
     RoutingGain(5, None, None, 0.1, 30, 20),
     ("a reason",),
+    steps=(ExpertStep(3, *(None,) * 6), ExpertStep(4, 9, 1, 5, 0.6, "rows", 1.5)),
+    traffic=ExpertTraffic("counts", 9, 4, None, 2, (TrafficPair(0, 1, 3, None, 0.5),)),
 )
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))

@@ -28,6 +28,7 @@ from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
+from tests.analysis.experts.test_experts import HOT
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, record, run_on_paper, without
@@ -90,6 +91,15 @@ def _running_fast(trace: Trace, rate: float) -> Trace:
 def test_a_report_made_on_workers_is_the_same(traces: Callable[[], list[Trace]]) -> None:
     ranks = [recognise_trace(trace) for trace in traces()]
     assert json_of(on_workers(ranks, warnings=("a line",))) == json_of(analyse_ranks(ranks, warnings=("a line",)))
+
+
+def test_experts_are_the_same_with_their_rows_from_rank_to_rank() -> None:
+    ranks = [recognise_trace(trace) for trace in HOT.traces()]
+    analysis, expected = on_workers(ranks), analyse_ranks(ranks)
+    assert json_of(analysis) == json_of(expected)
+    assert analysis.expert_traffic is not None
+    assert expected.expert_traffic is not None
+    pd.testing.assert_frame_equal(analysis.expert_traffic.table(), expected.expert_traffic.table())
 
 
 def test_clocks_that_drift_are_corrected_alike() -> None:

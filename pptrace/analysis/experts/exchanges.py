@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
-from pptrace.model.splits import parse_splits
+from pptrace.model.splits import splits_by_size
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
@@ -30,7 +30,7 @@ CALL_COLUMNS = ("match", "start_ns", "end_ns", "transfer_start_ns", "transfer_en
 """Columns of both calls of an exchange, with ``out_`` and ``back_`` in front of their names."""
 EXCHANGES = (
     *("rank", "step", "backward", "stage", "microbatch", "layer", "again", "sent", "rows"),
-    *("op_stage", "op_microbatch", "op_output", "begin_ns"),
+    *("op_stage", "op_microbatch", "op_output", "begin_ns", "out_row"),
     *(f"{call}_{name}" for call in ("out", "back") for name in (*CALL_COLUMNS, "hidden_ns")),
 )
 """Columns of exchanges, the transfer that compute hides among them. −1: not known.
@@ -38,7 +38,7 @@ EXCHANGES = (
 ``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
 are the rows that the rank handed in, ``rows`` those that it received, for its experts. ``op_`` is what the op around it fills
 in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
-begin: after the last call before that which takes rows back.
+begin: after the last call before that which takes rows back. ``out_row`` is the row of the dispatch in its rank's communication.
 """
 _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
@@ -88,11 +88,13 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     if not chosen.any():
         return no_exchanges()
     chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
-    calls = comms.where(chosen).in_order_of("start_ns")
+    place = np.flatnonzero(chosen)
+    place = place[np.argsort(comms["start_ns"][place], kind="stable")]
+    calls = comms.where(place)
     sent, received = _rows_of_calls(calls)
     carries = _carry_tokens(calls, sent, received)
     ended = np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls["end_ns"])[:-1]))[carries]
-    calls, sent, received = calls.where(carries), sent[carries], received[carries]
+    calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
     op = _op_of(calls, rows.ops)
     out = _first_calls(calls, op)
     back = out + 1
@@ -101,7 +103,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
-    columns |= {"sent": sent[out], "rows": received[out]}
+    columns |= {"sent": sent[out], "rows": received[out], "out_row": place[out]}
     columns["begin_ns"] = np.clip(
         ended[back], calls["end_ns"][out], np.maximum(calls["start_ns"][back], calls["end_ns"][out])
     )
@@ -114,9 +116,10 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
 def _rows_of_calls(calls: Slice) -> tuple[Int64, Int64]:
     """(rows sent, rows received) by each call; −1 where its splits are not known."""
     codes, texts = calls.codes("splits")
-    sums = [tuple(map(sum, parse_splits(text))) if text else (UNKNOWN, UNKNOWN) for text in texts]
-    both = np.array(sums or [(UNKNOWN, UNKNOWN)], dtype=np.int64)[codes]
-    return both[:, 0], both[:, 1]
+    sums = np.full((2, len(texts)), UNKNOWN)
+    for places, rows in splits_by_size(texts).values():
+        sums[:, places] = rows.sum(axis=2)
+    return sums[0, codes], sums[1, codes]
 
 
 def _carry_tokens(calls: Slice, sent: Int64, received: Int64) -> Bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ ROLES = {DISPATCH: "out", COMBINE: "back"}
 SLOW = 1.15
 """A rank is slow that takes so many times as long as others with as many rows."""
 _OFTEN = 1.5
-"""A rank is last often that is last so many times as often as by chance."""
+"""A rank is last often that is last so many times as often as by chance, or for which others wait so many times as long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,10 @@ class Lateness:
     is_last: npt.NDArray[np.bool_]
     caused: Int64
 
+    def where(self, chosen: npt.NDArray[Any]) -> Lateness:
+        """The lateness of chosen exchanges."""
+        return Lateness(self.waited[chosen], self.is_last[chosen], self.caused[chosen])
+
 
 def lateness_of(exchanges: Slice, role: str) -> Lateness:
     """The lateness in calls of a role."""
@@ -43,7 +48,7 @@ def lateness_of(exchanges: Slice, role: str) -> Lateness:
     np.maximum.at(last, of, enters)
     waits, total = last[of] - enters, np.zeros(len(size), dtype=np.int64)
     np.add.at(total, of, waits)
-    order = np.lexsort((-enters, of))
+    order = np.lexsort((exchanges["rank"][known], -enters, of))  # of members that come together the lowest
     firsts = order[np.concatenate(([True], of[order][1:] != of[order][:-1]))] if len(order) else order
     lateness = Lateness(
         *(np.full(len(exchanges), UNKNOWN), np.zeros(len(exchanges), np.bool_), np.zeros(len(exchanges), np.int64))
@@ -60,23 +65,41 @@ def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
 
     What others would take is the median of theirs, moved to as many rows by what a row takes.
     """
-    took, slope, rows = time_in_experts(exchanges).astype(np.float64), time_per_row(exchanges), exchanges["rows"]
+    times = times_of_experts(exchanges)
+    ranks = np.unique(times["rank"][times["group"] >= 0]).tolist()
+    slowness = {rank: slowness_of_rank(times, rank) for rank in ranks}
+    return {rank: value for rank, value in slowness.items() if value is not None}
+
+
+def times_of_experts(exchanges: Slice) -> Slice:
+    """Times of each exchange: its ``rank`` and ``rows``, the time in its experts (``took``) and of one more row (``slope``),
+    ns, its ``group``, −1 where rows or members are not known, and a number of its stage and direction (``place``).
+    """
     group, _ = groups_of(exchanges)
-    group = np.where(exchanges["rows"] < 0, UNKNOWN, group)
-    place = exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"]
-    ranks, slowness = exchanges["rank"], {}
-    for rank in np.unique(ranks[group >= 0]).tolist():
-        own = np.flatnonzero((ranks == rank) & (group >= 0))
-        ratios = []
-        for value in np.unique(place[own]).tolist():
-            same = own[place[own] == value]
-            others = (place == value) & (ranks != rank) & (group >= 0) & np.isin(group, group[same])
-            if others.any():
-                expected = _expected(took[others], rows[others], slope[same[0]], rows[same])
-                ratios.append(took[same] / np.maximum(expected, 1))
-        if ratios:
-            slowness[rank] = float(np.median(np.concatenate(ratios)))
-    return slowness
+    columns = {
+        "rank": exchanges["rank"],
+        "rows": exchanges["rows"],
+        "took": time_in_experts(exchanges).astype(np.float64),
+        "slope": time_per_row(exchanges),
+        "group": np.where(exchanges["rows"] < 0, UNKNOWN, group),
+        "place": exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"],
+    }
+    return Slice(columns)
+
+
+def slowness_of_rank(times: Slice, rank: int) -> float | None:
+    """The slowness of a rank by the times of its exchanges and those of others; None where no others have any like them."""
+    took, rows, group, place = (times[name] for name in ("took", "rows", "group", "place"))
+    is_own = times["rank"] == rank
+    own = np.flatnonzero(is_own & (group >= 0))
+    ratios = []
+    for value in np.unique(place[own]).tolist():
+        same = own[place[own] == value]
+        others = (place == value) & ~is_own & (group >= 0) & np.isin(group, group[same])
+        if others.any():
+            expected = _expected(took[others], rows[others], times["slope"][same[0]], rows[same])
+            ratios.append(took[same] / np.maximum(expected, 1))
+    return float(np.median(np.concatenate(ratios))) if ratios else None
 
 
 def _expected(took: Floats, rows: Int64, slope: float, own_rows: Int64) -> Floats:
@@ -98,6 +121,11 @@ class LastRank:
     reason: str | None
 
 
+def is_often(share: float, num_members: float) -> bool:
+    """Return whether a rank's share is more than by chance in groups of so many members."""
+    return share >= min(_OFTEN / num_members, 0.9)
+
+
 def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[int, float]) -> LastRank | None:
     """The rank that came last most often in some exchanges, by their lateness; None where none did, or nothing is known of their
     members.
@@ -107,18 +135,17 @@ def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[in
         return None
     group, size = groups_of(exchanges)
     rank, share = int(ranks[counts.argmax()]), float(counts.max() / len(np.unique(group[group >= 0])))
-    num_members = float(np.mean(size[group[group >= 0]]))
-    if share < min(_OFTEN / num_members, 0.9):
+    if not is_often(share, float(np.mean(size[group[group >= 0]]))):
         return LastRank(rank, share, None)
     if role == DISPATCH:
         return LastRank(rank, share, "before")
     own = lateness.is_last & (exchanges["rank"] == rank)
     if slowness.get(rank, 1.0) >= SLOW:
         return LastRank(rank, share, "slow")
-    return LastRank(rank, share, "rows" if np.mean(_has_most_rows(exchanges)[own]) > 0.5 else None)
+    return LastRank(rank, share, "rows" if np.mean(has_most_rows(exchanges)[own]) > 0.5 else None)
 
 
-def _has_most_rows(exchanges: Slice) -> npt.NDArray[np.bool_]:
+def has_most_rows(exchanges: Slice) -> npt.NDArray[np.bool_]:
     """Mark the exchanges of ranks that have more rows than any other of their group."""
     group, size = groups_of(exchanges)
     known = np.flatnonzero(group >= 0)

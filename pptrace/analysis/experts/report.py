@@ -13,7 +13,8 @@ from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
-from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, ROLES, last_rank, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.late_steps import expert_steps
+from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of, slowness_of_ranks
 from pptrace.analysis.experts.loads import (
     Place,
     common,
@@ -23,6 +24,9 @@ from pptrace.analysis.experts.loads import (
     with_model_stages,
     with_rows,
 )
+from pptrace.analysis.experts.sent_rows import SentRows
+from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
+from pptrace.analysis.experts.traffic_matrix import report_traffic
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -35,10 +39,13 @@ from pptrace.slices import Slice
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsOfRun:
-    """Exchanges of all ranks, with rows where they are known, and counts of the ranks whose runtime recorded them."""
+    """Exchanges of all ranks, with rows where they are known, counts of the ranks whose runtime recorded them, and rows from rank
+    to rank.
+    """
 
     exchanges: Slice
     counts: Mapping[int, RankCounts]
+    traffic: Traffic = NO_TRAFFIC
 
     @classmethod
     def of(
@@ -47,11 +54,15 @@ class ExpertsOfRun:
         facts: Mapping[int, Mapping[str, Any]],
         steps: Mapping[int, Sequence[int]],
         plan: Plan | None = None,
+        sent: Mapping[int, SentRows] | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``; ``plan`` tells which stages are of the same layers."""
+        """The exchanges and counts of the ranks in their ``steps``; ``plan`` tells which stages are of the same layers, ``sent``
+        what the splits of each rank's exchanges do.
+        """
         counts = counts_of_ranks(facts, steps)
         joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
-        return cls(with_rows(with_model_stages(joined, plan), counts), counts)
+        traffic = traffic_of(joined, counts, sent or {}, sizes_of_run(facts.values()))
+        return cls(with_rows(with_model_stages(joined, plan), counts), counts, traffic)
 
     @property
     def hot_spot(self) -> HotSpot | None:
@@ -66,16 +77,19 @@ def with_experts(
 
     ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
     """
-    part = report_experts(experts, plans, facts)
+    part = report_experts(experts, plans, facts, [step.step for step in report.steps])
     if part is None:
         return report
     return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
 
 
 def report_experts(
-    experts: ExpertsOfRun, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
+    experts: ExpertsOfRun,
+    plans: Sequence[MeasuredCosts],
+    facts: Mapping[int, Mapping[str, Any]],
+    steps: Sequence[int] = (),
 ) -> ExpertsReport | None:
-    """The part on experts; None of a run without any."""
+    """The part on experts, with a member for each of the report's ``steps``; None of a run without any."""
     exchanges, counts = experts.exchanges, experts.counts
     if not len(exchanges) and not counts:
         return None
@@ -90,10 +104,16 @@ def report_experts(
         ranks=rank_loads(exchanges, counts, sizes),
         calls=_calls(exchanges, counts),
         routing=gain,
-        reasons=(*_reasons(exchanges, counts, has_rows, gain, sizes is not None), *_not_counted(counts, sizes)),
+        reasons=(
+            *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
+            *_not_counted(counts, sizes),
+            *experts.traffic.reasons,
+        ),
         dispatcher=None if sizes is None else sizes.dispatcher,
         etp=None if sizes is None else sizes.etp,
         padding_share=None if sizes is None else _padding_share(counts, sizes),
+        steps=expert_steps(exchanges, steps) if len(exchanges) else (),
+        traffic=report_traffic(experts.traffic.matrix),
     )
 
 
@@ -143,27 +163,27 @@ def _bubble(plans: Sequence[MeasuredCosts], lengths: Sequence[Int64]) -> int:
 
 def _calls(exchanges: Slice, counts: Mapping[int, RankCounts]) -> tuple[ExpertCalls, ...]:
     numbers, slowness = layers_of_places(exchanges, counts), slowness_of_ranks(exchanges)
+    lateness = {role: lateness_of(exchanges, role) for role in ROLES}
     keys = np.stack([exchanges[name] for name in ("stage", "layer", "backward")])
     calls: list[ExpertCalls] = []
     for stage, layer, backward in np.unique(keys, axis=1).T.tolist():
-        same, number = (
-            exchanges.where((keys == [[stage], [layer], [backward]]).all(axis=0)),
-            numbers.get(Place(stage, layer)),
-        )
-        calls += [_calls_of(same, role, (stage, layer, backward), number, slowness) for role in (DISPATCH, COMBINE)]
+        at = np.flatnonzero((keys == [[stage], [layer], [backward]]).all(axis=0))
+        same, number, place = exchanges.where(at), numbers.get(Place(stage, layer)), (stage, layer, backward)
+        for role, of_all in lateness.items():
+            late = of_all.where(at)
+            calls.append(_calls_of(same, role, place, number, (late, last_rank(same, role, late, slowness))))
     return tuple(calls)
 
 
 def _calls_of(
-    same: Slice, role: str, place: tuple[int, int, int], number: int | None, slowness: dict[int, float]
+    same: Slice, role: str, place: tuple[int, int, int], number: int | None, late: tuple[Lateness, LastRank | None]
 ) -> ExpertCalls:
     call = {
         name: same[f"{ROLES[role]}_{name}"]
         for name in ("bytes", "received_bytes", "transfer_start_ns", "transfer_end_ns", "hidden_ns")
     }
-    lateness = lateness_of(same, role)
+    lateness, last = late
     is_matched = bool((lateness.waited >= 0).all())
-    last = last_rank(same, role, lateness, slowness)
     transfer = int((call["transfer_end_ns"] - call["transfer_start_ns"]).sum()) if is_matched else None
     hidden = int(call["hidden_ns"].sum()) if is_matched else None
     got = np.where(call["received_bytes"] < 0, call["bytes"], call["received_bytes"])

@@ -19,7 +19,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import Slice
+from pptrace.slices import Slice, distinct_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,9 +65,8 @@ def groups_of(exchanges: Slice) -> tuple[Int64, Int64]:
     out, back = exchanges["out_match"], exchanges["back_match"]
     known = np.flatnonzero((out >= 0) & (back >= 0))
     group = np.full(len(exchanges), UNKNOWN)
-    _, group[known] = np.unique(
-        np.stack((exchanges["step"][known], out[known], back[known])), axis=1, return_inverse=True
-    )
+    if len(known):
+        group[known], _ = distinct_of([exchanges["step"][known], out[known], back[known]])
     size = np.bincount(group[known], minlength=1)
     alone = (group >= 0) & (size[group] < 2)
     group[alone] = UNKNOWN

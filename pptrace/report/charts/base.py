@@ -15,6 +15,9 @@ QUIET = "rgba(128, 134, 145, 0.7)"
 """Lines that are no data, on light and dark ground."""
 MOST_TEXTS = 12
 """Most columns of a heat map whose cells have texts."""
+MOST_NAMED = 8
+"""Most columns of a matrix that have their whole names below them, next to one another."""
+_MOST_NUMBERED = 24
 
 
 def lay_out(figure: go.Figure, height: int, x: str = "", y: str = "", **options: Any) -> go.Figure:
@@ -62,6 +65,14 @@ def heat_map(
         xgap=1,
         ygap=1,
     )
+
+
+def matrix_columns(labels: Sequence[str]) -> dict[str, object]:
+    """Names of columns that do not overlap: numbers alone where there are many, and not of each where there are very many."""
+    if len(labels) <= MOST_NAMED:
+        return {}
+    named = labels[:: -(-len(labels) // _MOST_NUMBERED)]
+    return {"tickvals": named, "ticktext": [label.split()[1] for label in named], "tickangle": 0}
 
 
 _AXIS: Mapping[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True, "fixedrange": True}

@@ -13,16 +13,13 @@ import plotly.graph_objects as go
 from pptrace.analysis.result import CommSummary, Report, StepReport
 from pptrace.analysis.whole_run import Link
 from pptrace.report import units
-from pptrace.report.charts.base import heat_map, label_bars, lay_out, names_axis, plain
+from pptrace.report.charts.base import MOST_NAMED, heat_map, label_bars, lay_out, matrix_columns, names_axis, plain
 from pptrace.report.colours import COMMUNICATION, COMPUTE, IDEAL, OTHER, WAIT
 from pptrace.report.tables.table import mean
 
 MOST_ROWS = 48
 """Most ranks that a matrix shows one by one."""
 _MOST_LINKS = 16
-_MOST_NAMED = 8
-"""Most columns of a matrix that have their whole names below them, next to one another."""
-_MOST_NUMBERED = 24
 
 
 class OfLink(StrEnum):
@@ -155,20 +152,12 @@ def link_matrix(report: Report, axis: str, what: OfLink) -> go.Figure | None:
     return lay_out(
         figure,
         min(max(24 * len(labels), 170), 560) + 96,
-        "reader" if len(labels) <= _MOST_NAMED else f"reader, {labels[0].split()[0]}",
+        "reader" if len(labels) <= MOST_NAMED else f"reader, {labels[0].split()[0]}",
         "sender",
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
-        xaxis={"type": "category", "showgrid": False, **_columns(labels)},
+        xaxis={"type": "category", "showgrid": False, **matrix_columns(labels)},
         yaxis={"type": "category", "autorange": "reversed", "showgrid": False},
     )
-
-
-def _columns(labels: Sequence[str]) -> dict[str, object]:
-    """Names of columns that do not overlap: numbers alone where there are many, and not of each where there are very many."""
-    if len(labels) <= _MOST_NAMED:
-        return {}
-    named = labels[:: -(-len(labels) // _MOST_NUMBERED)]
-    return {"tickvals": named, "ticktext": [label.split()[1] for label in named], "tickangle": 0}
 
 
 def is_by_stage(report: Report, axis: str) -> bool:

@@ -39,6 +39,8 @@ OF_WHOLE_RUN = frozenset(
         "experts",
         "expert-ranks",
         "expert-calls",
+        "expert-steps",
+        "expert-traffic",
         "stragglers",
         "probes",
         "links",

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, LayerLoad, RankLoad, RoutingGain
+from pptrace.analysis.expert_parts import (
+    ExpertCalls,
+    ExpertsReport,
+    ExpertStep,
+    ExpertTraffic,
+    LayerLoad,
+    RankLoad,
+    RoutingGain,
+)
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, ReportTable
 
 _WHY = {"rows": "most rows", "slow": "slow", "before": "late before", None: ""}
+_BECAUSE = {
+    "rows": ": its experts have most rows",
+    "slow": ": its experts take longer than others for as many rows",
+    "before": ": it comes late to the layers",
+    None: "",
+}
 
 
 def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
-    """The tables of a run with experts: layers, ranks, and with :attr:`Amount.WHOLE` every kind of call."""
+    """The tables of a run with experts: layers, ranks, and with :attr:`Amount.WHOLE` every kind of call, steps, and rows from
+    rank to rank.
+    """
     tables = [_layers_table(experts, amount)] if experts.layers else []
     tables += [_ranks_table(experts, amount)] if experts.ranks else []
     if amount is Amount.WHOLE and experts.calls:
         tables.append(_calls_table(experts.calls))
+    if amount is Amount.WHOLE and experts.steps:
+        tables.append(_steps_table(experts.steps))
+    if amount is Amount.WHOLE and experts.traffic is not None:
+        tables.append(_traffic_table(experts.traffic))
     return tables
 
 
@@ -115,6 +136,8 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
         "× mean: rows over the mean of its group; × others: how many times as long as others take for as many rows; "
         "late: what others wait for it before the experts, and after them"
     )
+    late = late_in_most_steps(experts.steps)
+    notes += [late] if late else []
     rows = tuple(map(_rank_row, ranks))
     return ReportTable(
         "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)
@@ -171,6 +194,68 @@ def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
         for call in calls
     )
     return ReportTable("expert-calls", "Calls of experts, all ranks and steps", columns, rows, notes, 4)
+
+
+def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
+    """One line on the rank that others wait for most in more than half of the steps, with the usual reason; "" where none is, or
+    there is one step alone.
+    """
+    known = [step for step in steps if step.wait_ns is not None]
+    ranks = Counter(step.late_rank for step in known if step.late_rank is not None)
+    if len(known) < 2 or not ranks:
+        return ""
+    ((rank, count),) = ranks.most_common(1)
+    if count <= len(known) / 2:
+        return ""
+    ((reason, _),) = Counter(step.reason for step in known if step.late_rank == rank).most_common(1)
+    return f"rank {rank} is the one that others wait for most in {count:,} of {len(known):,} steps{_BECAUSE[reason]}"
+
+
+def why_late(step: ExpertStep) -> str:
+    """The reason in the words of the tables; "" where nothing tells."""
+    return _WHY[step.reason]
+
+
+def _steps_table(steps: Sequence[ExpertStep]) -> ReportTable:
+    columns = ("step", "wait ms", "late rank", "for it ms", "of the waits", "why", "rows of ranks, max / mean")
+    notes = ("waits of all ranks in dispatches and combines; late rank: the one for which the others waited longest",)
+    rows = tuple(
+        (
+            str(step.step),
+            units.milliseconds(step.wait_ns),
+            _number(step.late_rank),
+            units.milliseconds(step.late_ns),
+            units.percent(step.late_share),
+            why_late(step),
+            units.ratio(step.rank_ratio),
+        )
+        for step in steps
+    )
+    return ReportTable("expert-steps", "Who is late for experts, by step", columns, rows, notes, 1, (6, 5))
+
+
+def _traffic_table(traffic: ExpertTraffic) -> ReportTable:
+    """A row for each pair of two ranks that the report has."""
+    away = units.percent(traffic.away_rows / max(traffic.num_rows, 1))
+    by = "splits of the calls" if traffic.known_from == "splits" else "counts of the runtime"
+    notes = [
+        f"{traffic.num_rows:,} rows in forwards, by {by}; {away} of them go to another rank",
+        "of its rows: share of all that the rank sends to experts, its own included",
+    ]
+    if len(traffic.pairs) < traffic.num_pairs:
+        notes.append(f"the {len(traffic.pairs):,} pairs with most rows of {traffic.num_pairs:,}")
+    rows = tuple(
+        (
+            str(pair.source),
+            str(pair.target),
+            f"{pair.rows:,}",
+            units.percent(pair.share),
+            units.num_bytes(pair.bytes),
+        )
+        for pair in traffic.pairs
+    )
+    columns = ("from rank", "to rank", "rows", "of its rows", "bytes")
+    return ReportTable("expert-traffic", "Rows from rank to rank, all steps", columns, rows, tuple(notes), 2)
 
 
 def _number(value: int | None) -> str:

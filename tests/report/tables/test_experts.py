@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad, RoutingGain
-from pptrace.report.tables.experts import expert_tables
+from pptrace.analysis.expert_parts import (
+    ExpertsReport,
+    ExpertStep,
+    ExpertTraffic,
+    LayerLoad,
+    RankLoad,
+    RoutingGain,
+    TrafficPair,
+)
+from pptrace.report.tables import OF_WHOLE_RUN
+from pptrace.report.tables.experts import expert_tables, late_in_most_steps
 from pptrace.report.tables.table import Amount
 
 LAYER = LayerLoad(3, 0, 0, (6, 2), 0, 1.5, 1.1, 0, 0, 0.0, 1.0, 1.0)
@@ -45,3 +54,39 @@ def test_equal_rows_make_a_step_shorter_or_longer() -> None:
 def test_operations_are_shown_by_the_time_that_they_took() -> None:
     (row,) = expert_tables(EXPERTS, Amount.BRIEF)[1].rows
     assert "4.5 G" in row  # 9,000 in 2 µs
+
+
+def late(step: int, rank: int | None, reason: str | None = None) -> ExpertStep:
+    return ExpertStep(step, 8_000_000, rank, None if rank is None else 6_000_000, 0.75, reason, 1.25)
+
+
+def test_the_rank_that_is_late_in_most_steps_is_named_in_the_short_text() -> None:
+    steps = (late(0, 3, "rows"), late(1, 3, "rows"), late(2, 3), late(3, 1, "slow"))
+    table = expert_tables(replace(EXPERTS, steps=steps), Amount.BRIEF)[1]
+    line = "rank 3 is the one that others wait for most in 3 of 4 steps: its experts have most rows"
+    assert table.notes[-1] == line
+    unknown = ExpertStep(9, None, None, None, None, None, None)
+    for others in (steps[2:], steps[:1], (late(0, 3), late(1, None)), (unknown, unknown), ()):
+        assert not any(
+            "wait for most" in note for note in expert_tables(replace(EXPERTS, steps=others), Amount.BRIEF)[1].notes
+        )
+    assert late_in_most_steps((late(0, 3), late(1, 3, "before"), late(2, 3, "before"), unknown)) == (
+        "rank 3 is the one that others wait for most in 3 of 3 steps: it comes late to the layers"
+    )
+
+
+def test_steps_and_pairs_of_ranks_are_tables_of_the_whole_report() -> None:
+    pairs = (TrafficPair(0, 1, 1_200, 64_000, 0.75), TrafficPair(1, 0, 200, None, 0.5))
+    traffic = ExpertTraffic("counts", 2_000, 1_500, None, 12, pairs)
+    run = replace(EXPERTS, steps=(late(4, 3, "slow"), ExpertStep(5, *(None,) * 6)), traffic=traffic)
+    tables = {table.key: table for table in expert_tables(run, Amount.WHOLE)}
+    assert tables["expert-steps"].rows == (
+        ("4", "8.00", "3", "6.00", "75.0%", "slow", "1.250"),
+        ("5", "–", "–", "–", "–", "", "–"),
+    )
+    table = tables["expert-traffic"]
+    assert table.rows == (("0", "1", "1,200", "75.0%", "64.0 KB"), ("1", "0", "200", "50.0%", "–"))
+    assert table.notes[0] == "2,000 rows in forwards, by counts of the runtime; 75.0% of them go to another rank"
+    assert table.notes[-1] == "the 2 pairs with most rows of 12"
+    assert {"expert-steps", "expert-traffic"} <= OF_WHOLE_RUN
+    assert not {"expert-steps", "expert-traffic"} & {table.key for table in expert_tables(run, Amount.BRIEF)}

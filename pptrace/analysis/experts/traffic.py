@@ -1,0 +1,234 @@
+"""Rows from each rank to each in dispatches of forwards: by the splits of the calls, or by the routes that the runtime counted.
+
+By counts, a rank's rows to another are its kept routes to the experts which that one holds: also where calls have equal parts
+(padded) or take all tokens everywhere (all-gather), of which they say what is computed where, not what travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.handed_in import TokenSizes
+from pptrace.analysis.experts.routing import groups_of
+from pptrace.analysis.experts.sent_rows import SentRows, ends_that_differ
+from pptrace.analysis.experts.traffic_matrix import COUNTS, SPLITS, Group, TrafficMatrix
+from pptrace.model.tables import UNKNOWN, Int64
+from pptrace.slices import Slice, distinct_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Rows of a rank to the members of its group, or of these to it; bytes of a row, None where they are not known."""
+
+    source: Int64
+    target: Int64
+    rows: Int64
+    row_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """The matrix of a run, None where neither splits nor counts tell it, and lines on what it lacks."""
+
+    matrix: TrafficMatrix | None
+    reasons: tuple[str, ...]
+
+
+NO_TRAFFIC = Traffic(None, ())
+
+
+def traffic_of(
+    exchanges: Slice, counts: Mapping[int, RankCounts], sent: Mapping[int, SentRows], sizes: TokenSizes | None
+) -> Traffic:
+    """The rows from rank to rank of a run: by splits, or where these do not tell of all forwards, by counts.
+
+    ``exchanges`` are those of all ranks in ascending order, ``sent`` what their splits say; ``sizes`` are those of the run.
+    """
+    members = _members(exchanges, sizes)
+    matrix, lines = _by_splits(members, sent)
+    if matrix is None or lines or _counts_tell_more(counts, sent):
+        by_counts, other_lines = _by_counts(members, counts, sizes)
+        matrix, lines = (matrix, lines) if by_counts is None else (by_counts, other_lines)
+    if matrix is None:
+        return Traffic(None, tuple(_reasons(members, counts, sent)))
+    return Traffic(matrix, (*lines, *_disagreements(exchanges, sent, members)))
+
+
+def _members(exchanges: Slice, sizes: TokenSizes | None) -> dict[tuple[int, int], Group]:
+    """The group of each (rank, number of members): by the run's mesh, else those that met in a call.
+
+    Ranks that met others in several groups of one size have none of it. A call's parts are in the order of the ranks.
+    """
+    groups = () if sizes is None else sizes.ep_groups
+    if groups:
+        return {(rank, len(group)): tuple(sorted(group)) for group in groups for rank in group}
+    found: dict[tuple[int, int], set[Group]] = {}
+    for group in _groups_that_met(exchanges):
+        for rank in group:
+            found.setdefault((rank, len(group)), set()).add(group)
+    return {key: next(iter(of_key)) for key, of_key in found.items() if len(of_key) == 1}
+
+
+def _groups_that_met(exchanges: Slice) -> set[Group]:
+    """The distinct groups of ranks that exchanged with each other."""
+    group, size = groups_of(exchanges)
+    known = np.flatnonzero(group >= 0)
+    order = known[np.lexsort((exchanges["rank"][known], group[known]))]
+    rank = exchanges["rank"][order]
+    begins = np.flatnonzero(np.diff(group[order], prepend=-1))
+    groups: set[Group] = set()
+    lengths = size[group[order[begins]]]
+    for length in np.unique(lengths).tolist():
+        places = begins[lengths == length, None] + np.arange(length)
+        groups |= set(map(tuple, np.unique(rank[places], axis=0).tolist()))
+    return groups
+
+
+def _by_splits(
+    members: Mapping[tuple[int, int], Group], sent: Mapping[int, SentRows]
+) -> tuple[TrafficMatrix | None, tuple[str, ...]]:
+    """(the matrix by splits, a line on ranks whose rows are missing); rows of ranks without a trace are what others got of
+    them.
+    """
+    cells, missing = [], []
+    for rank, of_rank in sent.items():
+        groups = {size: members.get((rank, size)) for size in of_rank.sums}
+        if of_rank.num_known < of_rank.num_calls or not groups or None in groups.values():
+            missing.append(rank)
+            continue
+        for size, (to_others, from_others) in of_rank.sums.items():
+            ranks = np.array(groups[size], dtype=np.int64)
+            own, is_silent = np.full(size, rank), np.array([other not in sent for other in ranks.tolist()])
+            cells.append(_Cells(own, ranks, to_others, of_rank.row_bytes))
+            if is_silent.any():
+                cells.append(_Cells(ranks[is_silent], own[is_silent], from_others[is_silent], of_rank.row_bytes))
+    if not cells:
+        return None, ()
+    lines = (f"rows of rank {_names(missing)} are not in `traffic`: splits or members of its calls are not known",)
+    return _matrix(SPLITS, cells, set(members.values())), lines if missing else ()
+
+
+def _by_counts(
+    members: Mapping[tuple[int, int], Group], counts: Mapping[int, RankCounts], sizes: TokenSizes | None
+) -> tuple[TrafficMatrix | None, tuple[str, ...]]:
+    """(the matrix by counts of the groups all of whose members counted, and whose experts fit; a line on ranks of others)."""
+    travels = sizes is not None and sizes.dispatcher == "all-to-all"
+    row_bytes = sizes.row_bytes if sizes is not None and travels else None
+    groups = sorted({group for group in members.values() if len(group) > 1})
+    cells: list[_Cells] = []
+    missing: list[int] = []
+    for group in groups:
+        of_group = [counts[rank] for rank in group if rank in counts]
+        held = _held_by(of_group) if len(of_group) == len(group) else None
+        if held is None:
+            missing += [rank for rank in group if rank in counts]
+            continue
+        for rank in group:
+            rows = _rows_to_members(counts[rank], held, len(group))
+            cells.append(_Cells(np.full(len(group), rank), np.array(group), rows, row_bytes))
+    if not cells:
+        return None, ()
+    line = f"rows of rank {_names(missing)} are not in `traffic`: not all ranks of its group counted routes that fit"
+    return _matrix(COUNTS, cells, groups), (line,) if missing else ()
+
+
+def _held_by(group: Sequence[RankCounts]) -> dict[int, Int64] | None:
+    """Layer → (2, members) the first expert of each member, and that after its last one; None where the members of a layer do not
+    hold each of its experts once.
+    """
+    held = {}
+    for layer in sorted({layer for of_rank in group for layer in np.unique(of_rank.layer).tolist()}):
+        firsts = [np.flatnonzero(of_rank.layer == layer)[:1] for of_rank in group]
+        columns = [(of.first[at], (of.first + of.held)[at], of.num[at]) for of, at in zip(group, firsts, strict=True)]
+        if any(not len(at) for at in firsts):
+            return None
+        begin, end, num = (np.concatenate(column) for column in zip(*columns, strict=True))
+        order = np.argsort(begin, kind="stable")
+        if not np.array_equal(np.append(begin[order], num[0]), np.append(0, end[order])) or (num != num[0]).any():
+            return None
+        held[layer] = np.stack((begin, end))
+    return held
+
+
+def _rows_to_members(own: RankCounts, held: Mapping[int, Int64], num_members: int) -> Int64:
+    """The kept routes of a rank to the experts of each member."""
+    total = np.zeros(num_members, dtype=np.int64)
+    for layer, (begin, end) in held.items():
+        up_to = np.concatenate(([0], np.cumsum(own.kept[own.layer == layer].sum(axis=0))))
+        total += up_to[end] - up_to[begin]
+    return total
+
+
+def _matrix(known_from: str, cells: Sequence[_Cells], groups: Iterable[Group]) -> TrafficMatrix:
+    """The cells by source and target, those of one pair added up."""
+    source, target, rows = (
+        np.concatenate([getattr(part, name) for part in cells]) for name in ("source", "target", "rows")
+    )
+    width = np.concatenate([np.full(len(part.rows), part.row_bytes or UNKNOWN) for part in cells])
+    size = np.where(rows == 0, 0, np.where(width < 0, UNKNOWN, width * rows))
+    number, first = distinct_of([source, target])
+    sums = np.zeros((2, len(first)), dtype=np.int64)
+    np.add.at(sums[0], number, rows)
+    np.add.at(sums[1], number, size)
+    is_open = np.zeros(len(first), dtype=np.bool_)
+    is_open[number[size < 0]] = True
+    order = np.lexsort((target[first], source[first]))
+    num_bytes = np.where(is_open, UNKNOWN, sums[1])
+    shown = set(np.concatenate((source, target)).tolist())
+    kept = tuple(sorted(group for group in groups if shown & set(group)))
+    return TrafficMatrix(known_from, source[first][order], target[first][order], sums[0][order], num_bytes[order], kept)
+
+
+def _counts_tell_more(counts: Mapping[int, RankCounts], sent: Mapping[int, SentRows]) -> bool:
+    """Return whether ranks counted more forwards than there are dispatches with splits, as in overlapped pairs."""
+    return any(len(of.step) > sent[rank].num_known for rank, of in counts.items() if rank in sent)
+
+
+def _reasons(
+    members: Mapping[tuple[int, int], Group], counts: Mapping[int, RankCounts], sent: Mapping[int, SentRows]
+) -> Iterable[str]:
+    if not sent:
+        return  # a line says that there are no calls
+    if not counts and not any(of_rank.num_known for of_rank in sent.values()):
+        yield "calls do not tell how many rows go to which rank, and routes were not counted: `traffic` is null"
+    elif not members:
+        yield "which ranks the calls of experts are of is not known: `traffic` is null"
+    else:
+        yield "splits of calls or counts of routes do not fit the members of their groups: `traffic` is null"
+
+
+def _disagreements(
+    exchanges: Slice, sent: Mapping[int, SentRows], members: Mapping[tuple[int, int], Group]
+) -> Iterable[str]:
+    """A line where members received other rows than were sent to them."""
+    if not sent:
+        return
+    of_ranks = [of_rank for _, of_rank in sorted(sent.items())]
+    size = np.concatenate([of_rank.size for of_rank in of_ranks])
+    weighted = np.concatenate([of_rank.weighted for of_rank in of_ranks], axis=1)
+    num, compared = ends_that_differ(exchanges, size, weighted)
+    if num:
+        pair = next(iter(_pairs_that_differ(sent, members)), "")
+        yield f"in {num:,} of {compared:,} dispatches a rank received other rows than were sent to it{pair}"
+
+
+def _pairs_that_differ(sent: Mapping[int, SentRows], members: Mapping[tuple[int, int], Group]) -> Iterable[str]:
+    for rank, of_rank in sorted(sent.items()):
+        for size, sums in of_rank.sums.items():
+            group = members.get((rank, size), ())
+            for place, other in enumerate(group):
+                got = sent[other].sums.get(size) if other in sent else None
+                if got is not None and int(sums[0, place]) != (arrived := int(got[1, group.index(rank)])):
+                    yield f": from rank {rank} to rank {other} {int(sums[0, place]):,} rows were sent, {arrived:,} received"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:_MOST_NAMES]))
+    return shown + (" …" if len(ranks) > _MOST_NAMES else "")
+
+
+_MOST_NAMES = 8
