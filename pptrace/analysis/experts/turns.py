@@ -97,7 +97,7 @@ def _nth(op: Int64) -> Int64:
 def _calls_of_stages(stage: Int64, of_ops: Int64, is_forward: Bool, num_calls: Int64) -> Int64:
     """The calls that most forwards of each stage have, where they run alone; −1 of a stage without such forwards."""
     calls = np.full(len(stage), UNKNOWN)
-    for number in np.unique(of_ops[is_forward]).tolist():
+    for number in np.unique(of_ops[is_forward & (of_ops >= 0)]).tolist():
         calls[stage == number] = int(np.median(num_calls[is_forward & (of_ops == number)]))
     return calls
 
