@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.experts.turns import Turns, turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
 from pptrace.model.splits import splits_by_size
@@ -93,20 +94,25 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     calls = comms.where(place)
     sent, received = _rows_of_calls(calls)
     carries = _carry_tokens(calls, sent, received)
-    ended = np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls["end_ns"])[:-1]))[carries]
+    ended, let_go = (
+        np.concatenate((calls["start_ns"][:1], np.maximum.accumulate(calls[name])[:-1]))[carries]
+        for name in ("end_ns", "posted_ns")
+    )
     calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
-    op = _op_of(calls, rows.ops)
-    out = _first_calls(calls, op)
+    turns = turns_of(_op_of(calls, rows.ops), calls["posted_ns"] > calls["start_ns"], rows.ops)
+    calls, place = calls.where(turns.order), place[turns.order]
+    sent, received = sent[turns.order], received[turns.order]
+    free = np.where(turns.in_turns, let_go[turns.order], ended[turns.order])
+    out = _first_calls(calls, turns.half)
     back = out + 1
-    columns = _places(op[out], rows.ops, calls["posted_ns"][out] > calls["start_ns"][out])
+    columns = _places(turns, out, rows.ops)
     is_clear = columns.pop("is_clear") == 1
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
     columns |= {"sent": sent[out], "rows": received[out], "out_row": place[out]}
-    columns["begin_ns"] = np.clip(
-        ended[back], calls["end_ns"][out], np.maximum(calls["start_ns"][back], calls["end_ns"][out])
-    )
+    came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
+    columns["begin_ns"] = np.clip(free[back], came, np.maximum(calls["start_ns"][back], came))
     hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
     for call, at in (("out", out), ("back", back)):
         columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
@@ -150,7 +156,7 @@ def _op_of(calls: Slice, ops: Slice) -> Int64:
 
 
 def _first_calls(calls: Slice, op: Int64) -> Int64:
-    """The calls that bring rows to experts and are followed, in the same op, by the one that brings them back.
+    """The calls that bring rows to experts and are followed, in the same op (or half of it), by the one that brings them back.
 
     What belongs together is found by splits, which the second call swaps, and by kinds, an all-gather and a reduce-scatter: a
     call may be alone, where nothing needs a gradient, or where a recomputation ends before it. All-to-alls of unknown splits are
@@ -179,12 +185,16 @@ def _run_lengths(is_next: Bool) -> Int64:
     return np.repeat(lengths, lengths)
 
 
-def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
-    """Direction, stage, microbatch and layer of exchanges in these ops, and what the ops fill in the plan.
+def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
+    """Direction, stage, microbatch and layer of the exchanges that begin with the calls ``out``, and what their ops fill in the
+    plan.
 
-    ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns, unless it has those of a
-    forward twice, none of them posted ahead (``is_ahead``).
+    ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns: where it is not known
+    how, it has to have those of a forward twice, none of them posted ahead.
     """
+    op, half, in_turns, is_second, stage, microbatch = (
+        getattr(turns, name)[out] for name in ("op", "half", "in_turns", "is_second", "stage", "microbatch")
+    )
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
         names = ("backward", "stage", "microbatch", "layer", "op_stage", "op_microbatch", "op_output")
@@ -193,8 +203,8 @@ def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
     kind, at = codes[np.maximum(op, 0)], op >= 0
     output = np.where(at, np.array([OUTPUT_OF.get(Kind(name), Output.FORWARD) for name in kinds])[kind], UNKNOWN)
     is_pair = at & np.array([name == Kind.OVERLAP_F_B for name in kinds])[kind]
-    stage, microbatch = (np.where(at, ops[name][np.maximum(op, 0)], UNKNOWN) for name in ("stage", "microbatch"))
-    begins = np.flatnonzero(np.concatenate(([True], op[1:] != op[:-1])))
+    op_stage, op_microbatch = (np.where(at, ops[name][np.maximum(op, 0)], UNKNOWN) for name in ("stage", "microbatch"))
+    begins = np.flatnonzero(np.concatenate(([True], half[1:] != half[:-1])))
     sizes = np.diff(np.append(begins, len(op)))
     nth, size = np.arange(len(op)) - np.repeat(begins, sizes), np.repeat(sizes, sizes)
     forward = (output == Output.FORWARD) & ~is_pair
@@ -202,24 +212,25 @@ def _places(op: Int64, ops: Slice, is_ahead: Bool) -> dict[str, Int64]:
     once, twice = size == num_layers, size == 2 * num_layers
     backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
     again = recomputes & (nth % 2 == 0)  # each layer runs again, then its backward
-    of_forward = is_pair & twice & (nth < num_layers)  # a pair is its forward, then its backward, of another stage
+    # A pair is its forward, then its backward, of another stage, where these do not take turns.
+    of_forward = np.where(in_turns, once & ~is_second, is_pair & twice & (nth < num_layers))
     backward[again | of_forward] = 0
     layer = np.select(
-        [(forward & once) | of_forward, once & ~is_pair & at, recomputes],
+        [(forward & once) | of_forward, once & at & (~is_pair | is_second), recomputes],
         [nth, num_layers - 1 - nth, num_layers - 1 - nth // 2],
         UNKNOWN,
     )
-    is_elsewhere = is_pair & ~of_forward
+    is_elsewhere = is_pair & ~of_forward & ~in_turns
     return {
         "backward": backward,
         "stage": np.where(is_elsewhere, UNKNOWN, stage),
         "microbatch": np.where(is_elsewhere, UNKNOWN, microbatch),
         "layer": layer,
         "again": again.astype(np.int64),
-        "op_stage": stage,
-        "op_microbatch": microbatch,
+        "op_stage": op_stage,
+        "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | (twice & ~is_ahead)).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, twice & ~turns.is_ahead[out])).astype(np.int64),
     }
 
 

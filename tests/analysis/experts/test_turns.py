@@ -1,0 +1,179 @@
+"""Overlapped pairs whose halves take turns, against the runtime's own loop, which lets them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from instrument.expert.pieces import alternate, run_through
+from pptrace.analysis.aligned import RankRows
+from pptrace.analysis.experts.exchanges import exchanges_of
+from pptrace.analysis.experts.turns import turns_of
+from pptrace.intervals import EMPTY
+from pptrace.schedule.actions import Action, Kind, parse_action
+from pptrace.slices import Slice
+
+RANK, STEP, WIDTH = 3, 7, 16
+
+
+@dataclass
+class Exchange:
+    """One that the rank made: of which half and layer, how many rows it sent and received, and when its experts ran."""
+
+    action: Action
+    layer: int
+    sent: int
+    received: int
+    begin_ns: int = 0
+    back_ns: int = 0
+
+
+@dataclass
+class Program:
+    """A rank that runs forwards, backwards and overlapped pairs of stages with ``layers`` and notes all its calls."""
+
+    rng: random.Random
+    layers: dict[int, int]
+    is_ahead: bool = True
+    now: int = 0
+    ops: list[dict[str, object]] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+    made: list[Exchange] = field(default_factory=list)
+
+    def half(self, action: Action) -> Iterator[None]:
+        """The pieces of a forward or backward, as :class:`instrument.expert.pieces.Tape` cuts them."""
+        numbers = range(self.layers[action.stage])
+        for layer in numbers if action.kind is Kind.F else reversed(numbers):
+            exchange = Exchange(action, layer, self.rng.randint(1, 99), self.rng.randint(1, 99))
+            self.made.append(exchange)
+            self.now += self.rng.randint(1, 9)  # what comes before the experts
+            call = self.call(exchange.sent, exchange.received)
+            yield
+            self.arrive(call)
+            exchange.begin_ns = self.now
+            self.now += self.rng.randint(1, 9)  # the experts
+            call = self.call(exchange.received, exchange.sent)
+            exchange.back_ns = int(str(call["start_ns"]))
+            yield
+            self.arrive(call)
+        self.now += self.rng.randint(1, 9)
+
+    def call(self, sent: int, received: int) -> dict[str, object]:
+        end = self.now + 1
+        call: dict[str, object] = {"start_ns": self.now, "splits": f"{sent}>{received}"}
+        call |= {
+            "posted_ns": end if self.is_ahead else self.now,
+            "bytes": sent * WIDTH,
+            "received_bytes": received * WIDTH,
+        }
+        self.now = end
+        self.calls.append(call)
+        return call
+
+    def arrive(self, call: dict[str, object]) -> None:
+        call["asked_ns"] = self.now
+        self.now += self.rng.randint(0, 5)
+        call["end_ns"] = self.now
+
+    def run(self, text: str) -> None:
+        action, start = parse_action(text), self.now
+        if action.parts:
+            first, second = (self.half(part) for part in action.parts)
+            alternate(first, second)  # type: ignore[arg-type]
+        else:
+            run_through(self.half(action))  # type: ignore[arg-type]
+        whole = action.parts[0] if action.parts else action
+        row = {"kind": str(action.kind), "stage": whole.stage, "microbatch": whole.microbatch, "step": STEP}
+        self.ops.append({**row, "start_ns": start, "end_ns": self.now, "pair": text if action.parts else ""})
+        self.now += 3
+
+    @property
+    def rows(self) -> RankRows:
+        """The tables of the rank; its transfers take from when it called until they came."""
+        same = {"rank": RANK, "step": STEP, "kind": "all_to_all", "axis": "ep", "group_size": 2}
+        comms = [same | call | {"match": number} for number, call in enumerate(self.calls)]
+        for call in comms:
+            call |= {"transfer_start_ns": call["start_ns"], "transfer_end_ns": call["end_ns"]}
+        return RankRows(_slice(self.ops), _slice([]), _slice(comms))
+
+
+def _slice(rows: list[dict[str, object]]) -> Slice:
+    names = rows[0] if rows else ()
+    values = {name: [row[name] for row in rows] for name in names}
+    return Slice(
+        {name: np.array(of, dtype=object if isinstance(of[0], str) else np.int64) for name, of in values.items()}
+    )
+
+
+def program_of(seed: int, *, is_ahead: bool = True) -> Program:
+    """Forwards and backwards of both stages alone, then pairs of either stage's forward and the other's backward."""
+    rng = random.Random(seed)
+    program = Program(rng, {0: rng.randint(0, 3), 5: rng.randint(0, 3)}, is_ahead)
+    for text in ("0F0", "5F0", "5B0", "0B0", "0F1", "(0F2;5B1)OVERLAP_F_B", "(5F2;0B1)OVERLAP_F_B", "5B2", "0B2"):
+        program.run(text)
+    return program
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_exchanges_of_pairs_that_take_turns_are_those_that_the_runtime_s_loop_made(seed: int) -> None:
+    program = program_of(seed)
+    if not program.calls:
+        return
+    found = exchanges_of(RANK, program.rows, [STEP], EMPTY)
+    columns = ("backward", "stage", "microbatch", "layer", "sent", "rows", "begin_ns", "back_start_ns")
+    rows = sorted(zip(*(found[name].tolist() for name in columns), strict=True))
+    assert rows == sorted(
+        (
+            int(one.action.kind is Kind.B),
+            *(one.action.stage, one.action.microbatch, one.layer, one.sent, one.received, one.begin_ns, one.back_ns),
+        )
+        for one in program.made
+    )
+    assert not found["again"].any()
+
+
+def test_the_programs_have_halves_of_all_lengths() -> None:
+    lengths = Counter(tuple(program_of(seed).layers.values()) for seed in range(25))
+    assert {(first > second) - (first < second) for first, second in lengths} == {-1, 0, 1}
+    assert any(0 in of and of != (0, 0) for of in lengths)
+
+
+@pytest.mark.parametrize("seed", range(3, 9))
+def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_is_told(seed: int) -> None:
+    program = program_of(seed, is_ahead=False)
+    ops, calls = program.rows.ops, program.rows.comms
+    op = np.searchsorted(ops["start_ns"], calls["start_ns"], side="right") - 1
+    assert not turns_of(op, np.zeros(len(op), dtype=np.bool_), ops).in_turns.any()
+    is_ahead = np.ones(len(op), dtype=np.bool_)
+    of_pairs = np.isin(op, np.flatnonzero(ops["pair"] != ""))
+    assert (turns_of(op, is_ahead, ops).in_turns == of_pairs).all()
+    if of_pairs.any():
+        without = np.delete(np.arange(len(op)), np.flatnonzero(of_pairs)[0])
+        left = turns_of(op[without], is_ahead[without], ops)
+        assert left.in_turns.sum() < of_pairs.sum() - 1
+        assert sorted(left.order.tolist()) == list(range(len(without)))
+
+
+@pytest.mark.parametrize(
+    "pair", ["", "(0F2;5", "5B1", "(0F2;0F3)OVERLAP_F_B", "(0F2;5B1)OVERLAP_F_B", "(0F2;0B1)OVERLAP_F_B"]
+)
+def test_a_pair_whose_halves_are_not_known_takes_no_turns(pair: str) -> None:
+    """Of stage 5 no forward runs alone."""
+    ops = Slice(
+        {
+            "kind": np.array(["F", "OVERLAP_F_B"], dtype=object),
+            "stage": np.array([0, 0]),
+            "microbatch": np.array([0, 2]),
+            "pair": np.array(["", pair], dtype=object),
+        }
+    )
+    turns = turns_of(np.array([0, 0, 1, 1, 1, 1]), np.ones(6, dtype=np.bool_), ops)
+    is_known = pair.startswith("(0F2;0B1)")
+    assert turns.in_turns.tolist() == [False, False, *[is_known] * 4]
+    assert turns.order.tolist() == ([0, 1, 2, 4, 3, 5] if is_known else list(range(6)))
+    assert turns.microbatch.tolist() == ([0, 0, 2, 2, 1, 1] if is_known else [0, 0, 2, 2, 2, 2])
