@@ -1,4 +1,4 @@
-"""What messages between pipeline stages took, of each step: for the simulated step of the timeline."""
+"""Times of messages between pipeline stages, of each step: for the simulated step of the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an address says is shown, and what it should not say is nothing."""
+"""Fields of addresses: those that are known are shown, all else is nothing."""
 
 from __future__ import annotations
 

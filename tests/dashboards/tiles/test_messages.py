@@ -1,4 +1,4 @@
-"""What messages took, for the simulated step: of those whose readers waited for them alone."""
+"""Times of messages for the simulated step: of those whose readers waited for them alone."""
 
 from __future__ import annotations
 
