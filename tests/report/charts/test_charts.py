@@ -230,6 +230,7 @@ def test_of_many_ranks_the_fullest_of_each_stage_is_drawn() -> None:
     ]
     figure = in_flight_chart(report)
     assert (list(trace(figure, "measured").y), list(trace(figure, "planned").y)) == ([3, 3], [4, 4])
+    assert figure.layout.yaxis.range[1] > 4.2, "marks of the most are whole"
     nothing = replace(ranks[0], in_flight=InFlight(None, None))
     assert in_flight_chart(MemoryReport((nothing,), ())) is None
 
