@@ -81,3 +81,16 @@ def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little(
         first, last = (f"rgb{channels(colour)}" for colour in (SCALE[0][1], DARK_SCALE[-1][1]))
         assert first in content
         assert last not in content, "a file is on white ground"
+
+
+def test_buttons_of_charts_have_a_ring_that_is_seen_on_dark_pages(serve: Serve, visit: Callable[[str], Any]) -> None:
+    page = visit(serve([SAMPLES / "1f1b_p4"]) + "schedules").page
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("#plan-timeline .modebar-btn", state="attached")
+    settle(page)
+    page.focus("button[data-picture=plan-timeline][data-format=svg]")
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    ring = page.evaluate("[document.activeElement.className, getComputedStyle(document.activeElement).outlineColor]")
+    assert ring[0].startswith("modebar-btn")
+    assert ring[1] == "rgb(91, 179, 198)", "the accent of dark pages"
