@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from dashboards import more_pages
+from dashboards.address import keep_step, keeper, query_of, step_of
 from dashboards.answers import Answers
 from dashboards.components import Node, fact
 from dashboards.guard import guard
@@ -74,6 +73,7 @@ def create_app(
     overview.register(app, store)
     timeline.register(app)
     schedules.register(app, store)
+    keep_step(app)
     add_routes(app.server, store, answers)
     if has_metrics:
         add_metrics(app.server, store)
@@ -109,7 +109,10 @@ def _shell() -> Node:
     facts = html.Section(id="facts", className="facts", **label)
     opening = html.Div(id="opening", role="status")
     skip = html.A("Skip to the page", href="#page", className="skip")
-    return html.Div([dcc.Location(id="location"), skip, header, facts, opening, page, more_pages.whole_run()], id="app")
+    return html.Div(
+        [dcc.Location(id="location"), keeper("step"), skip, header, facts, opening, page, more_pages.whole_run()],
+        id="app",
+    )
 
 
 def _register(app: Dash, store: Store, answers: Answers) -> None:
@@ -130,7 +133,7 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
             {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
             for entry in loaded.steps
         ]
-        wanted = _step_of(search)
+        wanted = step_of(query_of(search))
         if wanted is not None and loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
@@ -142,24 +145,19 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         Output("page", "children"),
         *(Output(f"to-{name.lower()}", "className") for _, name in _PAGES),
         Input("location", "pathname"),
+        State("location", "search"),
     )
-    def show(path: str) -> Any:
-        loaded = store.get()
+    def show(path: str, search: str | None) -> Any:
+        loaded, query = store.get(), query_of(search)
         current = path if path in dict(_PAGES) else "/"
         marks = tuple("here" if path == current else "" for path, _ in _PAGES)
         if current == "/schedules":
-            return schedules.layout(loaded), *marks
+            return schedules.layout(loaded, query), *marks
         if current in more_pages.PAGES:
-            return more_pages.layout(current, loaded, answers), *marks
+            return more_pages.layout(current, loaded, answers, query), *marks
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
         return timeline.layout() if current == "/timeline" else overview.layout(), *marks
-
-
-def _step_of(search: str | None) -> int | None:
-    """The step that an address asks for."""
-    values = parse_qs((search or "").removeprefix("?")).get("step", [])
-    return int(values[0]) if values and re.fullmatch(r"-?\d{1,15}", values[0], re.ASCII) else None
 
 
 def _first_step(loaded: Loaded) -> int | None:

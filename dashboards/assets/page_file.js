@@ -12,7 +12,7 @@
     const [width, height] = [plot.offsetWidth, plot.offsetHeight];
     const layout = { ...plot.layout, paper_bgcolor: "#ffffff", width, height };
     const alt = plot.closest("section")?.querySelector("h2")?.textContent || "chart";
-    return make("img", { src: await window.Plotly.toImage({ data: plot.data, layout }, { format: "svg", width, height }), alt, width, height });
+    return make("img", { src: await window.Plotly.toImage({ data: window.pptraceCharts.onWhite(plot.data), layout }, { format: "svg", width, height }), alt, width, height });
   };
   const timelineOf = (canvas, timeline) => {
     return make("img", { src: address(timeline.svg()), alt: "timeline", width: canvas.getBoundingClientRect().width });

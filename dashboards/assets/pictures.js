@@ -10,6 +10,6 @@
     const layout = { ...plot.layout, paper_bgcolor: "#ffffff", width, height };
     const format = button.dataset.format;
     const filename = `pptrace-${button.dataset.picture}`;
-    window.Plotly.downloadImage({ data: plot.data, layout }, { format, filename, scale: SCALE[format], width, height });
+    window.Plotly.downloadImage({ data: window.pptraceCharts.onWhite(plot.data), layout }, { format, filename, scale: SCALE[format], width, height });
   });
 })();

@@ -732,6 +732,7 @@
     }
 
     escape() {
+      if (!this.help.hidden) return this.toggleHelp(); // what lies above goes first, and nothing else with it
       this.journey = null;
       this.chosen = null;
       this.measured = null;
@@ -741,10 +742,9 @@
       this.searchBox.value = "";
       this.marked.clear();
       this.fillSide();
-      this.help.hidden = true;
       this.updateTools();
       this.redraw();
-      this.write();
+      return this.write();
     }
 
     toggleSource(source) {
@@ -1134,7 +1134,7 @@
   new MutationObserver(mount).observe(document, { subtree: true, childList: true });
   document.addEventListener("keydown", (event) => {
     const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || event.target.isContentEditable;
-    const isElsewhere = event.target !== document.body && !event.target.closest("#timeline");
+    const isElsewhere = event.target !== document.body && !event.target.closest("#timeline, #page, header nav a"); // the link that led here keeps the focus
     if (!isTyping && !isElsewhere && T.current && T.current.root.isConnected) T.current.onKey(event);
   });
 })();

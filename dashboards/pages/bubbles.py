@@ -7,6 +7,7 @@ from typing import Any
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
+from dashboards.address import NOTHING, Query
 from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.exports import whole_files
@@ -31,16 +32,16 @@ _NOT_EXPLAINED = (
 _BASIS = "predicted from the measured costs of ops and messages"
 
 
-def layout(loaded: Loaded, answers: Answers) -> Node:
-    return html.Div([html.Div(id="bubbles-body"), *(_whatif(loaded, answers) if loaded.steps else [])])
+def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
+    return html.Div([html.Div(id="bubbles-body"), *(_whatif(loaded, answers, query) if loaded.steps else [])])
 
 
-def _whatif(loaded: Loaded, answers: Answers) -> list[Node]:
+def _whatif(loaded: Loaded, answers: Answers, query: Query) -> list[Node]:
     """The gains of changes, and the controls to try one; the reason in their place where nothing can be predicted."""
     if reason := answers.why_no_prediction():
         return [empty("What another schedule would gain cannot be predicted", reason, "no-prediction")]
     return [
-        *try_change.layout(loaded, _BASIS),
+        *try_change.layout(loaded, _BASIS, query),
         waiting(id="whatif-body"),
     ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
+from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper
 from dashboards.answers import Answers
 from dashboards.components import Node
 from dashboards.parts import chart, data_table, empty, guarded, no_steps
@@ -33,17 +34,17 @@ _NO_LINKS = (
 )
 
 
-def layout(loaded: Loaded, _answers: Answers) -> Node:
+def layout(loaded: Loaded, _answers: Answers, query: Query = NOTHING) -> Node:
     axes = [] if loaded.analysis is None else axes_of_links(loaded.analysis.report)
     choice = dcc.RadioItems(
         id="link-axis",
         options=[{"label": axis, "value": axis} for axis in axes],
-        value=axes[0] if axes else None,
+        value=choice_of(query, "axis", axes) or next(iter(axes), None),
         inline=True,
         className="segments" + ("" if len(axes) > 1 else " gone"),
     )
     name: Any = {"data-name": "Axis of the links"}
-    return html.Div([html.Div(id="comms-body"), html.Div(choice, **name), html.Div(id="links-body")])
+    return html.Div([html.Div(id="comms-body"), html.Div(choice, **name), html.Div(id="links-body"), keeper("links")])
 
 
 def register(app: Dash, store: Store, _answers: Answers) -> None:
@@ -61,6 +62,8 @@ def register(app: Dash, store: Store, _answers: Answers) -> None:
             raise PreventUpdate
         report = loaded.analysis.report
         return guarded(lambda: of_links(report, axis), "Links", "links-failed")
+
+    keep_fields(app, "links", "link-axis")
 
 
 def of_step(loaded: Loaded, number: int | None) -> list[Node]:

@@ -123,7 +123,8 @@ def _waterfall(step: StepReport) -> Node:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
     note = "the plan replayed with every combination of the measured causes"
-    picture = panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
+    below = html.P(note, className="note")  # in the narrower column a head has no room for it
+    picture = panel("Where the step went", still_picture(waterfall(step), "waterfall"), below)
     return with_files(picture, picture_files("waterfall"))
 
 

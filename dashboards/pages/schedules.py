@@ -8,6 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
+from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.components import Node, height_of, held, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import OnPaper, on_paper
@@ -32,15 +33,17 @@ _NUMBERS = (
 _REFUSED = "plan-refused"
 
 
-def layout(loaded: Loaded) -> Node:
-    """The page, with the schedule and sizes of the run, where it has them."""
+def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
+    """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
+    if (asked := choice_of(query, "schedule", list(SCHEDULES))) is not None:
+        name, values = asked, [number_of(query, key) for key, *_ in _NUMBERS]
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     for (key, label, hint, least), value in zip(_NUMBERS, values, strict=True):
         number = dcc.Input(id=f"plan-{key}", type="number", value=value, min=least, step="any", debounce=True)
         fields.append(html.Label([html.Span(label), number], title=hint))
-    return html.Div([html.Div(fields, className="panel plan-fields"), html.Div(id="plan-body")])
+    return html.Div([html.Div(fields, className="panel plan-fields"), html.Div(id="plan-body"), keeper("plan")])
 
 
 def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, float]:
@@ -64,6 +67,8 @@ def register(app: Dash, _store: Store) -> None:
         if path != "/schedules":
             raise PreventUpdate
         return body(on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True))))
+
+    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in names))
 
 
 def body(form: OnPaper) -> list[Node]:

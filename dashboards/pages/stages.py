@@ -6,6 +6,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
+from dashboards.address import NOTHING, Query, keep_fields, keeper
 from dashboards.answers import Answers
 from dashboards.components import Node, panel
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting
@@ -20,24 +21,36 @@ from pptrace.report.whatif import span_words
 from pptrace.schedule.plan import Plan
 
 
-def layout(loaded: Loaded, answers: Answers) -> Node:
-    return html.Div(guarded(lambda: body(loaded, answers), "Stages", "stages-failed"), id="stages-body")
+def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
+    return html.Div(guarded(lambda: body(loaded, answers, query), "Stages", "stages-failed"), id="stages-body")
 
 
-def body(loaded: Loaded, answers: Answers) -> list[Node]:
+def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]:
     """The page; it is of all steps."""
     assert loaded.analysis is not None
     costs = answers.stages()
     if not costs:
         return [_no_stages(loaded.analysis.report)]
     note = "bars: the median op; whiskers: eight in ten ops"
-    field = dcc.Input(id="stage-layers", type="text", debounce=True, maxLength=400, placeholder="e.g. 8,8,8,8")
+    field = dcc.Input(
+        id="stage-layers",
+        type="text",
+        value=query.get("layers"),
+        debounce=True,
+        maxLength=400,
+        placeholder="e.g. 8,8,8,8",
+    )
     label = html.Label(
         [html.Span("Layers today"), field], className="plan-list", title="layers of each stage of the model"
     )
     return [
         chart("What a microbatch costs in each stage", stages_chart(costs), "stages-chart", "", note=note),
-        panel("Advised split", html.Div([label], className="plan-fields"), waiting(id="split-body"), id="split"),
+        panel(
+            "Advised split",
+            html.Div([label, keeper("stages")], className="plan-fields"),
+            waiting(id="split-body"),
+            id="split",
+        ),
         data_table(stages_table(costs), "stages"),
     ]
 
@@ -53,6 +66,8 @@ def register(app: Dash, _store: Store, answers: Answers) -> None:
     @app.callback(Output("split-body", "children"), Input("stage-layers", "value"))
     def advise(layers: str | None) -> Any:
         return guarded(lambda: advice(answers, layers), "No split is advised", "split-refused")
+
+    keep_fields(app, "stages", "stage-layers")
 
 
 def advice(answers: Answers, layers: str | None) -> list[Node]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import log2
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,6 +15,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from flask import request
 
+from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, number_of
 from dashboards.answers import Answers
 from dashboards.components import Node, panel
 from dashboards.exports import table_files
@@ -57,11 +59,12 @@ _MOST_HANDLES = 31
 """Most borders between stages that a slider shows."""
 
 
-def layout(loaded: Loaded, note: str) -> list[Node]:
-    """The panel of the fields, and the place of the answer."""
+def layout(loaded: Loaded, note: str, query: Query = NOTHING) -> list[Node]:
+    """The panel of the fields, with what the address has for them, and the place of the answer."""
     return [
-        panel("Try a change", _controls(loaded), html.P(_HELP, className="help"), note=note, id="try"),
+        panel("Try a change", _controls(loaded, query), html.P(_HELP, className="help"), note=note, id="try"),
         waiting(id="try-body"),
+        keeper("try"),
     ]
 
 
@@ -74,32 +77,40 @@ def _slider(name: str) -> str:
     return f"{field(name)}-slider"
 
 
-def _controls(loaded: Loaded) -> Node:
+def _controls(loaded: Loaded, query: Query) -> Node:
     names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
-    schedule = dcc.Dropdown(id=field("schedule"), options=names, value="", clearable=False, searchable=False)
+    asked = choice_of(query, "schedule", list(SCHEDULES)) or ""
+    schedule = dcc.Dropdown(id=field("schedule"), options=names, value=asked, clearable=False, searchable=False)
     fields: list[Node] = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
     sizes = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
-    for name, (label, hint) in _WHOLE.items():
+    for name in _WHOLE:
         today = sizes.get(name, 1)
-        fields.append(_number(name, label, hint, today, range(1, max(_SLIDES_WIDER * today, _SLIDES_WIDER) + 1)))
-    for name, (label, hint) in _TIMES.items():
-        fields.append(_number(name, label, hint, 1, range(-_SLIDES_DOUBLINGS, _SLIDES_DOUBLINGS + 1)))
+        fields.append(_number(name, today, range(1, max(_SLIDES_WIDER * today, _SLIDES_WIDER) + 1), query))
+    fields += [_number(name, 1, range(-_SLIDES_DOUBLINGS, _SLIDES_DOUBLINGS + 1), query) for name in _TIMES]
     split = _layers_today(loaded)
     for name, (label, hint) in _TEXTS.items():
         shown = ",".join(map(str, split)) if split and name == "split" else "e.g. 4,4,4,4"
-        text = dcc.Input(id=field(name), type="text", debounce=True, maxLength=400, placeholder=shown)
-        slider = [_borders(split)] if split and name == "split" else []
+        text = dcc.Input(
+            id=field(name), type="text", value=query.get(name), debounce=True, maxLength=400, placeholder=shown
+        )
+        slider = [_borders(split, query)] if split and name == "split" else []
         label_node = html.Label([html.Span(label), text], title=hint, className="plan-list")
         fields.append(html.Div([label_node, *slider], className="plan-list"))
     return html.Div(fields, className="plan-fields")
 
 
-def _number(name: str, label: str, hint: str, today: int, reach: range) -> Node:
+def _number(name: str, today: int, reach: range, query: Query) -> Node:
     """A field of a number with its slider; ``reach`` is the slider's: of ratios, powers of two."""
-    number = dcc.Input(id=field(name), type="number", min=0, step="any", debounce=True, placeholder=str(today))
-    today_at = 0 if reach.start < 0 else today
-    slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=today_at, **_SLIDER)
+    (label, hint), typed = {**_WHOLE, **_TIMES}[name], number_of(query, name)
+    number = dcc.Input(
+        id=field(name), type="number", value=typed, min=0, step="any", debounce=True, placeholder=str(today)
+    )
+    place = today if typed is None else typed
+    if name in _TIMES:
+        place = log2(place) if place > 0 else 0
+    place = min(max(place, reach.start), reach.stop - 1)
+    slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=place, **_SLIDER)
     return html.Div([html.Label([html.Span(label), number], title=hint), slider], className="plan-field")
 
 
@@ -110,13 +121,18 @@ def _layers_today(loaded: Loaded) -> Sequence[int]:
     return layers if 1 < len(layers) <= _MOST_HANDLES + 1 else ()
 
 
-def _borders(layers: Sequence[int]) -> Node:
+def _borders(layers: Sequence[int], query: Query) -> Node:
     """A slider with a handle for each border between two stages, which moves layers from one to the other."""
+    try:
+        asked = wishes_of({"split": query.get("split")}).split or layers
+    except PptraceError:
+        asked = layers
+    shown = asked if len(asked) == len(layers) and sum(asked) == sum(layers) else layers
     return dcc.RangeSlider(
         id=_slider("split"),
         min=0,
         max=sum(layers),
-        value=list(accumulate(layers))[:-1],
+        value=list(accumulate(shown))[:-1],
         pushable=1,
         **_SLIDER,
     )
@@ -141,6 +157,7 @@ def register(app: Dash, answers: Answers) -> None:
         form = dict(zip(FIELDS, values, strict=True))
         return guarded(lambda: verified(answers, form), "This was not run", "verify-refused")
 
+    keep_fields(app, "try", *map(field, FIELDS))
     slide: Any = app.clientside_callback
     for name in (*_WHOLE, *_TIMES, "split"):
         function = "slideSplit" if name == "split" else "slideTimes" if name in _TIMES else "slideWhole"

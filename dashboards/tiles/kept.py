@@ -22,12 +22,16 @@ DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``."""
+    """Tracks that are made of an analysis for its timeline, once: times are ns from ``origin_ns``.
+
+    ``message_ns`` is what the messages of each step took (:func:`dashboards.tiles.messages.message_times`).
+    """
 
     origin_ns: int
     layout: Layout
     measured: Picture
     memory: MemoryTracks
+    message_ns: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class _KeptBars:
     rows: tuple[RankRow, ...]
     tables: Mapping[str, _KeptTable]
     memory: tuple[int, ...]
+    message_ns: Mapping[int, int]
 
 
 def pack_bars(bars: Bars) -> Packed:
@@ -55,7 +60,7 @@ def pack_bars(bars: Bars) -> Packed:
     tables = {name: _pack_table(name, bars.measured.tables[name], arrays) for name in TABLES}
     for rank, (times, num_bytes) in bars.memory.items():
         arrays[f"memory.{rank}.t"], arrays[f"memory.{rank}.bytes"] = times, num_bytes
-    kept = _KeptBars(bars.origin_ns, bars.layout.rows, tables, tuple(bars.memory))
+    kept = _KeptBars(bars.origin_ns, bars.layout.rows, tables, tuple(bars.memory), bars.message_ns)
     return Packed(msgspec.json.encode(kept).decode(), arrays)
 
 
@@ -68,7 +73,7 @@ def unpack_bars(packed: Packed) -> Bars:
     kept = msgspec.json.decode(packed.facts, type=_KeptBars)
     tables = {name: _unpack_table(name, kept.tables[name], packed.arrays) for name in TABLES}
     memory = {rank: (packed.arrays[f"memory.{rank}.t"], packed.arrays[f"memory.{rank}.bytes"]) for rank in kept.memory}
-    return Bars(kept.origin_ns, Layout(kept.rows), Picture(tables), memory)
+    return Bars(kept.origin_ns, Layout(kept.rows), Picture(tables), memory, kept.message_ns)
 
 
 def _pack_table(name: str, table: Table, arrays: dict[str, Array]) -> _KeptTable:

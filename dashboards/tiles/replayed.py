@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from dashboards.tiles.kept import Bars
 from dashboards.tiles.measured import BACK, COMMS, OPS, Picture, Table, comms_table, ops_table
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
 from pptrace.model.mesh import MeshInfo
@@ -27,24 +28,21 @@ def replayed_picture(
     source: str,
     plan: Plan,
     windows: Sequence[StepWindow],
-    measured: Picture,
-    position: Mapping[int, int],
+    bars: Bars,
     mesh: MeshInfo,
-    origin_ns: int,
 ) -> Picture:
     """The plan of a step in time, each pipeline from the start of its measured window on.
 
     Args:
         source: PLANNED: every op at the mean cost of its kind in the window, free messages. SIMULATED: at the mean cost of its
-            kind and stage, and every message takes the median of what messages took.
+            kind and stage, and every message takes the median of what messages took for which their readers waited.
         windows: of all pipelines in the step.
-        measured: what was measured, for the costs.
-        position: index of each rank.
+        bars: what was measured, for the costs.
     """
     plan = plan.compute_only()
     table = plan.table
-    ops = measured.tables[OPS]
-    latency = _median_transfer(measured.tables[COMMS].tracks, windows[0].step) if source == SIMULATED else 0
+    position, ops = bars.layout.position, bars.measured.tables[OPS]
+    latency = bars.message_ns.get(windows[0].step, 0) if source == SIMULATED else 0
     durations = []
     for window in windows:
         at = [position[rank] for rank in window.ranks if rank in position]
@@ -55,7 +53,7 @@ def replayed_picture(
         _ops_of(plan, ranks_of(window, plan, mesh), window, replays.start[index], replays.end[index])
         for index, window in enumerate(windows)
     ]
-    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, origin_ns)
+    return replayed_ops_alone(pd.concat(parts, ignore_index=True), position, bars.origin_ns)
 
 
 def replayed_ops_alone(ops: pd.DataFrame, position: Mapping[int, int], origin_ns: int) -> Picture:
@@ -108,17 +106,6 @@ def _means(group: Array, values: Array) -> dict[int, int]:
     keys, of_key = np.unique(group, return_inverse=True)
     sums, counts = np.bincount(of_key, values), np.bincount(of_key)
     return {key: round(total / count) for key, total, count in zip(keys.tolist(), sums, counts, strict=True)}
-
-
-def _median_transfer(comms: Tracks, step: int) -> int:
-    if not len(comms):
-        return 0
-    is_receive = np.repeat(comms.lane == 0, np.diff(comms.ptr))
-    rows = np.flatnonzero(is_receive & (comms.columns["step"] == step) & (comms.columns["match"] >= 0))
-    if not len(rows):
-        return 0
-    lost = comms.second[rows] if comms.second is not None else 0
-    return int(np.median(comms.length[rows].astype(np.int64) - lost))
 
 
 def ranks_of(window: StepWindow, plan: Plan, mesh: MeshInfo) -> tuple[int, ...]:

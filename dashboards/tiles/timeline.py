@@ -18,6 +18,7 @@ from dashboards.tiles.kept import Bars
 from dashboards.tiles.layout import layout_of
 from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
+from dashboards.tiles.messages import message_times
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
 from dashboards.tiles.report_ops import with_ops_of_tracks
 from dashboards.tiles.unlabelled import ops_with_compute
@@ -107,7 +108,7 @@ class Timeline:
             )
         if plan is None or not windows:
             return None
-        return replayed_picture(source, plan, windows, self.measured, self.layout.position, self.mesh, self.origin_ns)
+        return replayed_picture(source, plan, windows, self.bars, self.mesh)
 
     def slack(self, step: int) -> pd.DataFrame | None:
         """The ops of a step with ``slack_ns`` and ``on_path`` (1, 0), −1 where unknown; None where the run's ops are not kept."""
@@ -195,7 +196,8 @@ def bars_of(analysis: Analysis) -> Bars:
     measured = measured_picture(analysis, ops, layout.position, origin_ns)
     for table in measured.tables.values():
         table.levels  # noqa: B018  made now, not by the first who asks
-    return Bars(origin_ns, layout, measured, memory_tracks(data.memory, layout.position, origin_ns))
+    memory = memory_tracks(data.memory, layout.position, origin_ns)
+    return Bars(origin_ns, layout, measured, memory, message_times(data.comms))
 
 
 def without_tables(analysis: Analysis, report: Report) -> Analysis:

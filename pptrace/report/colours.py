@@ -93,3 +93,12 @@ SCALE = [[0.0, "#f3f7fa"], [0.5, "#9fc5de"], [0.6, "#3f79aa"], [1.0, "#16334d"]]
 """Colours of a heat map, light for little and dark for much: it can be read in grey too. Few cells have the
 shades between, on which plotly's texts, white or dark grey, are hard to read.
 """
+DARK_SCALE = [
+    [part / 8, colour]
+    for part, colour in enumerate(
+        ("#232b35", "#263f5a", "#29567e", "#2f709d", "#3e8ab8", "#59a5ce", "#7bc0df", "#a2d9ef", "#ccf1fd")
+    )
+]
+"""Colours of a heat map on a dark page: from near its ground for little to light for much. Steps look equal (of one length in
+OKLab) and each is lighter, so that it can be read with every common colour blindness.
+"""

@@ -41,7 +41,7 @@ def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
 def _span(step: StepReport, report: Report) -> Tile:
     spans = [other.span_ns for other in report.steps if other.span_ns is not None]
     among = (
-        f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
+        f"{milliseconds(min(spans))} – {milliseconds(max(spans))} ms over {len(spans)} steps"
         if len(spans) > 1
         else "the only step"
     )

@@ -188,8 +188,17 @@ def _stages_text(stages: Sequence[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {names}"
 
 
+_MOST_TEXTS = 12
+"""Most rows that are high enough for the texts of their bars."""
+_TEXT_HEIGHT = 0.25
+"""Half of a text's height, in rows."""
+
+
 def _mark_ideal(figure: go.Figure, step: StepReport, windows: Sequence[RankStep]) -> None:
-    """Draw a line in each row where the bubble would begin if it had the plan's ideal share of the window."""
+    """Draw a line in each row where the bubble would begin if it had the plan's ideal share of the window.
+
+    It spares the middle of rows that have room for texts.
+    """
     share = step.bubble.ideal_share
     if len(step.ranks) == 1 and _not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
         share = step.ranks[0].ideal.own_share  # the window is that of this one rank
@@ -199,8 +208,11 @@ def _mark_ideal(figure: go.Figure, step: StepReport, windows: Sequence[RankStep]
     y: list[float | None] = []
     for row, rank in enumerate(windows):
         ideal_start = rank.window_ns * (1 - share) / 1e6
-        x += [ideal_start, ideal_start, None]
-        y += [row - 0.47, row + 0.47, None]
+        for begin, end in (
+            ((-0.47, -_TEXT_HEIGHT), (_TEXT_HEIGHT, 0.47)) if len(windows) <= _MOST_TEXTS else ((-0.47, 0.47),)
+        ):
+            x += [ideal_start, ideal_start, None]
+            y += [row + begin, row + end, None]
     figure.add_scatter(
         x=x,
         y=y,

@@ -97,6 +97,8 @@ def test_axes_of_links_are_chosen_by_who_reads_no_screen(tmp_path: Path, serve: 
     assert choice.get_by_role("radio").count() == 2
     page.keyboard.press("Space")
     page.wait_for_function("() => document.querySelector('#links-body').innerText.includes('pp, all steps')")
+    switch, below = (page.locator(selector).first.bounding_box() for selector in ("#link-axis", "#links-body .panel"))
+    assert 8 < below["y"] - switch["y"] - switch["height"] < 30, "it stands apart from the pictures that it changes"
     assert violations(settle(page)) == []
 
 

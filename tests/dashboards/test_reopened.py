@@ -63,7 +63,8 @@ def shown(store: Store) -> Iterator[Any]:
             yield timeline.group_tile(MEASURED, 0, order, Range(0, shift))
         yield timeline.memory_tile("stage", 0, Range(0, shift))
     yield Answers(store).why_no_prediction()
-    yield timeline.tile("planned", loaded.steps[0].step, "stage", 0, Range(0, 22))
+    for source in ("planned", "simulated"):
+        yield timeline.tile(source, loaded.steps[0].step, "stage", 0, Range(0, 22))
 
 
 def test_a_run_is_shown_the_same_without_a_second_analysis(
@@ -108,7 +109,7 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
     folder = SAMPLES / "dualpipe_p4"
     with_tables = list(shown(Store([folder])))
-    why = with_tables.pop(-2)
+    why = with_tables.pop(-3)
     for module in (dashboards.store, dashboards.tiles.timeline):
         monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
     for path in tmp_path.glob("*.npz"):
@@ -119,7 +120,7 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
     def shown_again(num_analyses: int) -> None:
         store = Store([folder])
         seen = list(shown(store))
-        assert "so many ops that the dashboard keeps its report alone" in seen.pop(-2) != why
+        assert "so many ops that the dashboard keeps its report alone" in seen.pop(-3) != why
         assert seen == with_tables
         assert len(analyses) == num_analyses
         analysis = store.get().analysis

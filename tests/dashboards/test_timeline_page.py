@@ -237,6 +237,31 @@ def test_many_ranks_are_groups_and_no_op_is_lost(tmp_path: Path, serve: Serve, v
     assert {"rank 0", "rank 4", "step 0", "\u25b8 stage 1", "Forward", "bubble: fill"} <= texts
 
 
+def test_keys_are_answered_where_the_link_was_clicked_and_escape_closes_what_lies_above_alone(timeline: Any) -> None:
+    timeline.click("#to-steps")
+    timeline.wait_for_selector("#steps-chart")
+    timeline.click("#to-timeline")
+    whole = view(drawn(timeline))
+    timeline.keyboard.press("w")
+    assert view(timeline)[0] > whole[0]
+    timeline.keyboard.press("f")
+    drawn(timeline)
+    timeline.mouse.click(*place_of(timeline, "F", 2, 0))
+    timeline.wait_for_selector("#timeline-journey")
+    help_box = timeline.locator(".timeline-help")
+    timeline.keyboard.press("?")
+    assert help_box.is_visible()
+    timeline.keyboard.press("Escape")
+    assert help_box.is_hidden()
+    assert timeline.locator("#timeline-journey").is_visible(), "only the keys were closed"
+    timeline.keyboard.press("Escape")
+    assert timeline.locator("#timeline-journey").count() == 0
+    near = view(timeline)
+    timeline.focus("#step")
+    timeline.keyboard.press("w")
+    assert view(timeline) == near, "the choice of steps has keys of its own"
+
+
 def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:
     hostile = "<img src=x onerror=\"document.title='attacked'\">"
 

@@ -158,6 +158,12 @@ def test_the_overview_stacks_each_ranks_window_and_marks_the_ideal() -> None:
     assert [trace.name for trace in figure.data[:3]] == ["Compute", "Exposed communication", "Bubble"]
     assert figure.data[3].name == "Ideal bubble would begin here (20.0%)"
     assert set(figure.data[3].x) == {80.0, None}
+    ends = [value for value in figure.data[3].y if value is not None]
+    lines = list(zip(ends[::2], ends[1::2], strict=True))
+    assert len(lines) == 4, "above and below the texts of two rows"
+    assert not any(begin < row + 0.2 and row - 0.2 < end for begin, end in lines for row in (0, 1)), (
+        "and not through them"
+    )
 
 
 def test_the_overview_of_many_ranks_has_the_means_of_stages_and_names_the_extremes() -> None:

@@ -23,7 +23,7 @@ def shown(step: StepReport, report: Report) -> dict[str, tuple[str, str]]:
 
 def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
     tiles = shown(report.steps[1], report)
-    assert tiles["span"] == ("83.86 ms", "84 – 84 ms over 2 steps")
+    assert tiles["span"] == ("83.86 ms", "83.59 – 83.86 ms over 2 steps")
     assert tiles["ratio"] == ("0.936", "ideal 0.375")
     assert tiles["share"] == ("43.0%", "ideal 27.3%")
     assert tiles["slowest"] == ("rank 3", "49.78 ms compute, mean 38.56")

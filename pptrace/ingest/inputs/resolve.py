@@ -37,7 +37,7 @@ from pptrace.ingest.formats import (
 )
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
 from pptrace.model.traces import InputFormat
-from pptrace.model.wording import listed
+from pptrace.model.wording import listed, numbered
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
@@ -311,6 +311,7 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         )
     files: dict[Path, InputFile] = {}
     missing: list[tuple[int, str]] = []
+    ended_badly: list[tuple[int, str]] = []
     entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
     named = "trace"
     if not any(_trace_path(directory, entry.get("trace")) for entry in entries):
@@ -331,9 +332,11 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
             missing.append((rank, state if failed else _why_missing(entry)))
             continue
         if failed:
-            warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
+            ended_badly.append((rank, state))
         shared = path in files  # Nsight Systems records all ranks of a node into one file, which says who is who
         files[path] = _input_file(path, None if shared else rank)
+    if ended_badly:
+        warnings.append(_ended_badly(ended_badly))
     if not files:
         raise TraceError(
             f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
@@ -360,9 +363,20 @@ def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
     for rank, reason in missing:
         reasons.setdefault(reason, []).append(rank)
     return [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} ({reason})"
-        for reason, ranks in reasons.items()
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {numbered(ranks)} ({reason})" for reason, ranks in reasons.items()
     ]
+
+
+def _ended_badly(ranks: Sequence[tuple[int, str]]) -> str:
+    """The warning that names the ranks which have a trace and ended badly, however many, with the reason of each."""
+    reasons = _same(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0][0]} ended badly ({ranks[0][1]}); its trace may be incomplete"
+    if len(reasons) == 1:
+        return (
+            f"ranks {numbered(rank for rank, _ in ranks)} ended badly ({ranks[0][1]}); their traces may be incomplete"
+        )
+    return f"{len(ranks)} ranks ended badly: {listed(reasons, _FEW)}; their traces may be incomplete"
 
 
 def _why_missing(entry: Mapping[str, Any]) -> str:

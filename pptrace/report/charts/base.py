@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.report.colours import FONT, HOVER_LABEL, SCALE
+from pptrace.report.colours import DARK_SCALE, FONT, HOVER_LABEL, SCALE
 
 GRID = "rgba(128, 134, 145, 0.25)"
 QUIET = "rgba(128, 134, 145, 0.7)"
@@ -56,6 +57,7 @@ def heat_map(
         zmin=0,
         zmax=max(value for row in z for value in row if value is not None),
         colorscale=SCALE,
+        meta={"dark": DARK_SCALE},
         colorbar={"title": {"text": unit}, "thickness": 12, "nticks": 5, "exponentformat": "SI"},
         text=texts,
         texttemplate="%{text}" if len(x) <= MOST_TEXTS else None,
@@ -101,13 +103,18 @@ def names_axis(names: list[str]) -> dict[str, Any]:
     }
 
 
+_SIGN = re.compile(r"(?<!\w)-(?=\d)")
+MINUS = "−"
+"""The sign that plotly writes on axes."""
+
+
 def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:
     """Write a text beyond the end of each horizontal bar, as text of the page and not of the bars, which have one colour each."""
     figure.add_scatter(
         x=list(ends),
         y=list(range(len(ends))),
         mode="text",
-        text=[f"  {text}  " for text in texts],
+        text=[f"  {_SIGN.sub(MINUS, text)}  " for text in texts],
         textposition=["middle right" if end >= 0 else "middle left" for end in ends],
         textfont={"size": 12},
         hoverinfo="skip",

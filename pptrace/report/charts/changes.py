@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
@@ -40,29 +41,29 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     choices = [one for one in result.scenarios if not one.ideal]
     if not choices or result.today is None:
         return None
-    in_bytes = all(one.peak_memory_bytes is not None for one in (*choices, result.today))
-    front = sorted((one for one in choices if one.on_pareto_front), key=lambda one: _size(one, in_bytes))
+    unit = _unit([*choices, result.today])
+    front = sorted((one for one in choices if one.on_pareto_front), key=lambda one: _size(one, unit))
     others = [one for one in choices if not one.on_pareto_front]
     shown = [*choices, result.today]
-    x_range = _padded([_size(one, in_bytes) for one in shown])
+    x_range = _padded([_size(one, unit) for one in shown])
     y_range = _padded([(one.gain_ns + bound) / 1e6 for one in shown for bound in _bounds(one)])
-    names = _Names(x_range, y_range, [(_size(one, in_bytes), one.gain_ns / 1e6) for one in shown])
+    names = _Names(x_range, y_range, [(_size(one, unit), one.gain_ns / 1e6) for one in shown])
     figure = go.Figure()
     figure.add_scatter(
-        x=[_size(one, in_bytes) for one in front],
+        x=[_size(one, unit) for one in front],
         y=[one.gain_ns / 1e6 for one in front],
         mode="lines",
         line={"shape": "hv", "color": COMPUTE, "width": 1.5, "dash": "dot"},
         showlegend=False,
         hoverinfo="skip",
     )
-    _add(figure, others, in_bytes, ("beaten in both", OTHER, "circle"), None)
-    _add(figure, [result.today], in_bytes, ("the run as it was", IDEAL, "star"), names)
-    _add(figure, front, in_bytes, ("front: nothing takes less time and no more memory", COMPUTE, "diamond"), names)
+    _add(figure, others, unit, ("beaten in both", OTHER, "circle"), None)
+    _add(figure, [result.today], unit, ("the run as it was", IDEAL, "star"), names)
+    _add(figure, front, unit, ("front: nothing takes less time and no more memory", COMPUTE, "diamond"), names)
     x = (
-        "GB, peak of the fullest rank"
-        if in_bytes
-        else "activations of a microbatch (in 1/p of the model) held by a rank"
+        "activations of a microbatch (in 1/p of the model) held by a rank"
+        if unit is None
+        else f"{unit.name}, peak of the fullest rank"
     )
     return lay_out(figure, 380, x, "gain, ms a step", xaxis_range=x_range, yaxis_range=y_range)
 
@@ -70,12 +71,12 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
 def _add(
     figure: go.Figure,
     shown: Sequence[Scenario],
-    in_bytes: bool,
+    unit: _Unit | None,
     look: tuple[str, str, str],
     names: _Names | None,
 ) -> None:
     label, colour, symbol = look
-    points = [(_size(one, in_bytes), one.gain_ns / 1e6) for one in shown]
+    points = [(_size(one, unit), one.gain_ns / 1e6) for one in shown]
     named = shown[:_MOST_NAMES] if names is not None else ()
     places = [names.place(one.name, point) for one, point in zip(named, points, strict=False)] if names else []
     figure.add_scatter(
@@ -102,8 +103,24 @@ def _add(
     )
 
 
-def _size(one: Scenario, in_bytes: bool) -> float:
-    return (one.peak_memory_bytes or 0) / 1e9 if in_bytes else one.activations
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """The unit of memory: its name, and how many bytes it has."""
+
+    name: str
+    num_bytes: float
+
+
+def _unit(shown: Sequence[Scenario]) -> _Unit | None:
+    """The unit in which tables have the largest of some peaks; None where one of them is not known in bytes."""
+    peaks = [one.peak_memory_bytes for one in shown if one.peak_memory_bytes is not None]
+    if len(peaks) < len(shown):
+        return None
+    return _Unit("GB", 1e9) if max(peaks) >= 1e9 else _Unit("MB", 1e6)
+
+
+def _size(one: Scenario, unit: _Unit | None) -> float:
+    return one.activations if unit is None else (one.peak_memory_bytes or 0) / unit.num_bytes
 
 
 def _bounds(one: Scenario) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
 
 A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
 _MOST_PARTS = 14
+_TEXT_PART = 0.8
+"""Room for the texts beyond the ends of bars, in parts of what the bars take: names take half of the picture."""
 
 
 def causes_of_both(comparison: Comparison) -> go.Figure | None:
@@ -58,15 +60,18 @@ def changes_of_parts(comparison: Comparison) -> go.Figure | None:
     )
     texts = [f"{part.change_ns / 1e6:+,.2f}{' *' if part.significant else ''}" for part in parts]
     label_bars(figure, [part.change_ns / 1e6 for part in parts], texts)
-    most = max(abs(part.change_ns) for part in parts) / 1e6
-    low = -1.7 * most if any(part.change_ns < 0 for part in parts) else 0
-    high = 1.7 * most if any(part.change_ns > 0 for part in parts) else 0
+    low, high = (bound(0, *(part.change_ns / 1e6 for part in parts)) for bound in (min, max))
+    room = _TEXT_PART * (high - low)
     return lay_out(
         figure,
         28 * len(parts) + 80,
         "ms, B − A",
         showlegend=False,
         margin={"l": 16, "r": 16, "t": 10, "b": 46},
-        xaxis={"range": [low, high], "zeroline": True, "zerolinecolor": COMPUTE},
+        xaxis={
+            "range": [low - room if low else 0, high + room if high else 0],
+            "zeroline": True,
+            "zerolinecolor": COMPUTE,
+        },
         yaxis=names_axis([plain(part_label(part)) for part in parts]),
     )

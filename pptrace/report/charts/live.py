@@ -14,6 +14,8 @@ from pptrace.workflow.live.follow import LiveRank, LiveStepFigures
 _MOST_BARS = 48
 _PACES = [[0.0, "#2166ac"], [0.5, "#f2f2f2"], [1.0, "#b2182b"]]
 """Blue for faster, red for slower than usual: it can be read with every common colour blindness."""
+_DARK_PACES = [[0.0, "#63a8e8"], [0.5, "#2a2f38"], [1.0, "#ff8a66"]]
+"""The same on a dark page, where the usual is dark."""
 _MOST_PACE = 0.3
 _MOST_TIMES = 3
 
@@ -76,6 +78,7 @@ def live_paces_chart(steps: Sequence[LiveStepFigures]) -> go.Figure | None:
             zmin=-_MOST_PACE,
             zmax=_MOST_PACE,
             colorscale=_PACES,
+            meta={"dark": _DARK_PACES},
             colorbar={"tickformat": "+.0%", "thickness": 12},
             customdata=[[rank] * len(steps) for rank in ranks],
             hoverongaps=False,

@@ -66,6 +66,10 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
     )
 
 
+_ABOVE_MOST = 1.06
+"""The top of an axis over its largest value: marks there are whole."""
+
+
 def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
     """Most microbatches in flight on each rank, measured as bars and planned as marks; None where neither is known."""
     ranks = shown_ranks(memory)
@@ -86,14 +90,9 @@ def in_flight_chart(memory: MemoryReport) -> go.Figure | None:
         marker={"symbol": "line-ew-open", "size": 22, "color": "#E69F00", "line": {"width": 3}},
         hovertemplate="%{x}: %{y} planned<extra></extra>",
     )
-    return lay_out(
-        figure,
-        300,
-        "",
-        "microbatches in flight",
-        xaxis=columns_axis(len(names)),
-        yaxis={"rangemode": "tozero", "tickformat": "d", "dtick": _whole_ticks([*planned, *measured])},
-    )
+    most = max(value for value in (*planned, *measured) if value is not None)
+    axis = {"range": [0, (most or 1) * _ABOVE_MOST], "tickformat": "d", "dtick": _whole_ticks([*planned, *measured])}
+    return lay_out(figure, 300, "", "microbatches in flight", xaxis=columns_axis(len(names)), yaxis=axis)
 
 
 def _whole_ticks(values: Sequence[int | None]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from pptrace.report import units
-from pptrace.report.colours import FONT, HOVER_LABEL, SCALE
+from pptrace.report.colours import DARK_SCALE, FONT, HOVER_LABEL, SCALE
 from pptrace.report.sweep.layout import Axis, M, N, P, cost_axes, row_name, varying
 from pptrace.simulator.sweep.run import Sweep, SweptPoint
 from pptrace.simulator.sweep.values import Microbatches
@@ -62,6 +62,7 @@ def _heat_map(members: Sequence[SweptPoint], most: float) -> go.Figure:
             zmin=0,
             zmax=most,
             colorscale=SCALE,
+            meta={"dark": DARK_SCALE},
             colorbar={"title": {"text": "bubble ratio"}, "thickness": 14},
             text=[["" if ratio is None else f"{ratio:.2f}" for ratio in row] for row in ratios] if few else None,
             texttemplate="%{text}" if few else None,

@@ -38,7 +38,9 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
     if series.num_steps == 1:
         return f"{line}; the only step"
     beyond = step.span_ns / series.median_ns - 1
-    line = f"{line}, {units.percent(abs(beyond))} {'above' if beyond >= 0 else 'below'} the median"
+    share = units.percent(abs(beyond))
+    distance = "" if share == units.percent(0) else f"{share} {'above' if beyond > 0 else 'below'} "
+    line = f"{line}, {distance}the median"
     return line if series.num_steps < FEWEST_OF_LEVEL else f"{line}; no outlier"
 
 

@@ -206,9 +206,30 @@ def test_ranks_without_a_trace_are_named_with_the_reason(write: Write, op: Op, t
     assert warnings == (
         f"{tmp_path / 'run'}: 2 of 5 ranks have no trace: "
         "rank 1 (failed: RuntimeError: out of memory), rank 2 (no trace written)",
-        "rank 3 ended badly (killed); its trace may be incomplete",
         f"{tmp_path / 'run' / 'run.json'}: rank 'x' is no number; skipped its trace",
+        "rank 3 ended badly (killed); its trace may be incomplete",
     )
+
+
+@pytest.mark.parametrize(
+    ("states", "warning"),
+    [
+        (["stopped"] * 4, "ranks 0 to 3 ended badly (stopped); their traces may be incomplete"),
+        (["ok", "stopped", "ok", "stopped"], "ranks 1, 3 ended badly (stopped); their traces may be incomplete"),
+        (
+            ["failed", "stopped", "stopped", "ok"],
+            "3 ranks ended badly: rank 0 (failed), ranks 1, 2 (stopped); their traces may be incomplete",
+        ),
+    ],
+)
+def test_ranks_that_ended_badly_are_one_warning(
+    write: Write, op: Op, tmp_path: Path, states: list[str], warning: str
+) -> None:
+    for rank in range(len(states)):
+        write([op()], f"run/rank{rank}.json")
+    ranks = [{"rank": rank, "trace": f"rank{rank}.json", "status": state} for rank, state in enumerate(states)]
+    write_run(tmp_path / "run", ranks)
+    assert opened(tmp_path / "run")[1] == (warning,)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"ranks": 3}', '"run"', "[" * 100_000])
@@ -269,7 +290,7 @@ def test_a_run_without_any_trace_says_each_reason_once_and_who_is_to_blame_for_a
     with pytest.raises(TraceError) as caught:
         open_inputs([tmp_path / "run"])
     assert str(caught.value).count(note) == 1
-    assert f"ranks 0, 1, 2, 3 ({note}); the run hung: late: rank 3 sleeps" in str(caught.value)
+    assert f"ranks 0 to 3 ({note}); the run hung: late: rank 3 sleeps" in str(caught.value)
 
 
 def test_no_path_is_wrong_usage() -> None:

@@ -98,7 +98,7 @@ def test_causes_are_bars_of_their_places_and_those_that_gain_are_green(report: R
     causes = (Cause("jitter", {"rank": 2}, -3 * MS), Cause("imbalance", {"stage": 1}, 5 * MS), Cause("host", {}, 0))
     figure = causes_chart(replace(report.steps[0], causes=causes))
     bars, labels = figure.data
-    assert [text.strip() for text in labels.text] == ["5.00 ms · 6.0%", "-3.00 ms · -3.6%"]
+    assert [text.strip() for text in labels.text] == ["5.00 ms · 6.0%", "−3.00 ms · −3.6%"]
     assert list(labels.textposition) == ["middle right", "middle left"]
     assert (list(bars.x), list(figure.layout.yaxis.ticktext)) == ([5.0, -3.0], ["imbalance, stage 1", "jitter, rank 2"])
     assert list(bars.marker.color) == ["#E69F00", "#3A9B5C"]
@@ -230,6 +230,7 @@ def test_of_many_ranks_the_fullest_of_each_stage_is_drawn() -> None:
     ]
     figure = in_flight_chart(report)
     assert (list(trace(figure, "measured").y), list(trace(figure, "planned").y)) == ([3, 3], [4, 4])
+    assert figure.layout.yaxis.range[1] > 4.2, "marks of the most are whole"
     nothing = replace(ranks[0], in_flight=InFlight(None, None))
     assert in_flight_chart(MemoryReport((nothing,), ())) is None
 
@@ -270,6 +271,15 @@ def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> 
         result, scenarios=(replace(best, peak_memory_bytes=2 * 10**9),), today=replace(today, peak_memory_bytes=10**9)
     )
     assert list(trace(changes_chart(in_bytes), "the run as it was").x) == [1.0]
+    small = replace(
+        in_bytes,
+        scenarios=(replace(best, peak_memory_bytes=356 * 10**6),),
+        today=replace(today, peak_memory_bytes=350 * 10**6),
+    )
+    in_mb = changes_chart(small)
+    assert list(trace(in_mb, "the run as it was").x) == [350.0], "in the unit of the table below it"
+    assert in_mb is not None
+    assert in_mb.layout.xaxis.title.text == "MB, peak of the fullest rank"
     assert changes_chart(replace(result, scenarios=(ideal,))) is None
 
 
@@ -297,5 +307,8 @@ def test_two_runs_have_their_causes_side_by_side_and_only_certain_changes_in_col
     bars = changes_of_parts(both)
     assert list(bars.layout.yaxis.ticktext) == ["compute B, stage 2", "bubble steady"]
     assert list(bars.data[0].x) == [-1.0, 2.0]
+    low, high = bars.layout.xaxis.range
+    assert -1.0 - low == pytest.approx(high - 2.0)
+    assert high - 2.0 > 0.3 * (high - low), "room for the texts of both ends, not to cover the names"
     assert list(bars.data[0].marker.color) == ["#3A9B5C", "#7A838F"]
     assert (causes_of_both(comparison()), changes_of_parts(comparison())) == (None, None)

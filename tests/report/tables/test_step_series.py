@@ -38,6 +38,7 @@ def test_a_step_is_told_against_the_others_in_a_sentence() -> None:
     step = replace(load([SAMPLES / "1f1b_p2"]).report.steps[0], step=4, span_ns=22 * MS)
     assert step_line(step, SERIES) == "22.00 ms, 10.0% above the median; no outlier"
     assert step_line(replace(step, span_ns=18 * MS), SERIES) == "18.00 ms, 10.0% below the median; no outlier"
+    assert step_line(replace(step, span_ns=20 * MS + 9), SERIES) == "20.00 ms, the median; no outlier"
     assert step_line(step, replace(SERIES, num_steps=4)).endswith("10.0% above the median"), (
         "too few to be an outlier of"
     )

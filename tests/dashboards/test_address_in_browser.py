@@ -1,0 +1,103 @@
+"""Addresses of pages in a real headless Chromium: a link shows the same, and Back and Forward go from view to view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboards.accessibility import settle
+from tests.support.programs import SAMPLES
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+Visiting = Callable[[str], Any]
+HAS = "part => location.search.includes(part)"
+
+
+def picture(page: Any, awaited: str) -> bytes:
+    """The pixels of the page when they no longer change."""
+    page.bring_to_front()
+    page.mouse.move(0, 0)
+    settle(page).wait_for_selector(awaited)
+    page.evaluate("document.activeElement.blur() || scrollTo(0, 0)")
+    before = b""
+    while True:
+        pixels: bytes = settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
+        if pixels == before:
+            return pixels
+        before = pixels
+        page.wait_for_timeout(150)
+
+
+def fill(page: Any, **fields: str) -> None:
+    for name, text in fields.items():
+        page.fill(f"#plan-{name}", text)
+        page.press(f"#plan-{name}", "Enter")
+
+
+def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visiting) -> None:
+    """The step, what was typed, and what comes of it; the timeline's links are in its own tests."""
+    address = serve([SAMPLES / "uneven_p4"])
+    first, second = visit(address).page, visit(address).page
+    for page in (first, second):
+        page.set_viewport_size({"width": 1280, "height": 800})
+    settle(first).click("#step")
+    first.locator(".dash-dropdown-content .dash-dropdown-option", has_text="4  ·").first.click()
+    first.wait_for_function(HAS, arg="step=4")
+    awaited = {
+        "communication": "#matrix-transfer .hm",
+        "schedules": "#plan-curves-1 .trace",
+        "bubbles": "#try-simulated .bars",
+    }
+    for name, drawn in awaited.items():
+        first.click(f"#to-{name}")
+        first.wait_for_function(HAS, arg="step=4")
+        if name == "schedules":
+            settle(first)
+            fill(first, microbatches="6", forward="1.5")
+            first.wait_for_function(HAS, arg="forward=1.5")
+            first.wait_for_function("() => document.querySelector('#plan-drawn').innerText.includes('31.50 ms')")
+        if name == "bubbles":
+            settle(first)
+            fill(first, **{"try-microbatches": "16"})
+            first.wait_for_function(HAS, arg="microbatches=16")
+            first.wait_for_function("() => document.querySelector('#try-result')?.innerText.startsWith('16 ')")
+        shown = picture(first, drawn)
+        second.goto(first.url)
+        assert picture(second, drawn) == shown, name
+        assert second.url == first.url
+
+
+def test_back_and_forward_go_through_the_views_that_were_visited(serve: Serve, visit: Visiting) -> None:
+    page = settle(visit(serve([SAMPLES / "uneven_p4"])).page)
+    page.locator(".show-me").first.click()
+    page.wait_for_selector("#timeline[data-complete=true]")
+    page.keyboard.press("w")
+    page.wait_for_function("() => /from=.*&to=/.test(location.search)")
+    page.wait_for_timeout(300)  # the address is written when the view has come to rest
+    zoomed = page.url
+    for _ in range(2):
+        page.click("#to-schedules")  # the second time it is there already
+    settle(page)
+    fill(page, microbatches="6")
+    page.wait_for_function(HAS, arg="microbatches=6")
+    page.click("#to-steps")
+    settle(page).wait_for_selector("#steps-chart .point")
+    page.go_back()
+    page.wait_for_function("() => document.querySelector('#plan-microbatches')?.value === '6'")
+    page.go_back()
+    page.wait_for_selector("#timeline[data-complete=true]")
+    page.wait_for_timeout(300)
+    assert page.url == zoomed
+    page.go_back()
+    page.wait_for_selector("#verdict")
+    page.go_forward()
+    page.wait_for_selector("#timeline[data-complete=true]")
+    page.go_forward()
+    page.wait_for_function("() => document.querySelector('#plan-microbatches')?.value === '6'")
+    page.go_forward()
+    page.wait_for_selector("#steps-chart")

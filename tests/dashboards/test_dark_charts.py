@@ -1,0 +1,96 @@
+"""Heat maps on dark pages, in a real headless Chromium: dark where there is little; their files stay as they are on white."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pptrace.report.colours import DARK_SCALE, SCALE
+from tests.dashboards.accessibility import settle
+from tests.support.programs import SAMPLES
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+SCALE_OF = (
+    """id => document.querySelector(`#${id} .js-plotly-plot`)?._fullData?.[0].colorscale.map(([, colour]) => colour)"""
+)
+MAPS = {
+    "experts_pp2_ep2": {"experts": ["expert-routes"], "communication": ["matrix-bytes", "matrix-transfer"]},
+    "1f1b_p4": {"schedules": ["plan-bubbles"]},
+}
+
+
+def channels(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+
+
+EXTREMES = """id => {
+    const plot = document.querySelector(`#${id} .js-plotly-plot`);
+    const { xaxis, yaxis } = plot._fullLayout;
+    const frame = plot.getBoundingClientRect();
+    const all = plot._fullData[0].z.flatMap((row, at) => [...row].map((value, column) => ({ value, column, at })));
+    const cells = all.filter(({ value }) => typeof value === 'number').sort((one, other) => one.value - other.value);
+    const corner = ({ column, at }) => [
+        frame.x + xaxis._offset + xaxis.r2p(column - 0.5) + 5,
+        frame.y + yaxis._offset + Math.min(yaxis.r2p(at - 0.5), yaxis.r2p(at + 0.5)) + 5,
+    ];
+    return [corner(cells[0]), corner(cells[cells.length - 1])];
+}"""
+"""Places within the cells with the least and the most, away from their texts."""
+
+
+def shades(page: Any, id: str) -> list[float]:
+    """The means of the channels of the cells with the least and the most."""
+    from PIL import Image
+
+    page.wait_for_timeout(150)
+    pixels = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+    return [float(pixels[round(y), round(x)].mean()) for x, y in page.evaluate(EXTREMES, id)]
+
+
+@pytest.mark.parametrize("sample", MAPS)
+def test_heat_maps_of_a_dark_page_are_dark_where_there_is_little(
+    sample: str, serve: Serve, visit: Callable[[str], Any]
+) -> None:
+    page = visit(serve([SAMPLES / sample])).page
+    page.emulate_media(color_scheme="dark")
+    colours = {dark: [colour for _, colour in scale] for dark, scale in ((True, DARK_SCALE), (False, SCALE))}
+    for name, ids in MAPS[sample].items():
+        page.click(f"#to-{name}")
+        for id in ids:
+            page.wait_for_selector(f"#{id} .heatmaplayer .hm")
+            settle(page).locator(f"#{id}").scroll_into_view_if_needed()
+            assert page.evaluate(SCALE_OF, id) == colours[True]
+            least, most = shades(page, id)
+            assert least <= most == pytest.approx(226, abs=15), "the most is light"
+            page.emulate_media(color_scheme="light")
+            page.wait_for_function(f"id => ({SCALE_OF})(id)?.length === {len(SCALE)}", arg=id)
+            assert page.evaluate(SCALE_OF, id) == colours[False]
+            assert shades(page, id)[1] == pytest.approx(50, abs=12), "dark on a light page"
+            page.emulate_media(color_scheme="dark")
+            page.wait_for_function(f"id => ({SCALE_OF})(id)?.length === {len(DARK_SCALE)}", arg=id)
+        with page.expect_download() as saved:
+            page.click(f"button[data-picture={ids[0]}][data-format=svg]")
+        content = Path(saved.value.path()).read_text()
+        first, last = (f"rgb{channels(colour)}" for colour in (SCALE[0][1], DARK_SCALE[-1][1]))
+        assert first in content
+        assert last not in content, "a file is on white ground"
+
+
+def test_buttons_of_charts_have_a_ring_that_is_seen_on_dark_pages(serve: Serve, visit: Callable[[str], Any]) -> None:
+    page = visit(serve([SAMPLES / "1f1b_p4"]) + "schedules").page
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("#plan-timeline .modebar-btn", state="attached")
+    settle(page)
+    page.focus("button[data-picture=plan-timeline][data-format=svg]")
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    ring = page.evaluate("[document.activeElement.className, getComputedStyle(document.activeElement).outlineColor]")
+    assert ring[0].startswith("modebar-btn")
+    assert ring[1] == "rgb(91, 179, 198)", "the accent of dark pages"
