@@ -80,7 +80,7 @@ def test_what_the_runtime_allocates_is_what_is_predicted_and_the_temporaries_of_
     run_dir = tmp_path / "run"
     model = ("--hidden", "128", "--seq", "128", "--layers", "4", "--microbatch-size", "2")
     arguments = ("--schedule", "1f1b", "--pp", "2", "--microbatches", "4", "--steps", "5", *model)
-    ended = pptrace("run", "-n", "2", "--memory", "-o", run_dir, EXAMPLE, *arguments, timeout_s=120)
+    ended = pptrace("run", "-n", "2", "--memory", "-o", run_dir, EXAMPLE, *arguments, timeout_s=120, forked=True)
     assert ended.code == 0, ended.err
     assert "Memory" in ended.out
     assert "tensors on the host, made since recording began" in ended.out

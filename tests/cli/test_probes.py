@@ -15,7 +15,7 @@ from tests.support.programs import EXAMPLE, Ended, pptrace, sizes
 pytestmark = pytest.mark.processes
 
 _MODEL = sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=4)
-_SLEEP = ("--sleep-forward", "15", "--sleep-backward", "30")
+_SLEEP = ("--sleep-forward", "10", "--sleep-backward", "20")
 MARKED = """
 import time, pptrace
 for step in range(10):
@@ -32,9 +32,9 @@ def losses(ended: Ended) -> list[str]:
 
 
 def test_a_probed_run_learns_the_same_and_says_what_a_faster_target_would_gain(tmp_path: Path) -> None:
-    script = (EXAMPLE, "--steps", "16", *_MODEL, *_SLEEP)
+    script = (EXAMPLE, "--steps", "16", *_MODEL)
     probed = pptrace(
-        "run", "-n", "2", "--probe", "F:0.5", "--steps", "2:15", "-o", tmp_path / "run", *script, forked=True
+        "run", "-n", "2", "--probe", "F:0.5", "--steps", "2:15", "-o", tmp_path / "run", *script, *_SLEEP, forked=True
     )
     plain = pptrace("run", "-n", "2", "--profiler", "none", "-o", tmp_path / "plain", *script, forked=True)
     assert losses(probed) == losses(plain)

@@ -400,10 +400,10 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
 
 @pytest.mark.processes
 def test_a_run_that_takes_too_long_is_ended_and_says_where_each_rank_is(start: Start) -> None:
-    ended = start(HANGING, "--steps", "all", "--timeout", "12").end()
+    ended = start(HANGING, "--steps", "all", "--timeout", "8").end()
     assert ended.code == 124
     assert ended.facts["status"] == "timeout"
-    assert "pptrace: still running after --timeout 12 s; where each rank is:\n" in ended.err
+    assert "pptrace: still running after --timeout 8 s; where each rank is:\n" in ended.err
     assert "rank 0, 1 step done: in wait, called from pause (train.py:5)\n" in ended.err
     assert ended.facts["ranks"][0]["trace"] == "rank0.json.gz"
     assert ended.facts["ranks"][0]["steps_seen"] == 1

@@ -444,7 +444,7 @@ def test_groups_that_megatron_refuses_are_refused() -> None:
 def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_and_nowhere_else() -> None:
     """Megatron's table and warmup, which it does not let run with such a group, replayed."""
     taken = refused = 0
-    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 5):
+    for p, m in islice(one_chunk_shapes(), 0, None, 1 if ALL else 10):
         for v, n in ((v, n) for v in range(2, MAX_CHUNKS + 1) for n in range(p, m + 1) if 0 < m % n < p):
             rows = [megatron.interleaved_row(p, rank, m, v, n) for rank in range(p)]
             if replay(from_rows(rows, "megatron")).blocked:
@@ -457,11 +457,11 @@ def test_a_last_group_smaller_than_p_is_taken_where_its_order_runs_to_the_end_an
                 held = [megatron.num_warmup(p, rank, m, v, n) + 1 for rank in range(p)]
                 assert all(most <= least for most, least in zip(peak_inflight(plan), held, strict=True)), (p, m, v, n)
                 taken += 1
-    assert (taken, refused) == ((1667, 253) if ALL else (325, 38))
+    assert (taken, refused) == ((1667, 253) if ALL else (184, 26))
 
 
 def test_the_lean_warmup_takes_any_last_group() -> None:
-    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 3]:
+    for p, m in [(p, m) for p, m in one_chunk_shapes() if m % p > 0 and m > p][:: 1 if ALL else 6]:
         for v in range(2, MAX_CHUNKS + 1):
             validate(build("interleaved-1f1b", p, m, v, lean=True))
 

@@ -21,6 +21,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import makespans
 from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import random_times
+from tests.support.extent import by_turns
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
 LATE_RANK, LATE_NS, TRANSFER_NS = 1, 400, 50
@@ -51,9 +52,14 @@ def by_name(causes: tuple[Cause, ...] | None) -> Counter[str]:
     return totals
 
 
-@pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
-@pytest.mark.parametrize(("name", "pp"), [("gpipe", 2), ("1f1b", 4), ("interleaved-1f1b", 2), ("zb-h1", 3)])
-def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(name: str, pp: int, sends: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "sends"),
+    by_turns(
+        (("gpipe", 2), ("1f1b", 4), ("interleaved-1f1b", 2), ("zb-h1", 3)), ("together", "one by one", "buffered")
+    ),
+)
+def test_what_a_rank_is_late_by_is_its_host_s_and_not_unexplained(plan: tuple[str, int], sends: str) -> None:
+    name, pp = plan
     late, clean = (step_of(name, pp, ns, sends=sends) for ns in (LATE_NS, 0))
     assert late.span_ns is not None
     assert clean.span_ns is not None

@@ -10,6 +10,7 @@ from pptrace.analysis.result import Report
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.support.extent import by_turns
 from tests.support.synthetic import Message, record
 
 USUAL, STEPS = 20, 6
@@ -28,8 +29,7 @@ def report_of(name: str, slow: int, dp: int = 1) -> Report:
     return analyse(recording.traces()).report
 
 
-@pytest.mark.parametrize("slow", [300, 1300])
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"])
+@pytest.mark.parametrize(("name", "slow"), by_turns(("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"), (300, 1300)))
 def test_the_gain_of_a_slow_link_is_what_a_run_with_a_fast_one_gains(name: str, slow: int) -> None:
     report, clean = report_of(name, slow), report_of(name, USUAL)
     (link,) = (finding for finding in report.findings if finding.evidence.get("reason") == "slow link")

@@ -13,6 +13,7 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.stragglers.test_late_calls import LATE_RANK, report_of
+from tests.support.extent import by_turns
 from tests.support.programs import pptrace_here
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
 
@@ -24,10 +25,14 @@ def of_reason(report: Report, reason: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("other_ns", "is_named"), [(0, True), (LATE_NS // 2, True), (LATE_NS * 9 // 10, False), (LATE_NS, False)]
+    ("other", "sends"),
+    by_turns(
+        ((0, True), (LATE_NS // 2, True), (LATE_NS * 9 // 10, False), (LATE_NS, False)),
+        ("together", "one by one", "buffered"),
+    ),
 )
-@pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
-def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other_ns: int, is_named: bool) -> None:
+def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other: tuple[int, bool]) -> None:
+    other_ns, is_named = other
     late = lambda _step, rank, _action: LATE_NS if rank == LATE_RANK else other_ns  # noqa: E731
     report = report_of("interleaved-1f1b", 2, sends=sends, late=late)
     (finding,) = of_reason(report, LATE_LAUNCHES)

@@ -14,7 +14,7 @@ from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.support.extent import ALL
+from tests.support.extent import ALL, by_turns
 from tests.support.synthetic import LEAD, START, Job, groups_of, host_events, make_trace, marked, run_on_paper
 
 USUAL_NS, PYTHON_NS, PAUSE_NS, TRANSFER_NS, STEPS = 200, 4_000, 30_000, 50, 6
@@ -88,10 +88,8 @@ def finding_of(report: Report, reason: str) -> Finding:
     return finding
 
 
-SENDS = pytest.mark.parametrize("sends", ["together", "one by one", "buffered"])
-PLANS = pytest.mark.parametrize(
-    ("name", "pp"), [("1f1b", 4), ("interleaved-1f1b", 2), ("zb-h1", 3), *([("1f1b", 2), ("gpipe", 3)] if ALL else [])]
-)
+SENDS = ("together", "one by one", "buffered")
+PLANS = (("1f1b", 4), ("interleaved-1f1b", 2), ("zb-h1", 3), *((("1f1b", 2), ("gpipe", 3)) if ALL else ()))
 
 
 def assert_gains(report: Report, reason: str, name: str, pp: int, sends: str) -> None:
@@ -102,17 +100,17 @@ def assert_gains(report: Report, reason: str, name: str, pp: int, sends: str) ->
 
 
 @pytest.mark.parametrize(("late", "reason"), [(always, "late launches"), (now_and_then, "pauses")])
-@SENDS
-@PLANS
+@pytest.mark.parametrize(("plan", "sends"), by_turns(PLANS, SENDS))
 def test_the_gain_is_what_a_run_gains_whose_rank_is_as_the_others(
-    name: str, pp: int, late: Lateness, reason: str, sends: str
+    plan: tuple[str, int], late: Lateness, reason: str, sends: str
 ) -> None:
+    name, pp = plan
     assert_gains(report_of(name, pp, sends=sends, late=late), reason, name, pp, sends)
 
 
-@SENDS
-@PLANS
-def test_a_collection_before_a_call_is_no_pause(name: str, pp: int, sends: str) -> None:
+@pytest.mark.parametrize(("plan", "sends"), by_turns(PLANS, SENDS))
+def test_a_collection_before_a_call_is_no_pause(plan: tuple[str, int], sends: str) -> None:
+    name, pp = plan
     report = report_of(name, pp, sends=sends, late=now_and_then, is_collection=True)
     assert_gains(report, "garbage collection", name, pp, sends)
     assert not any(finding.evidence.get("reason") == "pauses" for finding in report.findings)

@@ -21,6 +21,7 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.costs import Costs
 from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.extent import by_turns
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import make_trace, record
 
@@ -202,8 +203,9 @@ def own_bubble(whole: Analysis, rank: int) -> int | None:
     return bubble_ns(whole.data.lanes[rank], int(ops["start_ns"].min()), int(ops["end_ns"].max()))
 
 
-@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v"])
+@pytest.mark.parametrize(
+    ("name", "device"), by_turns(("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v"), (False, True))
+)
 def test_bounds_of_one_rank_hold_the_bubble_that_all_ranks_together_tell(name: str, device: bool) -> None:
     recording = record(build(name, 3, 6), lambda action: 300 + 10 * action.stage, 90, device=device)
     traces = recording.traces(with_metadata=False)
