@@ -74,7 +74,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[train,dev,docs]'
+	$(BIN)/python tests/tools/install_packages.py
 	@$(BIN)/python -c '$(IMPORTS)'
 	@touch $(STAMP)
 
