@@ -10,14 +10,14 @@ IMPORTS := import torch, torch._dynamo, torch.distributed.pipelining, torch.prof
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test test-all check bench table samples pictures docs dist pythons gpu gpu-wheels clean
+.PHONY: demo test test-all check browser bench table samples pictures docs dist pythons gpu gpu-wheels clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
 	$(BIN)/pptrace run -n $(RANKS) -o $(DEMO) instrument/examples/train_gpt.py
 
-test: $(STAMP) check
-	$(BIN)/python tests/tools/get_browser.py
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 check browser
 	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
@@ -30,6 +30,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy --num-workers 2
+
+browser: $(STAMP)
+	$(BIN)/python tests/tools/get_browser.py
 
 bench: $(STAMP)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
