@@ -133,7 +133,7 @@ def volume(marks: list[Mark]) -> Volume:
 
 @pytest.mark.parametrize(
     ("dtype", "kv_heads"),
-    product((torch.float64, torch.bfloat16), (4, 2, 1))
+    list(product((torch.float64, torch.bfloat16), (4, 2, 1)))
     if ALL
     else [(torch.float64, 4), (torch.bfloat16, 2), (torch.float64, 1)],
 )
