@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
@@ -15,6 +19,32 @@ from tests.frameworks.torch_cases import SCHEDULES, TorchRun
 from tests.support.pool import Pool
 
 
+class Trained(NamedTuple):
+    folder: Path
+    ranks: list[tuple[list[str], list[list[Any]]]]
+    """By rank its losses, and by recorded step what it ran."""
+
+    @property
+    def losses(self) -> list[list[str]]:
+        return [losses for losses, _ in self.ranks]
+
+
+@pytest.fixture(scope="module")
+def trained(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+    """Training with or without hooks, once for all tests that look at it."""
+
+    @cache
+    def train_once(run: TorchRun, hooked: bool = True) -> Trained:
+        folder = tmp_path_factory.mktemp(run.schedule)
+        return Trained(folder, pool.run(train, run, str(folder), hooked, world=run.pp))
+
+    return train_once
+
+
+LONGER = 4
+"""Steps of the plain runs, with which shorter ones begin too."""
+
+
 def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:
     """Simple ops in order, overlapped pairs taken apart."""
     result = []
@@ -25,10 +55,10 @@ def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4), ("dualpipe-v", 4)])
-def test_hooks_name_every_op_and_message(pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
+def test_hooks_name_every_op_and_message(trained: Callable[..., Trained], name: str, pp: int) -> None:
     run = TorchRun(name, pp, 2 * pp)
-    results = pool.run(train, run, str(tmp_path), world=pp)
-    analysis = load([tmp_path])
+    folder, results = trained(run)
+    analysis = load([folder])
     report, plan = analysis.report, run.plan
     assert report.framework == "torch.distributed.pipelining"
     assert (report.schedule.name, report.schedule.source, report.schedule.mismatches) == (name, "metadata", ())
@@ -55,17 +85,19 @@ def test_hooks_name_every_op_and_message(pool: Pool, tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v"])
-def test_losses_are_the_same_to_the_last_bit(pool: Pool, tmp_path: Path, name: str) -> None:
+def test_losses_are_the_same_to_the_last_bit(trained: Callable[..., Trained], name: str) -> None:
     run = TorchRun(name, 2, 4)
-    hooked = [losses for losses, _ in pool.run(train, run, str(tmp_path), world=2)]
-    plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
-    assert hooked == plain
-    assert sum(map(len, plain)) == run.microbatches * (run.steps + 1)
+    hooked = trained(run).losses
+    plain = trained(replace(run, steps=LONGER), False).losses
+    assert hooked == [losses[: run.microbatches * (run.steps + 1)] for losses in plain]
+    assert sum(map(len, hooked)) == run.microbatches * (run.steps + 1)
 
 
 @pytest.mark.parametrize(("name", "probe"), [("1f1b", "F:0.5"), ("interleaved-1f1b", "stage=1:0.5"), ("zbv", "W:0.5")])
-def test_probes_of_hooked_schedules_change_no_loss(pool: Pool, tmp_path: Path, name: str, probe: str) -> None:
-    run = TorchRun(name, 2, 4, steps=4)
+def test_probes_of_hooked_schedules_change_no_loss(
+    pool: Pool, trained: Callable[..., Trained], tmp_path: Path, name: str, probe: str
+) -> None:
+    run = TorchRun(name, 2, 4, steps=LONGER)
     probed = [losses for losses, _ in pool.run(train, run, str(tmp_path), True, None, [probe], world=2)]
     analysis = load([tmp_path])
     assert [step.step for step in analysis.report.steps] == [2, 4]
@@ -76,5 +108,4 @@ def test_probes_of_hooked_schedules_change_no_loss(pool: Pool, tmp_path: Path, n
         "no interval: that takes 6 probed steps of a target, and there are 2; record more steps"
     )
     assert one.slope is not None
-    plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
-    assert probed == plain
+    assert probed == trained(run, False).losses

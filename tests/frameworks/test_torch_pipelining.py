@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,7 +15,7 @@ from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.run import recognise
 from pptrace.report.to_json import report_object
-from pptrace.workflow.load import load
+from pptrace.workflow.load import Analysis, load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.support.extent import ALL
@@ -20,15 +24,29 @@ from tests.support.pool import Pool
 LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
 
 
-def record(pool: Pool, run: TorchRun, folder: Path) -> None:
-    pool.run(train_profiled, run, str(folder), world=run.pp, timeout_s=300)
+class Recorded(NamedTuple):
+    run: TorchRun
+    folder: Path
+    analysis: Analysis
+
+
+@pytest.fixture(scope="module")
+def recorded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recorded]:
+    """Traces of a schedule with two microbatches for each rank, recorded and read once for all tests that look at them."""
+
+    @cache
+    def record_once(name: str, pp: int = 2, record_shapes: bool = True) -> Recorded:
+        run = TorchRun(name, pp, 2 * pp, record_shapes=record_shapes)
+        folder = tmp_path_factory.mktemp(name)
+        pool.run(train_profiled, run, str(folder), world=pp, timeout_s=300)
+        return Recorded(run, folder, load([folder]))
+
+    return record_once
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), *([("1f1b", 4)] if ALL else [])])
-def test_the_plan_is_found_microbatch_by_microbatch(pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
-    run = TorchRun(name, pp, 2 * pp)
-    record(pool, run, tmp_path)
-    analysis = load([tmp_path])
+def test_the_plan_is_found_microbatch_by_microbatch(recorded: Callable[..., Recorded], name: str, pp: int) -> None:
+    run, _, analysis = recorded(name, pp)
     plan = analysis.schedule.plan
     assert plan is not None
     assert [list(map(str, plan.compute_actions(rank))) for rank in range(pp)] == [
@@ -53,10 +71,9 @@ def test_the_plan_is_found_microbatch_by_microbatch(pool: Pool, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("name", "record_shapes"), [("1f1b", False), ("gpipe", True), ("zbv", False)])
-def test_every_message_meets_its_other_end(pool: Pool, tmp_path: Path, name: str, record_shapes: bool) -> None:
-    run = TorchRun(name, 2, 4, record_shapes=record_shapes)
-    record(pool, run, tmp_path)
-    comms = load([tmp_path]).data.comms
+def test_every_message_meets_its_other_end(recorded: Callable[..., Recorded], name: str, record_shapes: bool) -> None:
+    run, _, analysis = recorded(name, record_shapes=record_shapes)
+    comms = analysis.data.comms
     assert (comms["bytes"] > 0).all() if record_shapes else (comms["bytes"] == -1).all()
     plan = run.plan
     crossing = sum(plan.placement[s] != plan.placement[s + 1] for s in range(plan.num_stages - 1))
@@ -65,9 +82,8 @@ def test_every_message_meets_its_other_end(pool: Pool, tmp_path: Path, name: str
     assert (comms["transfer_start_ns"] <= comms["transfer_end_ns"]).all()
 
 
-def test_the_parts_of_every_window_sum_to_it(pool: Pool, tmp_path: Path) -> None:
-    record(pool, TorchRun("interleaved-zb", 2, 4), tmp_path)
-    for step in load([tmp_path]).report.steps:
+def test_the_parts_of_every_window_sum_to_it(recorded: Callable[..., Recorded]) -> None:
+    for step in recorded("interleaved-zb").analysis.report.steps:
         for rank in step.ranks:
             assert rank.exposed_comm_ns is not None
             assert rank.bubble_ns is not None
@@ -80,18 +96,21 @@ def vars_of(waterfall: object) -> list[int | None]:
     return [getattr(waterfall, name) for name in waterfall.__slots__]  # type: ignore[attr-defined]
 
 
-def test_waiting_inside_a_label_is_no_compute(pool: Pool, tmp_path: Path) -> None:
+def test_waiting_inside_a_label_is_no_compute(recorded: Callable[..., Recorded]) -> None:
     """Ops last from their first operator to their last, and lie within their labels."""
-    record(pool, TorchRun("interleaved-1f1b", 2, 4, steps=1), tmp_path)
-    ops = load([tmp_path]).data.ops
+    run, folder, analysis = recorded("interleaved-1f1b")
+    ops = analysis.data.ops
     for rank in range(2):
-        events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
-        labels = {e["name"]: e["dur"] * 1e3 for e in events if e.get("ph") == "X" and e["name"].startswith("PP:")}
-        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        assert len(rank_ops) == 16
+        labels = defaultdict(list)  # by name, step after step
+        events = json.loads((folder / f"rank{rank}.json").read_text())["traceEvents"]
+        named = (e for e in events if e.get("ph") == "X" and e["name"].startswith("PP:"))
+        for event in sorted(named, key=lambda event: event["ts"]):
+            labels[event["name"]].append(event["dur"] * 1e3)
+        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
+        assert len(rank_ops) == 16 * run.steps
         shorter = 0
         for op in rank_ops.itertuples():
-            label = labels[f"PP:{op.stage}{op.kind}{op.microbatch}"]
+            label = labels[f"PP:{op.stage}{op.kind}{op.microbatch}"].pop(0)
             assert 0 < op.end_ns - op.start_ns <= label
             shorter += op.end_ns - op.start_ns < 0.95 * label
         assert shorter > 0
@@ -129,11 +148,9 @@ def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
 
 
 def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(
-    pool: Pool, tmp_path: Path
+    recorded: Callable[..., Recorded],
 ) -> None:
-    run = TorchRun("dualpipe-v", 2, 6)
-    record(pool, run, tmp_path)
-    analysis = load([tmp_path])
+    run, _, analysis = recorded("dualpipe-v")
     assert analysis.report.clock.method == "same-host"
     chunk_of = {stage: run.plan.stages_of(rank).index(stage) for rank in range(2) for stage in run.plan.stages_of(rank)}
     for step in report_object(analysis.report, with_ops=True)["steps"]:

@@ -73,17 +73,15 @@ def check_values(answers: dict[str, Tensor], size: int, rank: int, dtype: torch.
         torch.testing.assert_close(answer, wanted[name], rtol=0, atol=0, msg=f"{name} of rank {rank}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("route", Route)
 @pytest.mark.parametrize("size", [2, 4])
-def test_blocking_operations_are_right_and_marked_in_order(
-    pool: Pool, size: int, route: Route, dtype: torch.dtype
-) -> None:
-    for rank, (answers, marks, events) in enumerate(pool.run(every_operation, route, dtype, False, world=size)):
-        check_values(answers, size, rank, dtype)
-        assert len(answers) == 8
-        assert marks == marks_without_handles(size, rank, answers["sum"].nbytes)
-        assert_inside_one_range(events)
+def test_blocking_operations_are_right_and_marked_in_order(pool: Pool, size: int, route: Route) -> None:
+    for rank, by_dtype in enumerate(pool.run(every_operation, route, DTYPES, False, world=size)):
+        for dtype, (answers, marks, events) in zip(DTYPES, by_dtype, strict=True):
+            check_values(answers, size, rank, dtype)
+            assert len(answers) == 8
+            assert marks == marks_without_handles(size, rank, answers["sum"].nbytes)
+            assert_inside_one_range(events)
 
 
 def assert_inside_one_range(events: list[Event]) -> None:
@@ -96,7 +94,7 @@ def assert_inside_one_range(events: list[Event]) -> None:
 
 @pytest.mark.parametrize("route", Route)
 def test_started_operations_are_right_and_each_is_awaited_under_its_own_handle(pool: Pool, route: Route) -> None:
-    for rank, (answers, marks, _) in enumerate(pool.run(every_operation, route, torch.float64, True, world=4)):
+    for rank, ((answers, marks, _),) in enumerate(pool.run(every_operation, route, DTYPES[:1], True, world=4)):
         check_values(answers, 4, rank, torch.float64)
         posted = [mark for mark in marks if isinstance(mark, CollectiveMark | ExchangeMark)]
         awaited = [mark for mark in marks if isinstance(mark, AwaitMark)]

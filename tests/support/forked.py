@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(sys.executable).parent / "pptrace")
 PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.examples.train_gpt"),
+    *("torch._inductor.compile_fx", "torch.distributed.checkpoint"),  # a second of what megatron-core imports
     *("instrument.launch.launcher", "instrument.launch.worker", "instrument.launch.traced", "instrument.launch.nsys"),
     *("instrument.launch.profiler", "instrument.launch.hang_watch", "instrument.launch.python_motion"),
     *("pptrace.cli.main", "pptrace.cli.run", "pptrace.cli.analyze", "pptrace.workflow.load"),
@@ -84,7 +85,8 @@ def _server() -> socket.socket:
     """A process that waits for jobs. It ends with this one, which inherits the forks, as if it had started them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # Importing torch's compiler starts processes that compile, where nobody says otherwise.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     command = [sys.executable, "-c", f"from tests.support.forked import main; main({theirs.fileno()})"]
     with theirs:
         process = subprocess.Popen(
@@ -327,7 +329,7 @@ def _print_script_part(kind: type[BaseException], error: BaseException, trace: t
 
 
 def _end(code: int | str | None) -> NoReturn:
-    """End as Python would, but for taking apart what was imported, which takes longer than all else that a launcher does."""
+    """End as Python would, but for taking apart what was imported, which takes longer than most programs of tests."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -347,12 +349,13 @@ def main(fd: int) -> None:
     while job.num_children and (inherited := children.prepare(job.num_children, streams)):  # goes on in the child
         (job, streams), children = inherited, _Children()
     _become(job, streams)
-    if not job.num_children:
-        _run(job.arguments)
-        return
-    children.replace_popen()
+    if job.num_children:
+        children.replace_popen()
     try:
         _run(job.arguments)
     except SystemExit as ended:
         _end(ended.code)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        _end(1)
     _end(None)

@@ -10,10 +10,12 @@ import ctypes
 import faulthandler
 import gc
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -28,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tests.support.forked import ROOT, start_python
 
@@ -167,6 +170,9 @@ def serve(rank_text: str, port: str, stack_file: str) -> None:
     # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False)
+    closing: queue.SimpleQueue[list[dist.ProcessGroup]] = queue.SimpleQueue()
+    threading.Thread(target=_close_groups, args=(closing,), daemon=True).start()
+    groups: list[dist.ProcessGroup] = []
     gc.freeze()  # what is imported stays; looking through it after each case would take longer than most cases do
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
@@ -175,7 +181,9 @@ def serve(rank_text: str, port: str, stack_file: str) -> None:
                 name, world, function, arguments = pipe.recv()
             except EOFError:
                 return
-            pipe.send(_attempt(name, rank, world, store, function, arguments))
+            closing.put(groups)  # of the case before, now that all ranks have ended it: none of them connects any more
+            groups = []
+            pipe.send(_attempt(name, rank, world, store, groups, function, arguments))
 
 
 def _share_device() -> None:
@@ -197,14 +205,28 @@ def _share_device() -> None:
     c10d.ProcessGroupGloo = OnSharedDevice
 
 
+def _close_groups(closing: queue.SimpleQueue[list[dist.ProcessGroup]]) -> None:
+    """Close the connections of groups while the next case runs: with each, gloo waits for its thread, up to 10 ms."""
+    while True:
+        closing.get().clear()
+
+
 def _attempt(
-    name: str, rank: int, world: int, store: dist.TCPStore, function: Callable[..., Any], arguments: tuple[Any, ...]
+    name: str,
+    rank: int,
+    world: int,
+    store: dist.TCPStore,
+    groups: list[dist.ProcessGroup],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> tuple[bool, Any]:
+    """Run a case; what it returned, or how it failed. ``groups`` takes its process groups, whose connections are still open."""
     try:
         dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=world)
         try:
             return True, function(*arguments)
         finally:
+            groups += distributed_c10d._world.pg_map
             dist.destroy_process_group()
             gc.collect()  # a group that a cycle keeps keeps its threads, and those of many cases slow all others down
     except BaseException:

@@ -20,7 +20,7 @@ def test_a_case_that_hangs_is_ended_with_the_stacks_of_all_ranks() -> None:
             pool.run(fail_on_rank_one)
         pool.run(os.getpid)  # so that those started anew are up before the time runs
         with pytest.raises(RankFailureError, match=r"(?s)finished in time.*hang_on_rank_one") as failure:
-            pool.run(hang_on_rank_one, timeout_s=4)
+            pool.run(hang_on_rank_one, timeout_s=1)
         assert "rank 0:" in str(failure.value)
         assert "rank 1:" in str(failure.value)
     for pid in workers:

@@ -94,7 +94,7 @@ def test_a_step_that_does_not_end_is_given_up_and_no_process_stays(monkeypatch: 
             started.append(self)
 
     monkeypatch.setattr(execution.subprocess, "Popen", Watched)
-    monkeypatch.setattr(execution, "_LIMIT_S", 1.0)
+    monkeypatch.setattr(execution, "_LIMIT_S", 0.6)
     with pytest.raises(PptraceError, match="did not end their step within 1 s"):
         execute(workload(build("1f1b", 2, 2), Messaging.AHEAD, forward_ms=60_000), predicted_ns=1)
     assert len(started) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,10 +44,15 @@ class Listening(Recorder):
 def heard(group: AxisGroup, function: Callable[[], T]) -> tuple[T, list[Mark]]:
     """The function's answer, and the marks of a group with a :class:`Listening` recorder in the order of their beginning."""
     assert isinstance(group.recorder, Listening)
-    group.recorder.names.clear()
+    return heard_by(group.recorder, function)
+
+
+def heard_by(recorder: Listening, function: Callable[[], T]) -> tuple[T, list[Mark]]:
+    """The function's answer, and the marks that the recorder made meanwhile, in the order of their beginning."""
+    recorder.names.clear()
     answer = function()
-    marks = [mark for name in group.recorder.names if isinstance(mark := parse_mark(name), Mark)]
-    assert len(marks) == len(group.recorder.names)
+    marks = [mark for name in recorder.names if isinstance(mark := parse_mark(name), Mark)]
+    assert len(marks) == len(recorder.names)
     return answer, marks
 
 
@@ -88,9 +93,16 @@ def own_value(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return ((count * 3 + rank * 5) % 7).to(dtype)
 
 
-def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict[str, Tensor], list[Mark], list[Event]]:
-    """Each operation once, blocking or started."""
+Answers = tuple[dict[str, Tensor], list[Mark], list[Event]]
+
+
+def every_operation(route: Route, dtypes: Sequence[torch.dtype], later: bool) -> list[Answers]:
+    """Of each dtype each operation once, blocking or started."""
     group = axis_of_all_ranks(route)
+    return [_every_operation(group, dtype, later) for dtype in dtypes]
+
+
+def _every_operation(group: AxisGroup, dtype: torch.dtype, later: bool) -> Answers:
     size, rank = group.size, group.rank
     value = own_value(rank, (2, 2 * size, 3), dtype)
 

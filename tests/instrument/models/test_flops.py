@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
 from instrument.expert.options import ExpertOptions, Shared
-from instrument.mesh import fit_shape, make_mesh
+from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
-from instrument.models.parallel import ParallelOptions, make_parallel
+from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
@@ -113,11 +113,15 @@ def test_grouped_queries_have_a_smaller_projection(kv_heads: int) -> None:
     assert step_flops(model, BATCH).model == counter.get_total_flops()
 
 
-def shares_of(sizes: dict[str, int], options: ParallelOptions, recompute: Recompute) -> int:
+def shares_of(sizes: dict[str, int], options: ParallelOptions) -> dict[Recompute, int]:
     """FLOPs of this rank's forward and backward by torch, with an attention made of matrix products."""
     mesh = make_mesh(fit_shape(4, **sizes), "cpu", "gloo")
-    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
     parallel = make_parallel(mesh, options, Recorder())
+    return {recompute: _share_of(mesh, parallel, recompute) for recompute in (Recompute.NONE, Recompute.FULL)}
+
+
+def _share_of(mesh: Mesh, parallel: Parallel, recompute: Recompute) -> int:
+    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
     stage = GptStage(model, range(LAYERS), parallel)
     attach(stage)  # so that a recomputed layer runs whole
     tokens = torch.randint(256, (BATCH, SEQUENCE // mesh.shape.cp))
@@ -138,9 +142,10 @@ def shares_of(sizes: dict[str, int], options: ParallelOptions, recompute: Recomp
 def test_the_ranks_of_a_mesh_share_out_the_flops_of_a_step(
     pool: Pool, sizes: dict[str, int], options: ParallelOptions
 ) -> None:
-    for recompute in (Recompute.NONE, Recompute.FULL):
-        ranks = pool.run(shares_of, sizes, options, recompute, timeout_s=300)
-        shape = fit_shape(4, **sizes)
+    by_rank = pool.run(shares_of, sizes, options, timeout_s=300)
+    shape = fit_shape(4, **sizes)
+    for recompute in by_rank[0]:
+        ranks = [shares[recompute] for shares in by_rank]
         model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
         # What all ranks do is what MFU divides by the time, the world and a rank's peak.
         assert sum(ranks) == step_flops(model, BATCH).times(shape.dp).hardware

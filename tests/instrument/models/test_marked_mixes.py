@@ -46,7 +46,7 @@ GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.BROADCAST: "gloo:broadcast",
 }
 
-MESHES = [(2, 2, 2, 1), (1, 2, 2, 2)]
+MESHES = [(1, 2, 2, 1)]  # the other pairs of axes are those of the mixes below
 MIXES = {
     "pp-tp-sp-ahead-clip": Mix(pp=2, tp=2, sequence=True, ahead=2, clip=0.3),
     "gqa-full-dropout-validated": Mix(

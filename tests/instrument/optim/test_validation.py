@@ -108,12 +108,12 @@ def holder(case: Case, rank: int) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_norms_that_need_no_clip_are_exact_and_nothing_runs_twice(pool: Pool, case: Case) -> None:
-    (ranks,) = check(pool, [Training(case, NEVER)])
+    (ranks,) = check(pool, [Training(case, NEVER, steps=3)])
     assert all(trained.num_rollbacks == 0 for trained in ranks)
     assert all(len(set(trained.forwards)) == 1 for trained in ranks)
 
 
-@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[1], *CASES[3:6]], ids=name_of)
+@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[1], CASES[3], CASES[5]], ids=name_of)
 def test_a_forced_clip_is_rolled_back_and_done_again(pool: Pool, case: Case) -> None:
     late = Training(case, norm_between(case, case.pp - 2))
     at_once = Training(case, 1e-3)  # above it from rank 0 on: each rank waits
@@ -131,7 +131,7 @@ def test_a_clip_that_only_the_first_rank_did_not_see_is_rolled_back_there_alone(
     assert [trained.num_rollbacks for trained in others] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[1], *CASES[3:6]], ids=name_of)
+@pytest.mark.parametrize("case", SPLIT if ALL else [CASES[2], CASES[4], CASES[5]], ids=name_of)
 def test_a_forced_overflow_is_left_out(pool: Pool, case: Case) -> None:
     last, first = holder(case, case.pp - 1), holder(case, 0)
     trainings = [
@@ -164,7 +164,7 @@ def test_copies_of_stages_count_once(pool: Pool) -> None:
 
 def test_without_a_barrier_the_next_step_begins_before_the_last_rank_has_updated(pool: Pool) -> None:
     assert pool.run(wait_for_the_next_forward, OptimizerSync.POST_VALIDATION, 30.0)[-1] is True
-    assert pool.run(wait_for_the_next_forward, OptimizerSync.SYNCHRONOUS, 0.5)[-1] is False
+    assert pool.run(wait_for_the_next_forward, OptimizerSync.SYNCHRONOUS, 0.2)[-1] is False
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.inf, math.nan])

@@ -14,6 +14,7 @@ from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import SCHEDULES, build
+from tests.support.extent import ALL
 
 Instructions = tuple[tuple[Action, ...], ...]
 
@@ -63,7 +64,7 @@ def plans(draw: st.DrawFn) -> Plan:
             continue
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if ALL else 20, deadline=None)
 @given(plans(), st.integers(1, 4), st.booleans())
 def test_posting_ahead_keeps_every_action_and_the_order_of_all_but_receives(
     plan: Plan, depth: int, tagged: bool

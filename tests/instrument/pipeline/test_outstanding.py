@@ -99,5 +99,5 @@ def test_a_negative_number_is_one_line() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zbv", "dualpipe-v", "dualpipe"])
 def test_gradients_are_exact_whichever_microbatches_recompute(pool: Pool, schedule: str) -> None:
     chunks = SCHEDULES[schedule].default_chunks
-    for keep, recompute in ((0, Recompute.NONE), (1, Recompute.SELECTIVE), (3, Recompute.NONE)):
-        check(pool, [Case(schedule, 4, 8, chunks=chunks, keep=keep, recompute=recompute)])
+    ways = ((0, Recompute.NONE), (1, Recompute.SELECTIVE), (3, Recompute.NONE))
+    check(pool, [Case(schedule, 4, 8, chunks=chunks, keep=keep, recompute=recompute) for keep, recompute in ways])

@@ -16,7 +16,7 @@ from tests.instrument.pipeline.test_exact import check
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
-SECONDS = float(os.environ.get("PPTRACE_SOAK_S", "60" if ALL else "4"))
+SECONDS = float(os.environ.get("PPTRACE_SOAK_S", "60" if ALL else "2.5"))
 
 
 def draw(chance: random.Random) -> Case:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Mark
-from tests.instrument.cases.collectives import observed
+from tests.instrument.cases.collectives import Listening, heard_by
 
 HEADS, HEAD_DIM, MICROBATCH = 4, 8, 2
 
@@ -55,20 +56,33 @@ class ContextCase:
         )
 
 
-def make_attention(case: ContextCase, pp: int = 1) -> tuple[ContextAttention, int]:
-    """Attention of this rank and its context rank."""
-    mesh = make_mesh(fit_shape(dist.get_world_size(), pp, cp=case.shape.size), "cpu", "gloo")
-    groups = make_context_groups(mesh, case.shape, Recorder(), case.route)
-    return ContextAttention(groups, case.causal), mesh.coordinates[2]
+Maker = Callable[[ContextCase], tuple[ContextAttention, int]]
+"""Of a case its attention on this rank, and the rank's place on cp."""
+
+
+def maker(size: int, pp: int = 1, recorder: Recorder | None = None) -> Maker:
+    """Make attentions of cases on ``size`` context ranks; the groups of a shape once."""
+    mesh = make_mesh(fit_shape(dist.get_world_size(), pp, cp=size), "cpu", "gloo")
+    groups_of = cache(lambda shape, route: make_context_groups(mesh, shape, recorder or Recorder(), route))
+
+    def make(case: ContextCase) -> tuple[ContextAttention, int]:
+        return ContextAttention(groups_of(case.shape, case.route), case.causal), mesh.coordinates[2]
+
+    return make
+
+
+def make_attention(case: ContextCase) -> tuple[ContextAttention, int]:
+    return maker(case.shape.size)(case)
 
 
 def errors(cases: Sequence[ContextCase], pp: int = 1) -> list[list[float]]:
     """Of every case the largest differences from attention over the whole sequence: output, and gradients of q, k, v."""
-    return [_errors(case, pp) for case in cases]
+    make = maker(cases[0].shape.size, pp)
+    return [_errors(case, make) for case in cases]
 
 
-def _errors(case: ContextCase, pp: int) -> list[float]:
-    attention, rank = make_attention(case, pp)
+def _errors(case: ContextCase, make: Maker) -> list[float]:
+    attention, rank = make(case)
     if case.exact:
         instrument.context.ring.kernel_for = lambda q: Exact()
     try:
@@ -107,13 +121,19 @@ def reference(case: ContextCase) -> list[Tensor]:
     return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def marks_of(case: ContextCase) -> tuple[list[Mark], list[Mark]]:
-    """The marks of forward, and of backward."""
-    attention, rank = make_attention(case)
+def marks_of(cases: Sequence[ContextCase]) -> list[tuple[list[Mark], list[Mark]]]:
+    """The marks of forward, and of backward, of every case."""
+    recorder = Listening()
+    make = maker(cases[0].shape.size, recorder=recorder)
+    return [_marks_of(case, make, recorder) for case in cases]
+
+
+def _marks_of(case: ContextCase, make: Maker, recorder: Listening) -> tuple[list[Mark], list[Mark]]:
+    attention, rank = make(case)
     q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    output, forward, _ = observed(lambda: attention(*leaves))
-    _, backward, _ = observed(lambda: output.backward(gradient))
+    output, forward = heard_by(recorder, lambda: attention(*leaves))
+    _, backward = heard_by(recorder, lambda: output.backward(gradient))
     return forward, backward
 
 
@@ -161,8 +181,9 @@ class CountingKernel(CpuFlash):
 def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
     """Elements of the score matrix that this rank computes in forward and in backward, of every case."""
     result = []
+    make = maker(cases[0].shape.size)
     for case in cases:
-        attention, rank = make_attention(case)
+        attention, rank = make(case)
         kernel = CountingKernel()
 
         def counted(q: Tensor, kernel: Kernel = kernel) -> Kernel:
@@ -177,15 +198,20 @@ def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
     return result
 
 
-def rotated_by_position(case: ContextCase) -> float:
-    """Largest difference when queries and keys are turned by their position ids, shard by shard or as a whole."""
+def rotated_by_position(cases: Sequence[ContextCase]) -> list[float]:
+    """Of every case the largest difference when queries and keys are turned by their position ids, by shard or as a whole."""
+    make = maker(cases[0].shape.size)
+    return [_rotated(case, make) for case in cases]
+
+
+def _rotated(case: ContextCase, make: Maker) -> float:
 
     def turn(tensor: Tensor, places: Tensor) -> Tensor:
         angle = places.to(case.dtype)[:, None] / torch.arange(1, HEAD_DIM // 2 + 1)
         pairs = torch.view_as_complex(tensor.view(*tensor.shape[:-1], HEAD_DIM // 2, 2).contiguous())
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
-    attention, rank = make_attention(case)
+    attention, rank = make(case)
     shards = [shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
     places = positions(case.shape, case.sequence, rank)
     result = attention(turn(shards[0], places), turn(shards[1], places), shards[2])

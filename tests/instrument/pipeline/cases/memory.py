@@ -53,7 +53,7 @@ def predict(case: Case, rank: int) -> int:
     kept = {
         (stage, is_recomputed): keeps(case, stage, is_recomputed)
         for stage in plan.stages_of(rank)
-        for is_recomputed in (False, True)
+        for is_recomputed in ((False, True) if again else (False,))
     }
     held = peak = 0
     for half in iter_halves(plan.ranks[rank]):

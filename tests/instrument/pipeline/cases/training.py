@@ -201,11 +201,17 @@ def outputs_alive(case: Case) -> tuple[list[int], int]:
     return alive, sum(not output.expired() for output in outputs)
 
 
-def exchanges(mode: Mode, negotiated: bool) -> list[dict[str, float]]:
-    """The combinations of transfers that Megatron-LM names, on a pipeline of all ranks; what this rank received in each."""
-    world = dist.get_world_size()
-    mesh = make_mesh(fit_shape(world), "cpu", "gloo")
-    plan = lower(build("1f1b", world, 1, 1))
+def exchanges(mode: Mode) -> list[list[dict[str, float]]]:
+    """The combinations of transfers that Megatron-LM names, on a pipeline of all ranks; what this rank received in each.
+
+    First of shapes that both ends know, then of ones that travel before the tensors.
+    """
+    mesh = make_mesh(fit_shape(dist.get_world_size()), "cpu", "gloo")
+    return [_exchanges(mesh, mode, negotiated) for negotiated in (False, True)]
+
+
+def _exchanges(mesh: Mesh, mode: Mode, negotiated: bool) -> list[dict[str, float]]:
+    plan = lower(build("1f1b", mesh.shape.pp, 1, 1))
     shape = (2, 3, 4)
     spec = TensorSpec(None if negotiated else shape, torch.float64, CPU)
     p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT), Recorder())
