@@ -46,7 +46,7 @@ def headline(result: WhatIf) -> str:
 def _to_paste(result: WhatIf) -> list[str]:
     """The options that make the change that the headline names, a line for each framework; none that its notes have."""
     best = result.advice
-    if best is None:
+    if best is None or best.over_limit_bytes:
         return []
     return [f"to paste, {where}: {options}" for where, options in best.paste.items() if options not in best.note]
 
@@ -85,6 +85,12 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
     below += ["verified: run in real processes with ops that sleep as long as theirs took"] if ran else []
+    below += [
+        f"{one.name}: verified outside its interval: messages and Python of these processes took longer, other work had the "
+        "cores, or the prediction is wrong; verify again with nothing else to do"
+        for one in shown
+        if one.verified_span_ns is not None and not one.low_ns <= one.verified_span_ns <= one.high_ns
+    ]
     leave_out = tuple(map(columns.index, ("in flight", "bubble ratio", "front", "memory")))
     return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
 

@@ -9,11 +9,13 @@ import numpy as np
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
-from pptrace.errors import ShapeError, UsageError
+from pptrace.errors import ScheduleError, ShapeError, UsageError
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
 from pptrace.schedule.shape import OpCosts
+from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
 
@@ -70,6 +72,7 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
         plan.pp,
         change.microbatches or plan.num_microbatches,
         chunks,
+        group_of(plan, name, change.microbatches or plan.num_microbatches) if name == schedule else None,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
     changed = entry.build_shape(shape).compute_only()
@@ -79,6 +82,39 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
             "layers; expected at least one for each stage"
         )
     return changed
+
+
+def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
+    """The group of microbatches with which a run's own schedule goes on with another number of them; None for the usual one.
+
+    Where the groups of the measured ``plan`` are equal (as torch has them: as many of p microbatches or more as there can be),
+    those of another number are equal too; else the size of the group stays.
+    """
+    entry = get(name)
+    if not entry.takes_group_size or plan.num_chunks == 1:
+        return None
+    forwards = [action.stage for action in plan.ranks[0] if action.kind is Kind.F]
+    size = next((nth for nth, stage in enumerate(forwards) if stage != forwards[0]), len(forwards))
+    if size in (0, plan.pp) or not _has_groups(plan, name, size):
+        return None
+    if size != _equal_groups(plan.pp, plan.num_microbatches):
+        return min(size, num_microbatches)
+    return _equal_groups(plan.pp, num_microbatches)
+
+
+def _equal_groups(pp: int, num_microbatches: int) -> int | None:
+    """The size of equal groups of ``pp`` microbatches or more, as many as there can be; None where they do not divide."""
+    num_groups = max(num_microbatches // pp, 1)
+    return num_microbatches // num_groups if num_microbatches % num_groups == 0 else None
+
+
+def _has_groups(plan: Plan, name: str, size: int) -> bool:
+    """Return whether a plan is that of a schedule with groups of this size."""
+    try:
+        built = get(name).build_shape(shape_for(name, plan.pp, plan.num_microbatches, plan.num_chunks, size))
+    except ScheduleError:
+        return False
+    return to_rows(built.compute_only()) == to_rows(plan)
 
 
 def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:

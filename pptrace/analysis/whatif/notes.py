@@ -8,6 +8,7 @@ from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.paste import goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
+from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
 from pptrace.schedule.plan import Plan
 
 _MUCH_DELAY = 0.05
@@ -28,6 +29,12 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         )
     if change.split is not None:
         yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
+    if change.split is not None:
+        yield (
+            "layers of a stage are taken to cost alike; what the first and the last stage take beyond that is taken to stay there"
+            if costs.num_stages >= FEWEST_STAGES
+            else "layers of a stage are taken to cost alike: of two stages embedding and head cannot be distinguished from them"
+        )
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
     if change.microbatch_size != 1:

@@ -46,8 +46,12 @@ def options_of(
     lines = {PPTRACE: _joined(of_pptrace)}
     if change.prefetch is None and change.work(costs.plan) == 1:  # the number of microbatches follows from their size
         lines[MEGATRON] = _of_megatron(change, schedule, plan, split, size)
-        lines[TORCHTITAN] = _of_torchtitan(change, schedule, split, size)
+        lines[TORCHTITAN] = _of_torchtitan(change, schedule, plan, split, size)
     return {framework: line for framework, line in lines.items() if line}
+
+
+_CHUNKS = 2
+"""Stages of each rank that torchtitan makes where it is not given their number."""
 
 
 def _changes_chunks(change: Change, schedule: str) -> bool:
@@ -66,8 +70,13 @@ def _split(change: Change, plan: Plan, costs: StageCosts) -> tuple[int, ...] | N
     return tuple(map(int, layers)) if all(count == int(count) for count in layers) else None
 
 
+def _runs_elsewhere(plan: Plan) -> bool:
+    """Return whether other runtimes run an interleaved plan in this order: of a last group smaller than p they make others."""
+    return plan.num_stages == plan.pp or plan.num_microbatches % plan.pp == 0
+
+
 def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ...] | None, size: str | None) -> str:
-    if schedule not in _OF_MEGATRON:
+    if schedule not in _OF_MEGATRON or not _runs_elsewhere(plan):
         return ""
     has_chunks = plan.num_stages > plan.pp
     options = [] if split is None else [megatron_layout(split, has_chunks=has_chunks)]
@@ -76,9 +85,12 @@ def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ..
     return " ".join([*options, _joined({"--micro-batch-size": size})]).strip()
 
 
-def _of_torchtitan(change: Change, schedule: str, split: tuple[int, ...] | None, size: str | None) -> str:
+def _of_torchtitan(change: Change, schedule: str, plan: Plan, split: tuple[int, ...] | None, size: str | None) -> str:
+    """Without a split torchtitan makes two stages for each rank of an interleaved schedule."""
     name = SCHEDULES[schedule].torch_name if schedule in SCHEDULES else ""
     if change.schedule is not None and not name:
+        return ""
+    if not _runs_elsewhere(plan) or (split is None and _changes_chunks(change, schedule) and plan.num_chunks > _CHUNKS):
         return ""
     options = {
         "--parallelism.pipeline_parallel_schedule": name if change.schedule is not None else None,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_FEWEST_STAGES = 3
+FEWEST_STAGES = 3
 """With fewer stages none is between the first and the last, and what the ends have besides their layers is not known."""
 
 
@@ -67,7 +67,7 @@ def layer_overlap(measured: Sequence[float], wanted: Sequence[float]) -> Floats:
 
 def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:
     """Part of the first and of the last stage's work that is not that of its layers, shape (2, outputs)."""
-    if len(layers) < _FEWEST_STAGES:
+    if len(layers) < FEWEST_STAGES:
         return np.zeros((2, typical.shape[1]))
     of_layer = np.median(typical[1:-1] / np.array(layers[1:-1])[:, np.newaxis], axis=0)
     ends, counts = typical[[0, -1]], np.array([layers[0], layers[-1]])[:, np.newaxis]

@@ -14,7 +14,7 @@ import numpy as np
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.result import Report
+from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
@@ -187,13 +187,25 @@ def study_run(
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
-    warnings += warnings_of_costs(baseline.costs)
+    warnings += [*warnings_of_costs(baseline.costs), *_warnings_of_slow_ranks(report.findings)]
     if baseline.other_messaging:
         others = " or ".join(baseline.other_messaging)
         warnings.append(
             f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
         )
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
+
+
+def _warnings_of_slow_ranks(findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines about what is slow by itself: its stage is predicted to be as slow on other ranks, and with other layers."""
+    for finding in findings:
+        where = finding.evidence.get("where") or {}
+        if finding.evidence.get("cause") == "straggler" and "rank" in where:
+            rank = where["rank"]
+            yield (
+                f"rank {rank} is slower than its replicas: changes of schedule, chunks and split take its stage to cost as much "
+                f"wherever it is, which is wrong where the rank itself is slow; predict with --ideal rank={rank} first"
+            )
 
 
 def _warning_of_waits(baseline: Baseline) -> Iterator[str]:

@@ -55,6 +55,18 @@ def test_a_schedule_with_chunks_has_its_even_split() -> None:
     }
 
 
+def test_other_runtimes_have_no_options_for_orders_that_they_refuse_or_change() -> None:
+    """Megatron-LM refuses a last group smaller than p, torch makes equal groups; without a split torchtitan has two chunks."""
+    assert options(
+        Change(schedule="interleaved-1f1b", microbatches=6, microbatch_size=8 / 6), costs_of(), sequences=6
+    ) == {PPTRACE: "--schedule interleaved-1f1b --chunks 2 --microbatches 6 --microbatch-size 8"}
+    four = options(Change(schedule="interleaved-1f1b", chunks=4), costs_of())
+    assert four == {
+        PPTRACE: "--schedule interleaved-1f1b --chunks 4",
+        MEGATRON: "--num-virtual-stages-per-pipeline-rank 4",
+    }
+
+
 def test_frameworks_without_a_schedule_are_left_out() -> None:
     assert options(Change(schedule="zb-h1")) == {PPTRACE: "--schedule zb-h1"}
     assert options(Change(schedule="gpipe")) == {

@@ -170,6 +170,22 @@ def test_more_microbatches_of_the_same_size_are_more_work(one_f_one_b: Analysis)
     assert "2 times the work" in scenario.note
 
 
+@pytest.mark.parametrize(
+    ("microbatches", "group", "wanted", "groups"),
+    [(6, 6, 10, 5), (10, 5, 6, 6), (6, 4, 10, 4), (12, 6, 24, 6), (8, 4, 16, 4)],
+)
+def test_an_interleaved_run_keeps_its_groups_of_microbatches(
+    microbatches: int, group: int, wanted: int, groups: int, tmp_path: Path
+) -> None:
+    """Of equal groups, as torch has them, those of another number are equal too; else their size stays."""
+    name = "interleaved-1f1b"
+    run = analysed(build(name, 4, microbatches, 2, group), COSTS, tmp_path)
+    (same,) = predict_changes(run, Wishes(schedules=(name,))).result.scenarios
+    assert same.span_ns == simulate(build(name, 4, microbatches, 2, group), COSTS).makespan_ns
+    (other,) = predict_changes(run, Wishes(microbatches=wanted)).result.scenarios
+    assert other.span_ns == simulate(build(name, 4, wanted, 2, groups), COSTS).makespan_ns
+
+
 def test_more_microbatches_of_half_the_size_are_the_same_work(one_f_one_b: Analysis) -> None:
     scenario = predict_changes(one_f_one_b, Wishes(microbatches=16, microbatch_size=0.5)).result.scenarios[0]
     assert scenario.span_ns == (16 + 3) * 15 * MS
