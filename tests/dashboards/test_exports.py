@@ -97,7 +97,7 @@ ON_PAPER = "schedule=interleaved-1f1b&pp=4&microbatches=8&chunks=2&forward=1&bac
 def test_sweeps_of_a_schedule_on_paper_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(paper, "sweep_as", lambda *given: made.append(given) or sweep_as(*given))
-    first, again, other = (paper.OnPaper("1f1b", 3, 7, p2p=p2p) for p2p in (0.25, 0.25, 0.75))
+    first, again, other = (paper.OnPaper("1f1b", 3, 7, None, 1.0, 2.0, p2p) for p2p in (0.25, 0.25, 0.75))
     assert first.bubbles() is again.bubbles()
     assert len(made) == 1
     assert other.bubbles() is not first.bubbles()
