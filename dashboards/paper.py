@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
@@ -19,6 +20,8 @@ Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000
 """Most forwards of a plan that is drawn."""
+_MOST_KEPT = 32
+"""Most sweeps that are kept."""
 _MOST_SWEPT_PP = 64
 """Most pipeline ranks whose bubbles are swept while a page waits."""
 
@@ -63,15 +66,15 @@ class OnPaper:
             raise UsageError(
                 f"p is {self.pp}; a page compares schedules of at most {_MOST_SWEPT_PP} ranks, pptrace simulate --sweep of any"
             )
-        names = [name for name, entry in SCHEDULES.items() if not entry.searches]
-        return sweep_as(names, self._asked(self.pp, "p,2p,3p,4p,6p,8p", "1,2,4"))
+        names = tuple(name for name, entry in SCHEDULES.items() if not entry.searches)
+        return _swept(names, self._asked(self.pp, "p,2p,3p,4p,6p,8p", "1,2,4"))
 
     def throughput(self) -> Sweep | None:
         """The schedule over p, with as few microbatches as p − 1 and with many more; None where it is searched."""
         entry = registry.get(self.schedule)
         if entry.searches:
             return None
-        return sweep_as([self.schedule], self._asked("2..32:x2", "p-1,8p", self.chunks or entry.default_chunks))
+        return _swept((self.schedule,), self._asked("2..32:x2", "p-1,8p", self.chunks or entry.default_chunks))
 
     def _asked(self, pp: object, microbatches: object, chunks: object) -> SweepArguments:
         return SweepArguments(pp, microbatches, chunks, forward=self.forward, backward=self.backward, p2p=self.p2p)
@@ -80,6 +83,12 @@ class OnPaper:
     def options(self) -> dict[str, object]:
         """The form as options of an address; :func:`on_paper` reads them."""
         return asdict(self)
+
+
+@lru_cache(_MOST_KEPT)
+def _swept(schedules: tuple[str, ...], asked: SweepArguments) -> Sweep:
+    """A sweep, which is kept: pages that are gone back to, and the files of their tables, ask for the same one."""
+    return sweep_as(schedules, asked)
 
 
 def on_paper(form: Mapping[str, object]) -> OnPaper:

@@ -22,11 +22,13 @@ def settle(page: Any) -> Any:
     return page
 
 
-def violations(page: Any) -> list[str]:
-    """The findings of axe: all rules in the light, those about colours in the dark."""
+def violations(page: Any, in_dark: bool = True) -> list[str]:
+    """The findings of axe: all rules in the light, and those about colours ``in_dark``."""
     page.emulate_media(color_scheme="light")
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE_SCRIPT)
     found: list[str] = page.evaluate(AXE, {})
+    if not in_dark:
+        return found
     page.emulate_media(color_scheme="dark")
     return [*found, *page.evaluate(AXE, CONTRAST)]

@@ -87,8 +87,11 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A window of a headless Chromium, whose pages share what was loaded and compiled. Where there is none a test fails."""
+def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[Path]], str]) -> Iterator[Any]:
+    """A window of a headless Chromium, whose pages share what was loaded and compiled. Where there is none a test fails.
+
+    They share a process, too, which a page that stays open keeps: a new one would optimise the scripts anew, a third of a visit.
+    """
     get_browser = load_module(HERE.parent / "tools" / "get_browser.py")
     missing = ""
     try:
@@ -103,10 +106,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         window = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("browser"),  # only with a directory of its own does it keep compiled scripts
             executable_path=str(path),
-            args=list(get_browser.BROWSER_ARGS),
+            args=[*get_browser.BROWSER_ARGS, "--renderer-process-limit=1"],
             timeout=60_000,
             viewport={"width": 1400, "height": 900},
         )
+        window.new_page().goto(serve([HERE]) + "assets/style.css")
         yield window
         window.close()
 

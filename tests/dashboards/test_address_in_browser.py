@@ -18,16 +18,22 @@ Visiting = Callable[[str], Any]
 HAS = "part => location.search.includes(part)"
 
 
-def picture(page: Any, awaited: str) -> bytes:
-    """The pixels of the page when they no longer change."""
+def shot(page: Any, awaited: str) -> bytes:
+    """The pixels of the page."""
     page.bring_to_front()
     page.mouse.move(0, 0)
     settle(page).wait_for_selector(awaited)
     page.evaluate("document.activeElement.blur() || scrollTo(0, 0)")
-    before = b""
+    pixels: bytes = settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
+    return pixels
+
+
+def picture(page: Any, awaited: str, wanted: bytes) -> bytes:
+    """The pixels of the page when they are the wanted ones, or no longer change."""
+    before = wanted
     while True:
-        pixels: bytes = settle(page).screenshot(full_page=True, animations="disabled", caret="hide")
-        if pixels == before:
+        pixels = shot(page, awaited)
+        if pixels in (before, wanted):
             return pixels
         before = pixels
         page.wait_for_timeout(150)
@@ -42,7 +48,7 @@ def fill(page: Any, **fields: str) -> None:
 def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visiting) -> None:
     """The step, what was typed, and what comes of it; the timeline's links are in its own tests."""
     address = serve([SAMPLES / "uneven_p4"])
-    first, second = visit(address).page, visit(address).page
+    second, first = visit(address + "hang").page, visit(address).page  # one behind another is drawn once a second
     for page in (first, second):
         page.set_viewport_size({"width": 1280, "height": 800})
     settle(first).click("#step")
@@ -54,6 +60,7 @@ def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visit
         "bubbles": "#try-simulated .bars",
     }
     for name, drawn in awaited.items():
+        first.bring_to_front()
         first.click(f"#to-{name}")
         first.wait_for_function(HAS, arg="step=4")
         if name == "schedules":
@@ -66,9 +73,10 @@ def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visit
             fill(first, **{"try-microbatches": "16"})
             first.wait_for_function(HAS, arg="microbatches=16")
             first.wait_for_function("() => document.querySelector('#try-result')?.innerText.startsWith('16 ')")
-        shown = picture(first, drawn)
+        shown = shot(first, drawn)
         second.goto(first.url)
-        assert picture(second, drawn) == shown, name
+        again = picture(second, drawn, shown)
+        assert again == shown or again == picture(first, drawn, again), name
         assert second.url == first.url
 
 

@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 
 import pptrace
+from dashboards import paper
 from dashboards.app import create_app
 from dashboards.tables import TABLES
+from pptrace.api.sweep import sweep_as
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import SAMPLES
 
@@ -90,6 +92,16 @@ def test_a_change_is_asked_for_in_the_address(client: Any, run: pptrace.Run) -> 
 
 
 ON_PAPER = "schedule=interleaved-1f1b&pp=4&microbatches=8&chunks=2&forward=1&backward=2&p2p=0.1"
+
+
+def test_sweeps_of_a_schedule_on_paper_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(paper, "sweep_as", lambda *given: made.append(given) or sweep_as(*given))
+    first, again, other = (paper.OnPaper("1f1b", 3, 7, None, 1.0, 2.0, p2p) for p2p in (0.25, 0.25, 0.75))
+    assert first.bubbles() is again.bubbles()
+    assert len(made) == 1
+    assert other.bubbles() is not first.bubbles()
+    assert len(made) == 2
 
 
 def test_a_schedule_on_paper_has_files_too(client: Any) -> None:

@@ -23,15 +23,15 @@ def _slide(page: Any) -> None:
     def has(field: str, value: str) -> None:
         page.wait_for_function("([id, text]) => document.getElementById(id).value === text", arg=[field, value])
 
-    page.wait_for_selector("[role=slider][aria-label=Microbatches][aria-valuenow='16']")
+    page.wait_for_selector("[role=slider][aria-label=Microbatches][aria-valuenow='4']")
     page.press("[role=slider][aria-label=Microbatches]", "ArrowRight")
-    has("plan-try-microbatches", "17")
+    has("plan-try-microbatches", "5")
     page.press("[role=slider][aria-label=Chunks]", "Home")
     has("plan-try-chunks", "")
     page.press("[role=slider][aria-label='Link speed']", "ArrowRight")
     has("plan-try-link_speed", "2")
     page.wait_for_function(
-        "() => document.querySelector('#try-result')?.innerText.startsWith('17 microbatches, links 2 times as fast: ')"
+        "() => document.querySelector('#try-result')?.innerText.startsWith('5 microbatches, links 2 times as fast: ')"
     )
     page.click("#try-verify")
     page.wait_for_selector("#verify-result")
@@ -61,6 +61,7 @@ def _save_the_page(page: Any, folder: Path, name: str) -> None:
     assert alone.evaluate(count, "script, button, input, a, canvas") == 0
     assert asked == [path.as_uri()], "nothing else is asked for"
     alone.close()
+    page.bring_to_front()
 
 
 def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
@@ -86,10 +87,10 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     page.wait_for_selector("#bubbles-waterfall .barlayer .bars")
     assert f"Where step {report.steps[2].step} went" in page.inner_text("#bubbles-body")
     page.wait_for_selector("#whatif tbody tr")
-    page.fill("#plan-try-microbatches", "16")
+    page.fill("#plan-try-microbatches", "4")
     page.press("#plan-try-microbatches", "Enter")
     page.wait_for_selector("#try-simulated .barlayer .bars")
-    page.wait_for_function("() => document.querySelector('#try-result')?.innerText.startsWith('16 microbatches: ')")
+    page.wait_for_function("() => document.querySelector('#try-result')?.innerText.startsWith('4 microbatches: ')")
     page.fill("#plan-try-chunks", "3")
     page.press("#plan-try-chunks", "Enter")
     page.wait_for_function("() => document.querySelector('#try-refused')?.innerText.includes('this schedule has 1')")

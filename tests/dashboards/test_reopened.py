@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All that was shown of a run when it was analysed, and the entries that were kept then."""
+
+    folder: Path
+    shown: list[Any]
+    cache: Path
+
+    def copy_entries(self, to: Path) -> None:
+        shutil.copytree(self.cache, to, dirs_exist_ok=True)
+
+
+def analysed(folder: Path, cache: Path) -> Kept:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPTRACE_CACHE_DIR", str(cache))
+        patch.setattr(pptrace.workflow.reopen, "FEWEST_OPS", 0)
+        return Kept(folder, list(shown(Store([folder]))), cache)
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    return analysed(folder, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def dualpipe(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A sample that has overlapped pairs and memory events."""
+    return analysed(SAMPLES / "dualpipe_p4", tmp_path_factory.mktemp("dualpipe"))
+
+
 @pytest.fixture
 def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The analyses that were made, of runs of any size."""
@@ -68,24 +99,23 @@ def shown(store: Store) -> Iterator[Any]:
 
 
 def test_a_run_is_shown_the_same_without_a_second_analysis(
-    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    folder = SAMPLES / "dualpipe_p4"  # it has overlapped pairs and memory events
-    first = list(shown(Store([folder])))
-    store = Store([folder])
-    assert list(shown(store)) == first
-    assert len(analyses) == 1, "the second one is read"
+    dualpipe.copy_entries(tmp_path)
+    store = Store([dualpipe.folder])
+    assert list(shown(store)) == dualpipe.shown
+    assert len(analyses) == 0, "it is read"
     analysis = store.get().analysis
     assert isinstance(analysis, ReopenedAnalysis)
-    expected = load([folder])
+    expected = load([dualpipe.folder])
     assert analysis.num_ops == len(expected.data.ops)
     assert any(isinstance(op, OpSummary) and op.parts for op in analysis.report.steps[0].ranks[0].ops)
     assert analysis.with_report(expected.report).report is expected.report
-    assert len(analyses) == 1
+    assert len(analyses) == 0
     assert analysis.data.comms.equals(expected.data.comms), "tables are made when they are asked for"
     assert (len(analysis.costs), analysis.facts.keys()) == (len(expected.costs), expected.facts.keys())
-    assert len(analyses) == 2, "once"
+    assert len(analyses) == 1, "once"
 
 
 def test_rows_between_ranks_with_experts_are_kept(
@@ -104,16 +134,13 @@ def test_rows_between_ranks_with_experts_are_kept(
 
 
 def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_second_analysis(
-    analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dualpipe: Kept, analyses: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    folder = SAMPLES / "dualpipe_p4"
-    with_tables = list(shown(Store([folder])))
+    folder, with_tables = dualpipe.folder, dualpipe.shown.copy()
     why = with_tables.pop(-3)
     for module in (dashboards.store, dashboards.tiles.timeline):
         monkeypatch.setattr(module, "MOST_KEPT_OPS", 10)
-    for path in tmp_path.glob("*.npz"):
-        path.unlink()
     run = pptrace.workflow.reopen.run_store([folder])
     assert run is not None
 
@@ -127,10 +154,10 @@ def test_a_run_with_too_many_ops_for_its_tables_is_shown_the_same_without_a_seco
         assert analysis is not None
         assert analysis.data.ops.empty
 
-    shown_again(2)
-    shown_again(2)
+    shown_again(1)
+    shown_again(1)
     (tmp_path / f"{key_of(run.key, ENTRY)}.npz").unlink()
-    shown_again(3)
+    shown_again(2)
 
 
 def another_entry(path: Path) -> None:
@@ -154,20 +181,20 @@ def another_entry(path: Path) -> None:
 )
 def test_a_damaged_entry_is_no_entry(
     damage: Callable[[Path], None],
-    folder: Path,
+    small: Kept,
     analyses: list[object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path))
-    first = list(shown(Store([folder])))
+    small.copy_entries(tmp_path)
     kept = sorted(tmp_path.glob("*.npz"))
-    assert not any(str(folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
+    assert not any(str(small.folder).encode() in path.read_bytes() for path in kept), "it may name a home directory"
     assert len(kept) == 3, "report, timeline, and why nothing is predicted"
     for path in kept:
         damage(path)
-    assert list(shown(Store([folder]))) == first
-    assert len(analyses) == 2
+    assert list(shown(Store([small.folder]))) == small.shown
+    assert len(analyses) == 1
 
 
 def test_another_file_or_option_is_another_run(

@@ -15,7 +15,7 @@ import pytest
 
 from dashboards.serve import bind, open_browser, url_of
 from pptrace.errors import PptraceError, UsageError
-from tests.support.programs import SAMPLES, pptrace_here
+from tests.support.programs import SAMPLES, one_line, pptrace_here
 
 ENDS_S = 180  # of a machine as busy as may be
 PPTRACE = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "dashboard"]
@@ -73,13 +73,11 @@ def test_a_dashboard_for_others_warns_and_lets_in_who_knows_its_token() -> None:
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = start(str(tmp_path), "--port", str(port), "--no-open")
-        out, err = end(process)
-    assert process.returncode == 1
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert f"127.0.0.1:{port}" in err
-    assert "--port" in err
+        ended = pptrace_here("dashboard", tmp_path, "--port", str(port), "--no-open")
+    assert ended.out == ""
+    line = one_line(ended, 1)
+    assert f"127.0.0.1:{port}" in line
+    assert "--port" in line
 
 
 def test_a_path_where_nothing_is_ends_the_command_as_it_ends_analyze(tmp_path: Path, run_p4: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +12,7 @@ import pytest
 
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
+from tests.dashboards.conftest import Visit, visiting
 
 pytestmark = pytest.mark.browser
 
@@ -70,9 +71,33 @@ def address(page: Any) -> str:
     return str(page.url)
 
 
+GO = """address => {
+    document.activeElement.blur();
+    history.pushState({}, "", address);
+    dispatchEvent(new PopStateEvent("popstate"));
+}"""
+
+
+@pytest.fixture(scope="module")
+def window(browser: Any, serve: Serve, run_p4: Path) -> Iterator[Visit]:
+    with visiting(browser) as open_page:
+        yield open_page(serve([run_p4]) + "hang")
+
+
 @pytest.fixture
-def timeline(visit: Callable[[str], Any], serve: Serve, run_p4: Path) -> Any:
-    return drawn(visit(serve([run_p4]) + "timeline").page)
+def timeline(window: Visit, serve: Serve, run_p4: Path) -> Iterator[Any]:
+    """A timeline at its first step. The page around it is the same for all tests: to load it takes longer than most of them."""
+    home, page = serve([run_p4]), window.page
+    page.bring_to_front()
+    if not page.url.startswith(home):
+        page.goto(home + "hang")
+    page.mouse.move(0, 0)
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.evaluate(GO, "/hang")
+    page.wait_for_selector("#no-hang")
+    page.evaluate(GO, "/timeline?step=2")
+    yield drawn(page)
+    assert window.complaints == []
 
 
 def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -> None:

@@ -40,7 +40,7 @@ def verify(client: Any, clicks: Any = 1, address: str = "127.0.0.1", **form: Any
 
 
 def test_a_change_is_run_in_real_processes() -> None:
-    answer = verify(create_app([RUN]).server.test_client(), schedule="gpipe").text
+    answer = verify(create_app([SAMPLES / "1f1b_p2"]).server.test_client(), schedule="gpipe").text
     assert "ms in real processes, the median of five steps" in answer
     assert "were predicted (" in answer
 

@@ -18,12 +18,14 @@ NEW = {caption for caption in EXAMPLES if caption.endswith(".py")}
 _COPIED = ("pptrace", "instrument", "dashboards", "tests", "docs", "sample_traces")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt")
 _LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", "_build", "node_modules")
+_COMPILED = "pptrace"
+"""Package whose bytecode is copied as well: what the recipes leave as it is need not be compiled again."""
 
 
 def copy_sources(target: Path) -> None:
     """The working tree as a clone has it."""
     for name in _COPIED:
-        shutil.copytree(ROOT / name, target / name, ignore=_LEFT)
+        shutil.copytree(ROOT / name, target / name, ignore=None if name == _COMPILED else _LEFT)
     for name in _FILES:
         shutil.copy(ROOT / name, target)
 

@@ -49,7 +49,7 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", f'"$0" {command}', sys.executable],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=1500,
@@ -83,12 +83,13 @@ def test_what_the_recipes_add_is_used(clone: Path, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "gpipe-reversed" in ended.stdout
     assert "Longest op of each stage" in ended.stdout
-    sizes = "from pptrace.api.load import load; m = load(['sample_traces/1f1b_p2']).report.mesh; print(m.axes)"
-    assert run(clone, f'-c "{sizes}"').stdout == "{'pp': 2, 'vpp': 1, 'tp': 1, 'cp': 1, 'dp': 1, 'ep': 1, 'xp': 1}\n"
-    read = run(
-        clone, "-c \"from pptrace.recognise.labels import read_label as r; print(r('acme/bwd/s3/mb12').actions[0])\""
-    )
-    assert read.stdout == "3B12\n", read.stderr
+    imports = "from pptrace.api.load import load; from pptrace.recognise.labels import read_label as r"
+    axes = "print(load(['sample_traces/1f1b_p2']).report.mesh.axes)"
+    read = run(clone, f"-c \"{imports}; {axes}; print(r('acme/bwd/s3/mb12').actions[0])\"")
+    assert read.stdout.splitlines() == [
+        "{'pp': 2, 'vpp': 1, 'tp': 1, 'cp': 1, 'dp': 1, 'ep': 1, 'xp': 1}",
+        "3B12",
+    ], read.stderr
 
 
 @pytest.mark.skipif(not ALL, reason="reads all types and imports anew: PPTRACE_ALL")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ def fields(value: object, path: str = "") -> Iterator[Found]:
             yield from fields(inner, f"{path}.{key}".removeprefix("."))
 
 
+@cache
 def section(heading: str) -> str:
     """The text below a heading, up to the next one."""
     (result,) = re.finditer(rf"^#+ {re.escape(heading)}$", PAGE, re.MULTILINE)
@@ -138,6 +140,7 @@ def rows(text: str) -> Iterator[tuple[str, ...]]:
             yield tuple(cell.strip() for cell in line.strip("|").split("|"))
 
 
+@cache
 def described(heading: str) -> set[str]:
     """The names in a heading and its text; of tables, those in the columns that describe a field."""
     text = section(heading)

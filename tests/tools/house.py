@@ -16,6 +16,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("pptrace", "instrument", "dashboards")
@@ -64,7 +65,7 @@ def recipes_of(page: Path) -> list[tuple[str, str]]:
 def arrows_of(path: Path, root: Path) -> Iterator[tuple[str, str]]:
     """(room, imported room) of each import of a file, within the project."""
     room = _room_of_file(root, path)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(_parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
             for name in node.names:
                 target = _room_of(root, f"{node.module}.{name.name}")
@@ -72,6 +73,21 @@ def arrows_of(path: Path, root: Path) -> Iterator[tuple[str, str]]:
                     yield room, target
 
 
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The module and each statement in it, at any depth, with handlers and cases: what expressions hold is left out."""
+    waiting: list[ast.AST] = [tree]
+    for node in waiting:
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            block = getattr(node, name, None)
+            waiting += block if isinstance(block, list) else ()
+
+
+@cache
 def _room_of(root: Path, dotted: str) -> str:
     """Room of a module, or of the module of a name."""
     path = root / Path(*dotted.split("."))
@@ -81,8 +97,12 @@ def _room_of(root: Path, dotted: str) -> str:
 
 
 def _room_of_file(root: Path, path: Path) -> str:
-    has_rooms = any(path.parent.glob("*/*.py"))
-    return str((path.with_suffix("") if has_rooms else path.parent).relative_to(root))
+    return str((path.with_suffix("") if _has_rooms(path.parent) else path.parent).relative_to(root))
+
+
+@cache
+def _has_rooms(folder: Path) -> bool:
+    return any(folder.glob("*/*.py"))
 
 
 def describe_circles(arrows: Counter[tuple[str, str]]) -> str:
@@ -101,7 +121,7 @@ def describe_circles(arrows: Counter[tuple[str, str]]) -> str:
 
 def functions_of(path: Path) -> Iterator[tuple[int, int]]:
     """(lines with docstring, parameters) of each function."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             yield node.end_lineno - node.lineno + 1, len([name for name in names if name not in ("self", "cls")])
@@ -111,14 +131,14 @@ def odd_openings_of(path: Path, words: frozenset[str]) -> list[str]:
     """List "file:line: first line" of each docstring that begins with one of some words, in any spelling or punctuation."""
     return [
         f"{path}:{line}: {text.strip().splitlines()[0]}"
-        for line, text in docstrings_of(ast.parse(path.read_text(encoding="utf-8")))
+        for line, text in docstrings_of(_parsed(path))
         if (word := re.search(r"[^\W_]+", text)) and word[0].lower() in words
     ]
 
 
 def docstrings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of every docstring: of modules, classes and functions at any depth, and behind assignments."""
-    for owner in ast.walk(tree):
+    for owner in _statements(tree):
         is_documented = isinstance(owner, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         for block in (getattr(owner, name, None) for name in ("body", "orelse", "finalbody")):
             previous: ast.stmt | None = None
