@@ -38,6 +38,8 @@ def variables_of(settings: str) -> Mapping[str, str]:
         values = quoted.strip().strip("'\"").split()
         if name is not None and values:
             variables[name] = ("," if name in _BY_COMMAS else " ").join(values)
+    if "UV_INDEX" in variables:  # as pip, the newest release of all indexes; uv would take the first index that has any
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return variables
 
 

@@ -19,6 +19,7 @@ def test_the_environment_comes_before_files_and_what_uv_does_not_need_is_left_ou
     assert variables_of(SETTINGS) == {
         "UV_FIND_LINKS": "/wheels",
         "UV_INDEX": "https://a.example/simple file:///b/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/certs.pem",
     }
 
