@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dashboards.accessibility import settle
+from tests.support.extent import ALL
 from tests.support.programs import SAMPLES
 
 pytestmark = pytest.mark.browser
@@ -54,11 +55,9 @@ def test_a_link_to_a_page_shows_what_was_chosen_on_it(serve: Serve, visit: Visit
     settle(first).click("#step")
     first.locator(".dash-dropdown-content .dash-dropdown-option", has_text="4  ·").first.click()
     first.wait_for_function(HAS, arg="step=4")
-    awaited = {
-        "communication": "#matrix-transfer .hm",
-        "schedules": "#plan-curves-1 .trace",
-        "bubbles": "#try-simulated .bars",
-    }
+    awaited = {"schedules": "#plan-curves-1 .trace"}  # a page with a step and fields
+    if ALL:
+        awaited |= {"communication": "#matrix-transfer .hm", "bubbles": "#try-simulated .bars"}
     for name, drawn in awaited.items():
         first.bring_to_front()
         first.click(f"#to-{name}")

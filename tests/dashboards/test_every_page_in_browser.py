@@ -20,8 +20,8 @@ pytestmark = pytest.mark.browser
 Serve = Callable[[Sequence[Path]], str]
 Visiting = Callable[[str], Any]
 PAGES = ("", "timeline", *(path.strip("/") for path in more_pages.PAGES), "schedules")
-IN_DARK = PAGES if ALL else ("", "timeline", "communication", "schedules")
-"""Pages whose colours are tried in the dark too: these have every kind of part (tiles, tables, canvas, charts, maps, fields)."""
+IN_DARK = PAGES if ALL else ("timeline", "schedules")
+"""Pages whose colours are tried in the dark too: these have a canvas and tools, charts, maps, fields and tables."""
 FOREIGN = """() => [...document.querySelectorAll('#app :is(img, script, iframe, object), svg a, [href^="javascript"]')]
     .map(element => element.outerHTML)"""
 
