@@ -91,7 +91,7 @@ def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
     those of another number are equal too; else the size of the group stays.
     """
     entry = get(name)
-    if not entry.takes_group_size or plan.num_chunks == 1:
+    if not entry.takes_group_size or plan.num_chunks == 1 or num_microbatches < plan.pp:
         return None
     forwards = [action.stage for action in plan.ranks[0] if action.kind is Kind.F]
     size = next((nth for nth, stage in enumerate(forwards) if stage != forwards[0]), len(forwards))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.result import Report
+from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
@@ -19,6 +19,7 @@ from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.errors import PptraceError, UsageError
+from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
@@ -395,3 +396,45 @@ def test_what_a_peak_has_beyond_the_start_of_its_step_is_shared_out_over_the_act
     kept = SimpleNamespace(ranks=[SimpleNamespace(**{**vars(rank), "kind": "device_reserved"}) for rank in ranks])
     assert rank_uses(cast(Any, kept), plan) == {}
     assert rank_uses(cast(Any, unknown), plan) == rank_uses(None, plan) == {}
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"), [(2, "of two stages embedding and head cannot be"), (4, "is taken to stay there")]
+)
+def test_a_split_says_what_it_takes_for_granted(stages: int, words: str, tmp_path: Path) -> None:
+    run = analysed(build("1f1b", stages, 4), COSTS, tmp_path)
+    layers, split = (4,) * stages, (3, *(4,) * (stages - 2), 5)
+    note = study_of(run, layers).scenario(Change(split=split), "split").note
+    assert "layers of a stage are taken to cost alike" in note
+    assert words in note
+    assert "taken to cost alike" not in study_of(run, layers).scenario(Change(microbatches=8), "more").note
+
+
+def test_a_rank_that_is_slower_than_its_replicas_is_warned_of(one_f_one_b: Analysis) -> None:
+    slow = Finding(Severity.WARNING, "", "", 1, {"cause": "straggler", "where": {"rank": 6}})
+    others = [replace(slow, evidence={"cause": cause, "where": {"rank": 5}}) for cause in ("jitter", "host")]
+    report = replace(one_f_one_b.report, findings=(slow, *others))
+    warnings = study_run(report, one_f_one_b.costs, one_f_one_b.schedule, None).warnings
+    (line,) = [line for line in warnings if "slower than its replicas" in line]
+    assert line.startswith("rank 6 ")
+    assert line.endswith("predict with --ideal rank=6 first")
+    assert not [line for line in study_of(one_f_one_b).warnings if "slower than" in line]
+
+
+@pytest.mark.parametrize(("verified", "is_outside"), [(None, False), (-1, True), (0, False), (1, True)])
+def test_a_verified_step_outside_its_interval_is_said_to_be(
+    one_f_one_b: Analysis, verified: int | None, is_outside: bool
+) -> None:
+    result = predict_changes(one_f_one_b, Wishes(schedules=("zb-h1",))).result
+    (one,) = result.scenarios
+    span = None if verified is None else {-1: one.low_ns - 1, 0: one.low_ns, 1: one.high_ns + 1}[verified]
+    (table,) = whatif_tables(replace(result, scenarios=(replace(one, verified_span_ns=span),)))
+    assert any(note.startswith("zb-h1: verified outside its interval") for note in table.notes) is is_outside
+
+
+def test_what_does_not_fit_has_nothing_to_paste(one_f_one_b: Analysis) -> None:
+    result = predict_changes(one_f_one_b, Wishes(schedules=("zb-h1",))).result
+    for over, has_lines in ((None, True), (0, True), (1, False)):
+        scenarios = (replace(result.scenarios[0], over_limit_bytes=over),)
+        (table,) = whatif_tables(replace(result, scenarios=scenarios))
+        assert any(note.startswith("to paste, ") for note in table.notes) is has_lines

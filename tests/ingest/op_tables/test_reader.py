@@ -814,3 +814,14 @@ def test_a_straggler_trace_with_a_bad_number_is_refused_in_one_line(
     table.to_csv(tmp_path / "trace.csv", index=False)
     with pytest.raises(TraceError, match=f"row 3: {column} '{value}'; expected a whole number"):
         load([tmp_path / "trace.csv"])
+
+
+def test_an_empty_column_of_microbatches_is_read_as_none(tmp_path: Path) -> None:
+    ops = simulate(registry.build("1f1b", 2, 3), uniform(100, 200)).ops().sort_values(["rank", "start_ns"])
+    rows = ops[["rank", "kind", "stage", "start_ns", "end_ns"]]
+    read = []
+    for name, table in (("without", rows), ("empty", rows.assign(microbatch=""))):
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+        read.append(load([tmp_path / f"{name}.csv"], cache=False).data.ops["microbatch"].tolist())
+    assert read[0] == read[1]
+    assert set(read[0]) == {0, 1, 2}
