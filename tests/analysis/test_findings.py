@@ -61,6 +61,10 @@ def test_what_a_reason_takes_is_no_part_of_its_place_any_more() -> None:
     anywhere = Study(reasons=(reason_with([95] * 4, ("jitter",)),))
     jitter = next(one for one in find(steps, SCHEDULE, anywhere) if "reason" not in one.evidence)
     assert (jitter.gain_ns, jitter.evidence["where"]) == (95, {"rank": 1})
+    steps = run_with(*(Cause("jitter", {"rank": rank}, ns) for rank, ns in ((1, 60), (2, 50), (3, 90))))
+    half = Study(reasons=(reason_with([100] * 4, ("jitter",)),))
+    jitter = next(one for one in find(steps, SCHEDULE, half) if "reason" not in one.evidence)
+    assert (jitter.gain_ns, jitter.evidence["where"]) == (100, {})  # rank 3 has 45 of them
 
 
 def test_of_two_places_with_half_of_a_cause_each_one_is_named() -> None:

@@ -140,3 +140,14 @@ def test_a_replay_with_delays_is_the_measured_step_where_nothing_waits_for_recei
         step.span_ns or 0
     )
     assert by_name(step.causes)["unexplained"] == 0
+
+
+@pytest.mark.parametrize(("name", "late"), [("1f1b", 1), ("1f1b", 2), ("zb-h1", 2)])
+def test_what_others_wait_for_a_rank_that_has_run_nothing_yet_is_its_hosts(name: str, late: int) -> None:
+    """Senders wait until it posts its first receive."""
+    plan = build(name, 4, 8)
+    run = run_on_paper(plan, lambda action: 2000 if action.kind is Kind.B else 1000, 20, late_by={late: 12_000})
+    step = analyse(Recording(Job(plan, 1, 2), run, host_events).traces()).report.steps[0]
+    host = [cause for cause in step.causes or () if cause.cause == "host"]
+    assert [cause.where for cause in host] == [{"rank": late}]
+    assert host[0].ns > 5_000

@@ -12,7 +12,7 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
-from tests.analysis.stragglers.test_late_calls import LATE_RANK, report_of
+from tests.analysis.stragglers.test_late_calls import LATE_RANK, mean_span, report_of
 from tests.support.extent import by_turns
 from tests.support.programs import pptrace_here
 from tests.support.synthetic import Job, Recording, host_events, run_on_paper
@@ -73,3 +73,14 @@ def test_lateness_of_a_rank_is_compared_with_the_median_of_the_others() -> None:
     late = lambda _step, rank, _action: (0, LATE_NS, 0, LATE_NS)[rank]  # noqa: E731
     (finding,) = of_reason(report_of("1f1b", 4, sends="buffered", late=late), LATE_LAUNCHES)
     assert finding.evidence["where"]["rank"] in (1, 3)
+
+
+@pytest.mark.parametrize(("late_ns", "share", "is_finding"), [(600, 0.04, False), (1_200, 0.07, True)])
+def test_what_all_ranks_are_late_by_is_a_finding_from_a_twentieth_of_the_step_on(
+    late_ns: int, share: float, is_finding: bool
+) -> None:
+    report = report_of("interleaved-1f1b", 2, sends="together", late=lambda *_: late_ns)
+    host = sum(cause.ns for step in report.steps for cause in step.causes or () if cause.cause == "host")
+    assert host / len(report.steps) / mean_span(report) == pytest.approx(share, abs=0.005)
+    found = [finding for finding in report.findings if finding.evidence["cause"] == "host"]
+    assert [(one.evidence["reason"], one.evidence["where"]) for one in found] == [(LATE_LAUNCHES, {})] * is_finding

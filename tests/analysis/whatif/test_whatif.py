@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.result import Finding, Report, Severity
-from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.stage_costs import stage_costs
@@ -183,6 +183,7 @@ def test_an_interleaved_run_keeps_its_groups_of_microbatches(
     run = analysed(build(name, 4, microbatches, 2, group), COSTS, tmp_path)
     (same,) = predict_changes(run, Wishes(schedules=(name,))).result.scenarios
     assert same.span_ns == simulate(build(name, 4, microbatches, 2, group), COSTS).makespan_ns
+    assert group_of(build(name, 4, microbatches, 2, group), name, wanted) == (None if group == 4 else groups)
     (other,) = predict_changes(run, Wishes(microbatches=wanted)).result.scenarios
     assert other.span_ns == simulate(build(name, 4, wanted, 2, groups), COSTS).makespan_ns
 
