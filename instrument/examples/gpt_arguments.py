@@ -15,7 +15,7 @@ from instrument.optim.main_parameters import Zero
 from instrument.pipeline.transport import Mode
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-BACKENDS = ("auto", "gloo", "nccl", "host-staged")
+BACKENDS = ("auto", "gloo", "nccl", "host-staged", "nccl-shared")
 DEFAULT_MICROBATCHES = 8
 DEFAULT_PREFETCH = 2
 DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20

@@ -34,6 +34,7 @@ from instrument.pipeline.order import Posting, require_total_order
 from instrument.pipeline.partition import Layout, partition
 from instrument.pipeline.transport import Mode
 from instrument.route import Route
+from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.errors import UsageError
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -296,8 +297,11 @@ def _choose_backend(wanted: str, rank_info: RankInfo) -> str:
     if wanted == "nccl" and devices < rank_info.local_world:
         raise UsageError(
             f"--backend nccl needs a GPU for each of {rank_info.local_world} ranks and this machine has {devices}; "
-            "use --backend host-staged"
+            "use --backend host-staged or nccl-shared"
         )
+    if wanted == "nccl-shared":
+        let_nccl_share_gpus(rank_info.rank, one_node=rank_info.local_world == rank_info.world)
+        return "nccl"
     return wanted
 
 

@@ -31,6 +31,7 @@ class Part:
 PARTS = (
     Part("environment", "what is there, and whether the GPU computes", "tests.gpu.environment", (), 60, 10),
     Part("record", "recorded runs against an independent reader", "tests.gpu.recorded", ("record",), 150, 30),
+    Part("nccl", "NCCL between ranks on one GPU: runs, scripts of others, hangs", "tests.gpu.nccl", (), 320, 30),
     Part("schedules", "every schedule trains as one process does", "tests.gpu.exact", ("schedules",), 120, 20),
     Part("meshes", "tp, sp, cp, zero and overlap train as one process does", "tests.gpu.exact", ("meshes",), 150, 20),
     Part("tests", "the tests that need a GPU", "tests.gpu.marked_tests", (), 120, 20),

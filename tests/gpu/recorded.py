@@ -68,7 +68,11 @@ SMALL_RUNS: Mapping[str, Recorded] = MappingProxyType({"1f1b pp2": Recorded("1f1
 
 
 def record(setting: Setting) -> None:
-    runs = SMALL_RUNS if setting.dry else RUNS
+    record_and_compare(setting, SMALL_RUNS if setting.dry else RUNS)
+
+
+def record_and_compare(setting: Setting, runs: Mapping[str, Recorded]) -> None:
+    """Record each run and hold its report against the other readings, while there is time."""
     for name, recorded in runs.items():
         if setting.left_s <= 0:
             setting.skip_rest([name])
