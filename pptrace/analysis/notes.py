@@ -365,7 +365,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
             "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
             "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
         )
-        yield f"null in this report: {', '.join(_null_fields(run, steps, stragglers))}"
+        yield from _null_line(run, steps, stragglers)
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -381,7 +381,13 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
         ideal = "ideal_ratio, ideal_share and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}waterfall_ns {'are' if ideal else 'is'} null where {what}"
-    yield f"null in this report: {', '.join(_null_fields(run, steps, stragglers))}"
+    yield from _null_line(run, steps, stragglers)
+
+
+def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
+    """One warning that names the fields that are null; none where all are known."""
+    if fields := [*_null_fields(run, steps, stragglers)]:
+        yield f"null in this report: {', '.join(fields)}"
 
 
 def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:

@@ -183,6 +183,25 @@ def test_late_launches_before_ops_are_the_hosts_as_well() -> None:
     assert {kind: ns for kind, ns in step.blame.by_kind.items() if ns} == {"host": num_gaps * delay}
 
 
+def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_have() -> None:
+    """The middle step's second kernels have no recorded launches."""
+    run = replace(record(build("1f1b", P, M), steps=3), events=starved_events)
+    traces = []
+    for rank, trace in enumerate(run.traces()):
+        events = run.events_of(rank)
+        late = [event.correlation for event in events if event.name == "layer_norm"]
+        lost = late[len(late) // 3 : 2 * len(late) // 3]
+        kept = [event for event in events if event.category is not Category.RUNTIME or event.correlation not in lost]
+        traces.append(replace(make_trace(kept, rank), metadata=trace.metadata))
+    steps = analyse(traces).report.steps
+    falls = [step.bubble.waterfall_ns for step in steps]
+    assert [fall is not None and fall.host is not None for fall in falls] == [True, False, True]
+    for step, named in zip(steps, (True, False, True), strict=True):
+        assert step.span_parts is not None
+        assert ("host" in step.span_parts) == named
+        assert sum(step.span_parts.values()) == step.span_ns
+
+
 def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> None:
     report = analysed(record(build("1f1b", 2, 4))).report
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)

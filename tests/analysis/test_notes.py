@@ -12,6 +12,7 @@ import pytest
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.result import CommSummary, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble, Waterfall
+from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceBreakdown, DeviceWork
 from pptrace.model.mesh import MeshInfo
@@ -364,6 +365,13 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
     ):
         reported = those_with("waterfall_ns is null", got := lines_of(run, steps)) + those_with("ideal_ratio", got)
         assert sorted(line[: len(expected)] for line, expected in zip(sorted(reported), lines, strict=True)) == lines
+
+
+def test_where_all_fields_are_known_none_is_listed() -> None:
+    ranks = tuple(replace(rank, peak_memory_bytes=1) for rank in STEP.ranks)
+    known = replace(STEP, ranks=ranks, bubble=replace(STEP.bubble, waterfall_ns=replace(FALL, host=0)))
+    measured = Stragglers(1.1, 0.5, 0.5, (), (), (), 1, "step")
+    assert those_with("null in this report", explain_nulls(run_of(), ONE_CLOCK, [known], None, measured)) == []
 
 
 def test_fields_that_are_null_are_listed_with_their_reasons() -> None:

@@ -301,7 +301,10 @@ def _causes(
             **(dict(zip((_SLOW, _WAITING), of_ranks[index], strict=True)) if _WAITING in added else {}),
         }
         causes = _merged(
-            cause for name, values in added.items() for cause in _placed(name, int(values[index]), places.get(name, {}))
+            cause
+            for name, values in added.items()
+            if values[index] or name != HOST  # a step of which it is not known has none
+            for cause in _placed(name, int(values[index]), places.get(name, {}))
         )
         steps.append(
             (int(ideal[index]), tuple(sorted(causes, key=lambda cause: (-cause.ns, cause.cause, str(cause.where)))))

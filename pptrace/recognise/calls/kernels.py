@@ -1,7 +1,8 @@
 """Communication calls that a kernel or copy carries: those around its launch, else those that its thread called before it.
 
 Calls of a batch (``batch_isend_irecv``, coalescing managers) launch nothing themselves: the kernel that the thread launches
-next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say.
+next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say; where it was launched
+before the recording began, its call counts as made then, so that no recorded step has it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
 @dataclass(frozen=True, slots=True)
 class _Kernels:
     """The kernels and copies that communicate, in the order of their launches: events, their launchers (−1: not recorded) and
-    what their names tell. A copy is of no kind.
+    what their names tell. A copy is of no kind. ``posted_ns`` is when their call was made, as far as that is known: their start
+    where it is not.
     """
 
     row: Int64
     launch_ns: Int64
     is_launched: npt.NDArray[np.bool_]
+    posted_ns: Int64
     thread: Int64
     start_ns: Int64
     end_ns: Int64
@@ -73,6 +76,7 @@ class _Kernels:
             row=rows,
             launch_ns=launch_ns,
             is_launched=launchers >= 0,
+            posted_ns=_posted_ns(events, rows, launchers),
             thread=events.thread[launchers] if len(rows) else rows,
             start_ns=events.start_ns[rows],
             end_ns=events.ends_of(rows),
@@ -82,13 +86,27 @@ class _Kernels:
         )
 
 
+def _posted_ns(events: Events, rows: Int64, launchers: Int64) -> Int64:
+    """When each was launched; of a launch that was not recorded the start, or before all events if it was before the recording.
+
+    Correlation ids count the calls of a process, so that a smaller one than that of every recorded call was given before them.
+    """
+    posted: Int64 = np.where(launchers >= 0, events.start_ns[launchers], events.start_ns[rows])
+    numbers = events.correlation[(events.category == Category.RUNTIME) & (events.correlation >= 0)]
+    if len(numbers) and len(rows):
+        number = events.correlation[rows]
+        is_earlier = (launchers < 0) & (number >= 0) & (number < numbers.min())
+        posted = np.where(is_earlier, events.start_ns.min() - 1, posted)
+    return posted
+
+
 def _calls_of_kernels(kernels: _Kernels, alone: Int64, args: CommArgs) -> Slice:
     """Calls that nothing but their kernels shows."""
     args_rows = args.rows_of(kernels.row[alone])
     collectives, texts = args.codes("collective")
     kinds = np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)
     kind = kinds[collectives[args_rows]]
-    start = np.where(kernels.is_launched[alone], kernels.launch_ns[alone], kernels.start_ns[alone])
+    start = kernels.posted_ns[alone]
     columns = {
         "kind": np.where(kind > 0, kind, kernels.kind[alone]),
         "start_ns": start,

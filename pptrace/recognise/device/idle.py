@@ -205,14 +205,15 @@ def _follow_waits(events: Events, calls: Rows, chosen: Rows) -> Bool:
 def _after_last(events: Events, calls: Rows, last_end: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """(idle time after all work in which nothing was launched, the time after it of which nothing is known).
 
-    Where a launch was recorded later than that of any work, work is missing at the end, and nothing is known.
+    Nothing was launched to the end of the recording, nor after it: what a rank launches after its recording is of no recorded
+    step, which may end later on other ranks. Where a launch was recorded later than that of any work, work is missing at the
+    end, and nothing is known.
     """
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-    recorded = max(int(events.ends_of(on_host).max(initial=last_end)), last_end)
+    ever_after = (last_end, last_end + _LONG_AGO)
     lost = _runtime_rows(events, _LAUNCHES)
     if len(lost) and lost[-1] > calls.max():
-        recorded = last_end
-    return (last_end, recorded), (recorded, max(recorded, last_end) + _LONG_AGO)
+        return (last_end, last_end), ever_after
+    return ever_after, (last_end, last_end)
 
 
 def _named(events: Events, pattern: re.Pattern[str]) -> Bool:

@@ -18,7 +18,9 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     )
     times = ("time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
     measured = [
-        (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in entries if comm.predicted_bytes is not None
+        (f"{axis} {kind}, rank {rank}", comm)
+        for axis, kind, rank, comm in entries
+        if comm.predicted_bytes is not None and comm.bytes is not None
     ]
     notes = (_against_prediction(measured),) if measured else ()
     if amount is Amount.WHOLE:

@@ -79,6 +79,19 @@ def test_a_kernel_without_a_recorded_call_is_a_communication_by_its_name_or_its_
     assert calls["hint"].tolist() == ["", "ep", ""]
 
 
+def test_a_kernel_launched_before_the_recording_was_called_then_and_belongs_to_no_step() -> None:
+    """Its number is smaller than those of all recorded calls; of another one without a launch nothing is known but its start."""
+    rank = Rank(0)
+    first, other = 5, 105
+    for number, start in ((first, 40), (other, 70)):
+        rank.add(Category.KERNEL, SEND[3], start, start + 10, device=0, stream=NCCL_STREAM, correlation=number)
+    rank.correlation = 100
+    rank.kernel("gemm", 30, 55, 60)
+    events = rank.trace().events
+    assert (find_calls(events)["host_ns"] - START).tolist() == [29, 70]
+    assert (find_calls(events)["start_ns"] - START).tolist() == [40, 70]
+
+
 def test_waits_are_no_communication_and_a_barriers_all_reduce_is_the_barrier() -> None:
     rank = Rank(0)
     rank.record(0, 5, collective="wait")

@@ -1,0 +1,30 @@
+"""The tables of communication."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pptrace.report.tables import Amount, tables_of_step
+from pptrace.report.tables.table import ReportTable
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
+
+
+def test_bytes_are_held_against_predictions_only_where_both_are_known() -> None:
+    step = load([SAMPLES / "1f1b_p2"]).report.typical_step
+    assert step is not None
+    rows = sum(len(rank.comms) for rank in step.ranks)
+    first = step.ranks[0]
+    assert first.comms[0].predicted_bytes is not None
+    unmeasured = replace(first, comms=(replace(first.comms[0], bytes=None), *first.comms[1:]))
+    partly = replace(step, ranks=(unmeasured, *step.ranks[1:]))
+    silent = replace(step, ranks=tuple(replace(rank, comms=()) for rank in step.ranks))
+
+    def table_of(measured: object) -> ReportTable:
+        (table,) = (table for table in tables_of_step(measured, Amount.WHOLE) if table.key == "comms")  # type: ignore[arg-type]
+        return table
+
+    sentence = "bytes: predicted from the model's sizes and options = measured, in all {} rows"
+    assert table_of(step).notes == (sentence.format(rows),)
+    assert table_of(partly).notes == (sentence.format(rows - 1),)
+    assert not [table for table in tables_of_step(silent, Amount.WHOLE) if table.key == "comms"]
