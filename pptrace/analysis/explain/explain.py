@@ -113,8 +113,8 @@ def explain_ranks(
 
 
 def axes_inside_ops(comms: Slice) -> dict[str, int]:
-    """Time of the communication of each axis inside ops, ns."""
-    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp"))
+    """Time of the communication of each axis inside the ops of steps, ns."""
+    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp") & (comms["step"] >= 0))
     return (
         {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}
         if len(inner)

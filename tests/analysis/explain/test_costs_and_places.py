@@ -151,15 +151,18 @@ def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_t
 
 
 def test_axes_inside_ops_are_those_of_communication_without_a_microbatch() -> None:
+    """Of steps: not what was launched before the recording."""
     rows = [
-        ("tp", "all_reduce", -1, 10, 17),
-        ("tp", "all_reduce", 2, 10, 90),
-        ("pp", "send", -1, 0, 50),
-        ("pp", "all_reduce", -1, 0, 50),
-        ("cp", "send", -1, 5, 8),
-        ("tp", "all_gather", -1, 20, 21),
+        ("tp", "all_reduce", 0, -1, 10, 17),
+        ("tp", "all_reduce", 0, 2, 10, 90),
+        ("pp", "send", 0, -1, 0, 50),
+        ("pp", "all_reduce", 0, -1, 0, 50),
+        ("cp", "send", 1, -1, 5, 8),
+        ("tp", "all_gather", 1, -1, 20, 21),
+        ("unknown", "all_gather", -1, -1, 20, 25),
     ]
-    columns = zip(("axis", "kind", "microbatch", "start_ns", "end_ns"), zip(*rows, strict=True), strict=True)
+    names = ("axis", "kind", "step", "microbatch", "start_ns", "end_ns")
+    columns = zip(names, zip(*rows, strict=True), strict=True)
     comms = Slice(
         {name: np.array(values, dtype=object if name in ("axis", "kind") else np.int64) for name, values in columns}
     )
