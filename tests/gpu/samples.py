@@ -28,11 +28,15 @@ SCRIPT = EXAMPLE.relative_to(ROOT)
 PRIVATE = re.compile(rb'"/(home|root|work|tmp|opt|usr|mnt)[/"]')
 _SMALL = ("--layers", "4", "--hidden", "128", "--seq", "64", "--steps", "5", "--microbatches", "4")
 _TP = ("--pp", "2", "--tp", "2", "--sequence-parallel")
+_EXPERTS = ("--pp", "2", "--dp", "2", "--ep", "2", "--experts", "4", "--top-k", "2")
+_NCCL = ("--backend", "nccl-shared")
 CASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gpu_1f1b_p4": _SMALL,
         "gpu_zbv_p2": (*_SMALL, "--pp", "2", "--schedule", "zbv"),
         "gpu_1f1b_p2_tp2": ("--layers", "2", *_SMALL[2:-1], "2", *_TP),
+        "gpu_nccl_1f1b_p4": (*_SMALL, *_NCCL),
+        "gpu_nccl_experts_pp2_ep2": ("--layers", "2", *_SMALL[2:-1], "2", *_EXPERTS, *_NCCL),
     }
 )
 """Name → arguments of the example."""
@@ -60,7 +64,7 @@ def make(setting: Setting, name: str, arguments: tuple[str, ...], folder: Path) 
     expected = expectation(folder) if torch.cuda.is_available() else partition(folder)
     (folder / "expected.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
     line = " ".join(("pptrace", *command, "-o", f"sample_traces/{name}", str(SCRIPT), *arguments))
-    (folder / "README.md").write_text(_readme(name, line, expected), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(name, line, arguments, expected), encoding="utf-8")
     try:
         _require_fit(folder)
     except AssertionError:
@@ -86,13 +90,14 @@ def _plain(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
-def _readme(name: str, command: str, expected: dict[str, Any]) -> str:
+def _readme(name: str, command: str, arguments: tuple[str, ...], expected: dict[str, Any]) -> str:
     result = facts()
     versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("torch", "nvtx"))
     gpus = (
         [describe_gpu(index)["name"] for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    where = f"{', '.join(gpus)}, which the ranks share: messages through host memory (gloo)" if gpus else "no GPU, gloo"
+    by = "NCCL, over sockets" if "nccl-shared" in arguments else "gloo, through host memory"
+    where = f"{', '.join(gpus)}, which the ranks share in turns: messages by {by}" if gpus else "no GPU, gloo"
     if "ranks" in expected:
         reader = "an independent reading of kernels and launches, `tests/support/device_oracle.py`"
         about = (
