@@ -89,6 +89,16 @@ def read_device() -> str:
     return "cpu"
 
 
+def read_device_id() -> str | None:
+    """Eight digits for the GPU that this process has used, equal for two ranks exactly if they share it; None without one."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)  # since torch 2.4
+    return None if uuid is None else hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
+
+
 def read_network_ports(root: Path = Path("/sys/class/infiniband")) -> dict[str, str]:
     """Rates of the active ports of the host's InfiniBand and RoCE cards, by card and port, as Linux writes them."""
     ports = {}

@@ -25,6 +25,8 @@ from pptrace.slices import rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
 
 _FEW = 8
+DEVICE_ID = "device_id"
+"""The fact of a rank that is equal to another one's exactly if they share a GPU."""
 _CERTAIN = 0.1
 """An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
@@ -43,6 +45,7 @@ def explain_nulls(
     return (
         *_clocks(run, clock, steps),
         *_absent_ranks(run, steps),
+        *_shared_devices(run),
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
         *_ranks_outside_steps(run, steps),
@@ -55,6 +58,20 @@ def explain_nulls(
         *dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ())),
         *_nulls(run, steps, stragglers),
     )
+
+
+def _shared_devices(run: RecognisedRun) -> Iterator[str]:
+    """A warning for each device that several ranks share."""
+    ranks: dict[str, list[int]] = {}
+    for rank, facts in sorted(run.facts.items()):
+        if device := facts.get(DEVICE_ID):
+            ranks.setdefault(str(device), []).append(rank)
+    for sharing in ranks.values():
+        if len(sharing) > 1:
+            yield (
+                f"rank {listed(sharing, _FEW)} share a GPU, where their work takes turns: the times of each hold what the "
+                "others took; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+            )
 
 
 def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:

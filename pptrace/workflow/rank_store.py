@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.links.network import PORTS
+from pptrace.analysis.notes import DEVICE_ID
 from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
@@ -33,7 +34,8 @@ _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
-        *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME, PROBES),
+        *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME),
+        *(PROBES, DEVICE_ID),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

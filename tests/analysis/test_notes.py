@@ -335,6 +335,18 @@ def test_each_note_of_the_ranks_recorders_is_given_once() -> None:
     assert [line for line in lines_of(noted) if line in ("hooks off", "late")] == ["hooks off", "late"]
 
 
+def test_ranks_that_share_a_gpu_are_named() -> None:
+    run = replace(
+        run_of(), facts={rank: {"device_id": device} for rank, device in enumerate(["a", "b", "a", None, None, "c"])}
+    )
+    (line,) = those_with("share a GPU", lines_of(run))
+    assert line.startswith("rank 0, 2 share a GPU, where their work takes turns: the times of each")
+    assert (
+        those_with("share a GPU", lines_of(replace(run, facts={0: {"device_id": "a"}, 1: {"device_id": "b"}, 2: {}})))
+        == []
+    )
+
+
 def test_without_steps_the_reason_is_what_was_recognised() -> None:
     for ops, start in (
         ([op(0)], "pipeline steps, phases and bubbles are null: forwards and backwards were recognised, but not"),
