@@ -87,7 +87,7 @@ class _Kernels:
 
 
 def _posted_ns(events: Events, rows: Int64, launchers: Int64) -> Int64:
-    """When each was launched; of a launch that was not recorded the start, or before all events if it was before the recording.
+    """Launch times; of launches that were not recorded the start, or before all events where they were before the recording.
 
     Correlation ids count the calls of a process, so that a smaller one than that of every recorded call was given before them.
     """
