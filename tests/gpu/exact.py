@@ -1,7 +1,9 @@
-"""Parts ``schedules`` and ``meshes``: ranks that share a GPU, their messages through host memory, train as one process does.
+"""Parts ``schedules``, ``meshes``, ``experts`` and ``nccl-exact``: ranks that share a GPU train as one process does.
 
     python -m tests.gpu.exact schedules …       every schedule of the catalogue on four pipeline ranks: loss and all gradients
     python -m tests.gpu.exact meshes …          tp, sp, cp, zero, overlap and recompute: loss and parameters after three steps
+    python -m tests.gpu.exact experts …         the same with experts: dispatchers, overlap, etp
+    python -m tests.gpu.exact nccl-exact …      schedules, meshes and experts once more: over NCCL, not through host memory
 
 float64, within 1e-9. In a mesh each call to a process group also lies in exactly one mark of its axis.
 """
@@ -9,18 +11,20 @@ float64, within 1e-9. In a mesh each call to a process group also lies in exactl
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
 from tests.gpu.device import touch_device
 from tests.gpu.part import Setting, run_part
+from tests.instrument.expert import test_exact as test_expert_exact
 from tests.instrument.models import test_mixes
 from tests.instrument.models.cases.mixes import Mix
 from tests.instrument.pipeline import test_exact
@@ -62,6 +66,28 @@ MESHES: Mapping[str, Mix] = MappingProxyType(
 
 SMALL_MESHES = ("pp tp sp",)
 
+_OPTIONS = ExpertOptions(4, 2, aux_loss=0.05, z_loss=0.01)
+_OVERLAPPED = replace(_OPTIONS, overlap=True, shared_width=8)
+_EXPERTS = Mix(dp=2, ep=2, experts=_OPTIONS, clip=0.3)
+EXPERTS: Mapping[str, Mix] = MappingProxyType(
+    {
+        "all-to-all": replace(_EXPERTS, pp=2),
+        "overlap": replace(_EXPERTS, pp=2, experts=_OVERLAPPED),
+        "overlapped pairs": replace(_EXPERTS, pp=2, schedule="dualpipe", experts=_OVERLAPPED),
+        "padded": replace(_EXPERTS, pp=2, experts=replace(_OPTIONS, dispatcher=Dispatcher.PADDED, capacity_factor=0.8)),
+        "all-gather": replace(_EXPERTS, pp=2, experts=replace(_OPTIONS, dispatcher=Dispatcher.ALL_GATHER)),
+        "split backward, zero 1": replace(_EXPERTS, pp=2, schedule="zb-h1", zero=1, ahead=2),
+        "tp sp, folded": replace(_EXPERTS, tp=2, ep=4, sequence=True, experts=_OVERLAPPED),
+        "etp": replace(_EXPERTS, tp=2, ep=2, etp=2),
+        "cp": replace(_EXPERTS, cp=2, dp=2, ep=4, zero=1),
+    }
+)
+NCCL_MESHES = (
+    *("tp", "pp tp sp overlap", "cp ring", "cp ulysses", "pp dp", "zero 1", "zero 3 clipped", "post-validation"),
+    *("zbv tp sp overlap", "dualpipe tp", "pp tp cp sp"),
+)
+NCCL_EXPERTS = ("all-to-all", "overlap", "overlapped pairs", "padded", "split backward, zero 1", "tp sp, folded")
+
 
 def schedules(setting: Setting) -> None:
     cases = {name: [schedule_case(name), schedule_case(name, ahead=2)] for name in SCHEDULES}
@@ -75,12 +101,35 @@ def schedule_case(name: str, ahead: int = 0) -> Case:
 
 
 def meshes(setting: Setting) -> None:
-    mixes = {name: replace(mix, host_staged=True) for name, mix in MESHES.items()}
+    _meshes(setting, {name: replace(mix, host_staged=True) for name, mix in MESHES.items()}, SMALL_MESHES)
+
+
+def experts(setting: Setting) -> None:
+    _meshes(setting, {name: replace(mix, host_staged=True) for name, mix in EXPERTS.items()}, ("overlap",))
+
+
+def nccl_exact(setting: Setting) -> None:
+    """Everything over NCCL that takes other ways there: schedules and their messages, collectives that overlap, all-to-alls."""
+    cases = {f"nccl {name}": replace(schedule_case(name), backend="nccl") for name in SCHEDULES}
     if setting.dry:
-        mixes = {name: mixes[name] for name in SMALL_MESHES}
+        cases = {name: cases[name] for name in ("nccl 1f1b",)}
+    _each(setting, cases, RANKS, lambda pool, name: test_exact.check(pool, [cases[name]]))
+    chosen = {name: MESHES[name] for name in NCCL_MESHES} | {name: EXPERTS[name] for name in NCCL_EXPERTS}
+    mixes = {f"nccl {name}": replace(mix, nccl=True) for name, mix in chosen.items()}
+    _meshes(setting, mixes, ("nccl tp",))
+
+
+def _meshes(setting: Setting, mixes: Mapping[str, Mix], small: Sequence[str]) -> None:
+    """A check for each mix; ``small`` are those of the dry run."""
+    if setting.dry:
+        mixes = {name: mixes[name] for name in small}
+
+    def check(pool: Pool, name: str) -> None:
+        of_kind = test_mixes.check if mixes[name].experts is None else test_expert_exact.check
+        of_kind(pool, [mixes[name]])
+
     for ranks in (RANKS, LARGE):
-        chosen = {name: mix for name, mix in mixes.items() if (mix.world > RANKS) == (ranks > RANKS)}
-        _each(setting, chosen, ranks, lambda pool, name: test_mixes.check(pool, [mixes[name]]))
+        _each(setting, [name for name, mix in mixes.items() if (mix.world > RANKS) == (ranks > RANKS)], ranks, check)
 
 
 class _LimitedPool(Pool):
@@ -113,7 +162,7 @@ def _each(setting: Setting, names: Iterable[str], ranks: int, check: Callable[[P
     setting.skip_rest(waiting)
 
 
-PARTS = {"schedules": schedules, "meshes": meshes}
+PARTS = {"schedules": schedules, "meshes": meshes, "experts": experts, "nccl-exact": nccl_exact}
 
 if __name__ == "__main__":
     sys.exit(run_part(PARTS[sys.argv[1]], sys.argv[2:]))

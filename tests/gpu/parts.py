@@ -34,6 +34,8 @@ PARTS = (
     Part("nccl", "NCCL between ranks on one GPU: runs, scripts of others, hangs", "tests.gpu.nccl", (), 320, 30),
     Part("schedules", "every schedule trains as one process does", "tests.gpu.exact", ("schedules",), 120, 20),
     Part("meshes", "tp, sp, cp, zero and overlap train as one process does", "tests.gpu.exact", ("meshes",), 150, 20),
+    Part("experts", "experts train as one process does", "tests.gpu.exact", ("experts",), 90, 20),
+    Part("nccl-exact", "schedules, meshes and experts over NCCL", "tests.gpu.exact", ("nccl-exact",), 180, 30),
     Part("tests", "the tests that need a GPU", "tests.gpu.marked_tests", (), 120, 20),
     Part("samples", "recordings small enough to keep", "tests.gpu.samples", (), 90, 25),
     Part("marks", "what the ranges cost a step", "tests.gpu.marks", (), 75, 20),

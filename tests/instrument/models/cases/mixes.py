@@ -34,6 +34,7 @@ from instrument.pipeline.runtime import PipelineRuntime
 from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.sequence.dropout import MicrobatchKey
+from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.analysis.volume.expert_facts import ExpertFacts
 from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.transformer import Volume
@@ -69,6 +70,7 @@ class Mix:
     recompute: Recompute = Recompute.NONE
     dropout: float = 0.0
     host_staged: bool = False
+    nccl: bool = False  # where there is a GPU, which ranks may share
     ahead: int = 0
     bucket_bytes: int = BUCKET_BYTES
     zero: int = 0
@@ -203,8 +205,8 @@ def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
 
 
 def device_of(mix: Mix) -> torch.device:
-    """Of this rank: a GPU, which ranks may share, where there is one and messages go through host memory."""
-    if not mix.host_staged or not torch.cuda.is_available():
+    """Of this rank: a GPU, which ranks may share, where there is one and messages go through host memory or by NCCL."""
+    if not (mix.host_staged or mix.nccl) or not torch.cuda.is_available():
         return CPU
     return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
@@ -213,7 +215,10 @@ def mesh_of(mix: Mix) -> Mesh:
     device = device_of(mix)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1, mix.experts is not None)
+    by = ("cuda", "nccl") if mix.nccl and device.type == "cuda" else ("cpu", "gloo")
+    if by[1] == "nccl" and torch.cuda.device_count() < mix.world:
+        let_nccl_share_gpus(dist.get_rank(), one_node=True)
+    return make_mesh(mix.shape, *by, mix.plan.num_chains > 1, mix.experts is not None)
 
 
 def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:

@@ -24,6 +24,7 @@ from instrument.pipeline.transport import Mode, make_transport
 from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.session import Session
+from instrument.shared_gpus import let_nccl_share_gpus
 from pptrace.marks import SpanKind
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
@@ -108,8 +109,10 @@ def mesh_of(case: Case) -> Mesh:
     mirrored = case.plan.num_chains > 1
     if case.wiring.device.type == "cuda":
         torch.cuda.set_device(case.wiring.device)
-    if case.backend != "nccl":
+    if case.backend != "nccl" or not torch.cuda.is_available():
         return make_mesh(shape, "cpu", "gloo", mirrored)
+    if torch.cuda.device_count() < shape.world:
+        let_nccl_share_gpus(dist.get_rank(), one_node=True)
     return make_mesh(shape, "cuda", "nccl", mirrored)
 
 
