@@ -40,7 +40,7 @@ def join_tables(first: Table, second: Table) -> Table | None:
     if common_steps := sorted(set(ops.index) & set(other_ops.index)):
         raise TraceError(
             f"{prefix} (both hold step {common_steps[0]} of rank {rank}); "
-            "expected the tables of one run; analyse them one run at a time"
+            "expected the tables of one run; analyse them one run at a time, or compare two with `pptrace compare`"
         )
     spans = sorted([*_intervals(ops, 0), *_intervals(other_ops, 1)])
     if any(

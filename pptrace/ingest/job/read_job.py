@@ -286,7 +286,7 @@ def _require_one_run(infos: Sequence[TraceInfo]) -> None:
             first, second = list(by_value.values())[:2]
             raise TraceError(
                 f"{second.path}: is of another run than {first.path} (another {noun}); expected the traces of one run; "
-                "analyse them one run at a time"
+                "analyse them one run at a time, or compare two with `pptrace compare`"
             )
 
 

@@ -23,6 +23,8 @@ _PLACES = {
     "bottom center": (0, -1),
     "top right": (1, 1),
     "bottom right": (1, -1),
+    "top left": (-1, 1),
+    "bottom left": (-1, -1),
     "middle left": (-1, 0),
     "middle right": (1, 0),
 }
@@ -30,6 +32,8 @@ _PLACES = {
 
 Box = tuple[float, float, float, float]
 """Left, right, bottom and top, px."""
+Whisker = tuple[float, float, float, float]
+"""A point's memory, the lower end of its interval, its gain, and the upper end."""
 
 
 def changes_chart(result: WhatIf) -> go.Figure | None:
@@ -47,7 +51,7 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     shown = [*choices, result.today]
     x_range = _padded([_size(one, unit) for one in shown])
     y_range = _padded([(one.gain_ns + bound) / 1e6 for one in shown for bound in _bounds(one)])
-    names = _Names(x_range, y_range, [(_size(one, unit), one.gain_ns / 1e6) for one in shown])
+    names = _Names(x_range, y_range, [_whisker(one, unit) for one in shown])
     figure = go.Figure()
     figure.add_scatter(
         x=[_size(one, unit) for one in front],
@@ -128,6 +132,11 @@ def _bounds(one: Scenario) -> tuple[int, int]:
     return one.span_ns - one.high_ns, one.span_ns - one.low_ns
 
 
+def _whisker(one: Scenario, unit: _Unit | None) -> Whisker:
+    low, high = ((one.gain_ns + bound) / 1e6 for bound in _bounds(one))
+    return _size(one, unit), low, one.gain_ns / 1e6, high
+
+
 def _padded(values: Sequence[float]) -> tuple[float, float]:
     """The range of an axis with room around the values."""
     low, high = min(values), max(values)
@@ -136,24 +145,32 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 class _Names:
-    """Places of names beside their points, of which none covers another name or another point."""
+    """Places of names beside their points, of which none covers another name or another point, nor a whisker if it can be."""
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], points: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], whiskers: Sequence[Whisker]) -> None:
         self._ranges = x, y
-        centres = [self._px(point) for point in points]
-        self._taken: list[Box] = [(x - 6, x + 6, y - 6, y + 6) for x, y in centres]
+        self._taken: list[Box] = []
+        self._whiskers: list[Box] = []
+        for memory, low, gain, high in whiskers:
+            (x_px, y_px), (_, low_px), (_, high_px) = (self._px((memory, value)) for value in (gain, low, high))
+            self._taken.append((x_px - 6, x_px + 6, y_px - 6, y_px + 6))
+            self._whiskers.append((x_px - 3, x_px + 3, low_px, high_px))
 
     def place(self, name: str, point: tuple[float, float]) -> str | None:
         """Take a place for a name; None where there is no room: the pointer still tells it."""
-        (x, y), width, height = self._px(point), len(name) * _NAME_PX[0], _NAME_PX[1]
-        for place, (right, up) in _PLACES.items():
-            middle_x, middle_y = x + right * (width / 2 + (0 if up else 8)), y + up * (height / 2 + 7)
-            box = (middle_x - width / 2, middle_x + width / 2, middle_y - height / 2, middle_y + height / 2)
-            is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
-            if is_inside and not any(_overlap(box, other) for other in self._taken):
-                self._taken.append(box)
-                return place
+        boxes = {place: self._box(name, self._px(point), side) for place, side in _PLACES.items()}
+        for occupied in ([*self._taken, *self._whiskers], self._taken):
+            for place, box in boxes.items():
+                is_inside = box[0] >= 0 and box[1] <= _PLOT_PX[0] and box[2] >= 0 and box[3] <= _PLOT_PX[1]
+                if is_inside and not any(_overlap(box, other) for other in occupied):
+                    self._taken.append(box)
+                    return place
         return None
+
+    def _box(self, name: str, at: tuple[float, float], side: tuple[int, int]) -> Box:
+        (x, y), (right, up), width, height = at, side, len(name) * _NAME_PX[0], _NAME_PX[1]
+        middle_x, middle_y = x + right * (width / 2 + 8), y + up * (height / 2 + 7)
+        return (middle_x - width / 2, middle_x + width / 2, middle_y - height / 2, middle_y + height / 2)
 
     def _px(self, point: tuple[float, float]) -> tuple[float, float]:
         x, y = (

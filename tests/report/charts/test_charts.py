@@ -284,12 +284,24 @@ def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> 
 
 
 def test_names_of_changes_at_one_point_stand_apart_and_the_last_ones_are_left_out() -> None:
-    same = [scenario(f"receives posted {number} ops ahead", 5, 8, on_pareto_front=True) for number in range(6)]
+    same = [scenario(f"receives posted {number} ops ahead", 5, 8, on_pareto_front=True) for number in range(9)]
     result = WhatIf(100 * MS, 100 * MS, 0.0, tuple(same), scenario("as it was", 0, 4, num_chunks=1), 5)
     front = trace(changes_chart(result), "front: nothing takes less time and no more memory")
     named = [place for text, place in zip(front.text, front.textposition, strict=True) if text]
     assert len(set(named)) == len(named) >= 2
     assert len(named) < len(same), "a point has few sides"
+
+
+def test_names_of_changes_stand_clear_of_whiskers() -> None:
+    """Of three changes, apart from each other, with room on all sides."""
+    changes = [
+        replace(scenario(name, gain, gain), on_pareto_front=True) for name, gain in (("a", 2), ("b", 5), ("c", 8))
+    ]
+    unsure = [replace(one, low_ns=one.span_ns - MS, high_ns=one.span_ns + MS) for one in changes]
+    result = WhatIf(100 * MS, 100 * MS, 0.0, tuple(unsure), scenario("as it was", 0, 4, num_chunks=1), 5)
+    front = trace(changes_chart(result), "front: nothing takes less time and no more memory")
+    assert len(front.text) == 3
+    assert not [place for place in front.textposition if place.endswith("center")]
 
 
 def comparison(*parts: PartChange) -> Comparison:
