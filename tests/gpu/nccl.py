@@ -1,10 +1,15 @@
-"""Part ``nccl``: real NCCL between ranks that share one GPU: runs of ours, scripts of others, and hangs."""
+"""Parts ``nccl`` and ``hangs``: real NCCL between ranks that share one GPU.
+
+python -m tests.gpu.nccl nccl …     runs of ours, and scripts of others: torch.distributed.pipelining, DDP
+python -m tests.gpu.nccl hangs …    faults that make a run hang, and the verdict on each
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +18,7 @@ from typing import Any
 import torch
 
 from pptrace.workflow.load import load
-from tests.gpu.part import Setting, main
+from tests.gpu.part import Setting, run_part
 from tests.gpu.recorded import GRACE_S, Recorded, record_and_compare, text_of
 from tests.support.programs import EXAMPLE, ROOT, Ended, pptrace
 
@@ -53,11 +58,13 @@ HANGS: Mapping[str, tuple[str, list[int]]] = MappingProxyType(
     }
 )
 """Fault → the verdict and the ranks to blame."""
+SMALL_HANGS = ("none", "kill")
+"""Of the dry run."""
 HANG_S = 4.0
 _LOSS = re.compile(r"loss +([\d.]+)")
 
 
-def part(setting: Setting) -> None:
+def nccl(setting: Setting) -> None:
     with setting.checks.check("the same losses over NCCL as through host memory") as figures:
         figures |= _compare_losses(setting)
     for name in [*PIPELINING][: 1 if setting.dry else None]:
@@ -65,16 +72,17 @@ def part(setting: Setting) -> None:
             figures |= _pipelining(setting, name)
     with setting.checks.check("DDP") as figures:
         figures |= _replicas(setting)
+    if not setting.dry:
+        record_and_compare(setting, RUNS)
+
+
+def hangs(setting: Setting) -> None:
     for fault, (verdict, ranks) in HANGS.items():
         if setting.left_s <= 0:
             setting.skip_rest([fault])
-            continue
-        if setting.dry and fault not in ("none", "kill"):
-            continue
-        with setting.checks.check(f"hang: {fault}") as figures:
-            figures |= _hang(setting, fault, verdict, ranks)
-    if not setting.dry:
-        record_and_compare(setting, RUNS)
+        elif not setting.dry or fault in SMALL_HANGS:
+            with setting.checks.check(fault) as figures:
+                figures |= _hang(setting, fault, verdict, ranks)
 
 
 def _run(
@@ -156,5 +164,7 @@ def _hang(setting: Setting, fault: str, verdict: str, ranks: list[int]) -> dict[
     return figures
 
 
+PARTS = {"nccl": nccl, "hangs": hangs}
+
 if __name__ == "__main__":
-    main(part)
+    sys.exit(run_part(PARTS[sys.argv[1]], sys.argv[2:]))

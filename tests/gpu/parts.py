@@ -31,7 +31,10 @@ class Part:
 PARTS = (
     Part("environment", "what is there, and whether the GPU computes", "tests.gpu.environment", (), 60, 10),
     Part("record", "recorded runs against an independent reader", "tests.gpu.recorded", ("record",), 150, 30),
-    Part("nccl", "NCCL between ranks on one GPU: runs, scripts of others, hangs", "tests.gpu.nccl", (), 320, 30),
+    Part(
+        "nccl", "NCCL between ranks on one GPU: runs of ours, scripts of others", "tests.gpu.nccl", ("nccl",), 200, 30
+    ),
+    Part("hangs", "verdicts on runs over NCCL that hang", "tests.gpu.nccl", ("hangs",), 120, 20),
     Part("schedules", "every schedule trains as one process does", "tests.gpu.exact", ("schedules",), 120, 20),
     Part("meshes", "tp, sp, cp, zero and overlap train as one process does", "tests.gpu.exact", ("meshes",), 150, 20),
     Part("experts", "experts train as one process does", "tests.gpu.exact", ("experts",), 90, 20),
