@@ -210,7 +210,7 @@ def _training_abilities(machine: Machine) -> list[Ability]:
         reason = "no GPU here" if torch.cuda else "no GPU, or a CPU build of torch"
         return [*abilities, Ability("Train on GPUs", False, reason)]
     abilities.append(_on_gpus(nccl, gpus))
-    staged = "messages go through host memory over gloo (NCCL wants a GPU for each rank)"
+    staged = "messages go through host memory over gloo, or through sockets by NCCL (--backend nccl-shared)"
     abilities.append(Ability("Several ranks on one GPU", gloo, staged if gloo else "needs gloo, which torch lacks"))
     return abilities
 
