@@ -199,7 +199,7 @@ class Monitor:
             return
         before = self._usage or self._read_usage()
         time.sleep(_BETWEEN_LOOKS_S)
-        diagnosis = self._hangs.diagnose(self._ends(self._ended()))
+        diagnosis = self._hangs.diagnose(self._ends(self._ended()), stopped=self._stayed_stopped(before))
         self._end_hung(diagnosis, before, f"still running after --timeout {limit:g} s; where each rank is:")
 
     def _check_hang(self) -> None:
@@ -215,7 +215,8 @@ class Monitor:
         self._usage = self._usage or self._read_usage()
         if stalled_s < limit:
             return
-        diagnosis = self._hangs.diagnose(self._ends(ended), usual=False)
+        stopped = self._stayed_stopped(self._usage)
+        diagnosis = self._hangs.diagnose(self._ends(ended), stopped=stopped, usual=False)
         if self._may_go_on(diagnosis, limit / 2) or self._hangs.stalled_s() < limit:
             self._hangs.note_progress()
             self._usage = {}
@@ -242,6 +243,14 @@ class Monitor:
 
     def _is_busy(self, local: int, pid: int) -> bool:
         return local in self._usage and read_usage(pid).is_busy(self._usage[local])
+
+    def _stayed_stopped(self, before: Mapping[int, Usage]) -> set[int]:
+        """The ranks, by global rank, that a signal stopped both then and now; a debugger stops them for a moment."""
+        return {
+            self._pipes.ranks[local]
+            for local, usage in self._read_usage().items()
+            if usage.is_stopped and local in before and before[local].is_stopped
+        }
 
     def _end_hung(self, diagnosis: Diagnosis, before: Mapping[int, Usage], reason: str) -> None:
         self.timed_out = True

@@ -49,14 +49,12 @@ def read_usage(pid: int) -> Usage:
 
 
 def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) -> str:
-    """Describe where a rank outside of communication is, and what it does there."""
+    """Describe where a rank is, and what it does there."""
     location = describe_wait(stack)
     if usage.is_stopped:
-        doing = f"stopped by a signal ({location})"
-    else:
-        busy = before is not None and usage.is_busy(before)
-        doing = f"{'computing' if busy else 'asleep'} {location if stack else f'({location})'}"
-    return f"{doing}, outside of any communication call"
+        return f"stopped by a signal ({location})"
+    busy = before is not None and usage.is_busy(before)
+    return f"{'computing' if busy else 'asleep'} {location if stack else f'({location})'}"
 
 
 class Stacks:
