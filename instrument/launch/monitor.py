@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
+from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage, stayed_stopped
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
@@ -245,12 +245,8 @@ class Monitor:
         return local in self._usage and read_usage(pid).is_busy(self._usage[local])
 
     def _stayed_stopped(self, before: Mapping[int, Usage]) -> set[int]:
-        """The ranks, by global rank, that a signal stopped both then and now; a debugger stops them for a moment."""
-        return {
-            self._pipes.ranks[local]
-            for local, usage in self._read_usage().items()
-            if usage.is_stopped and local in before and before[local].is_stopped
-        }
+        """The ranks, by global rank, that a signal had stopped before and that are stopped still."""
+        return {self._pipes.ranks[local] for local in stayed_stopped(before, self._read_usage())}
 
     def _end_hung(self, diagnosis: Diagnosis, before: Mapping[int, Usage], reason: str) -> None:
         self.timed_out = True

@@ -12,7 +12,7 @@ from instrument.adapters.calls import UNHOOKED, Call, CallGroup
 from instrument.launch import hang_watch
 from instrument.launch.call_log import CallLog, call_log_path
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Usage, describe_rank
+from instrument.launch.motion import Usage, describe_rank, stayed_stopped
 from instrument.launch.python_motion import PythonMotion
 from instrument.launch.stacks import Frame, is_setting_up
 from pptrace.hang_diagnosis import Diagnosis
@@ -125,6 +125,12 @@ def test_a_rank_that_was_stopped_or_killed_holds_up_the_calls_that_all_have_queu
     assert job.verdict(stopped={2}) == ("late", (2,))
     assert job.verdict_at_end({2: KILLED}) == ("missing", (2,))
     assert job.verdict_at_end({2: RankEnd(0, "ended normally")}) is None
+
+
+def test_a_rank_that_is_stopped_for_an_instant_is_none_that_a_signal_stopped() -> None:
+    stopped, running = Usage(1.0, 1.0, "T"), Usage(1.0, 1.0, "S")
+    before = {0: stopped, 1: running, 2: stopped}
+    assert stayed_stopped(before, {0: stopped, 1: stopped, 2: running, 3: stopped}) == {0}
 
 
 def test_a_rank_that_was_stopped_in_a_call_is_said_to_be_in_it(tmp_path: Path) -> None:
