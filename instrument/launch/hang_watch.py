@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,16 @@ class RankEnd:
 
     code: int | None
     text: str
+
+    @property
+    def is_abort(self) -> bool:
+        """Return whether the process aborted itself, as NCCL's watchdog does where another rank does not come or is gone."""
+        return self.code == -signal.SIGABRT
+
+    @property
+    def is_kill(self) -> bool:
+        """Return whether a signal killed it, which it did not send itself to give up."""
+        return self.code is not None and self.code < 0 and not self.is_abort
 
 
 class HangWatch:
@@ -76,13 +87,14 @@ class HangWatch:
         """Return whether the calls of any rank are watched at all."""
         return bool(self._read())
 
-    def diagnose(self, ends: Mapping[int, RankEnd], *, usual: bool = True) -> Diagnosis:
-        """The verdict on the ranks as they are now. ``ends`` is by global rank.
+    def diagnose(self, ends: Mapping[int, RankEnd], *, stopped: Collection[int] = (), usual: bool = True) -> Diagnosis:
+        """The verdict on the ranks as they are now. ``ends`` is by global rank; ``stopped`` are those that a signal stopped.
 
         With ``usual``, a rank is late only where others wait for it longer than they often do.
         """
         logs = self._settled()
-        diagnosis = diagnose(self._known(logs, ends, lambda log: _long_waits(log, _LEAST_WAIT_S)))
+        known = _with_ends(self._known(logs, ends, lambda log: _long_waits(log, _LEAST_WAIT_S)), ends)
+        diagnosis = diagnose([replace(rank, is_halted=rank.is_halted or rank.rank in stopped) for rank in known])
         if usual and diagnosis.hang is not None and diagnosis.hang.verdict is Verdict.LATE:
             return _unless_usual(diagnosis, logs, self._ranks)
         return diagnosis
@@ -107,8 +119,7 @@ class HangWatch:
         """
         logs = self._read()
         failed = {self._ranks[local] for local, log in logs.items() if _last_failed(log) is not None}
-        ends = {rank: RankEnd(None, "") for rank in dead if rank not in failed}
-        return self._known(logs, ends, _with_failed)
+        return self._known(logs, set(dead) - failed, _with_failed)
 
     def _read(self) -> dict[int, LoggedCalls]:
         logs = {
@@ -133,18 +144,17 @@ class HangWatch:
     def _known(
         self,
         logs: Mapping[int, LoggedCalls],
-        ends: Mapping[int, RankEnd],
+        gone: Collection[int],
         calls_of: Callable[[LoggedCalls], Sequence[Call]],
     ) -> list[RankCalls]:
         known: list[RankCalls] = []
         for local, rank in self._ranks.items():
             log = logs.get(local)
             seen = Presence.ALIVE if log is not None else Presence.UNKNOWN
-            presence = Presence.GONE if rank in ends else seen
+            presence = Presence.GONE if rank in gone else seen
             calls = tuple(calls_of(log)) if log is not None else ()
             made = log.num_made if log is not None else {}
-            note = _ended(ends[rank].text, calls) if rank in ends else ""
-            known.append(RankCalls(rank, calls, presence, made, note))
+            known.append(RankCalls(rank, calls, presence, made))
         here = set(self._ranks.values())
         elsewhere = [rank for rank in range(self._world_size) if rank not in here]
         return [*known, *(RankCalls(rank, presence=Presence.UNKNOWN) for rank in elsewhere)]
@@ -177,20 +187,49 @@ def _without_met(logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> d
 
 def with_locations(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
     """The diagnosis with where each rank is, by global rank."""
-    ranks = {rank: replace(known, where=where.get(rank, "")) for rank, known in diagnosis.ranks.items()}
+    ranks = {
+        rank: replace(known, where=f"{where[rank]}, {_call_of(known)}" if rank in where else "")
+        for rank, known in diagnosis.ranks.items()
+    }
     return replace(diagnosis, ranks=ranks)
 
 
+def _call_of(known: RankCalls) -> str:
+    """The call that the rank is in."""
+    call = next((call for call in reversed(known.calls) if call.state is CallState.BLOCKING), None)
+    return "outside of any communication call" if call is None else f"in {call}"
+
+
 def explain_end(ranks: Sequence[RankCalls], ends: Mapping[int, RankEnd]) -> Diagnosis:
-    """The verdict on what :meth:`HangWatch.calls_at_end` saw, with how the ranks ended, which is known later."""
-    return diagnose(
-        [
-            replace(known, note=_ended(ends[known.rank].text, known.calls))
-            if known.presence is Presence.GONE and known.rank in ends
-            else known
-            for known in ranks
-        ]
-    )
+    """The verdict on what :meth:`HangWatch.calls_at_end` saw, with how the ranks ended, which is known later.
+
+    A rank that aborted itself while a call on its device waited for others counts as one that waits, not as one that is gone.
+    """
+    ended = _with_ends(ranks, ends)
+    aborted = {
+        known.rank
+        for known in ended
+        if known.rank in ends
+        and ends[known.rank].is_abort
+        and any(call.state is CallState.LAUNCHED for call in known.calls)
+    }
+    diagnosis = diagnose(_as_alive(ended, aborted))
+    waited = {edge.rank for edge in diagnosis.hang.edges} if diagnosis.hang else set()
+    return diagnose(_as_alive(ended, aborted & waited)) if aborted - waited else diagnosis
+
+
+def _as_alive(ranks: Sequence[RankCalls], which: Collection[int]) -> list[RankCalls]:
+    return [replace(known, presence=Presence.ALIVE) if known.rank in which else known for known in ranks]
+
+
+def _with_ends(ranks: Sequence[RankCalls], ends: Mapping[int, RankEnd]) -> list[RankCalls]:
+    """The ranks, with how those ended that are gone."""
+    return [
+        replace(known, note=_ended(ends[known.rank].text, known.calls), is_halted=ends[known.rank].is_kill)
+        if known.presence is Presence.GONE and known.rank in ends
+        else known
+        for known in ranks
+    ]
 
 
 def _ended(text: str, calls: Sequence[Call]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
+from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage, stayed_stopped
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
@@ -199,7 +199,7 @@ class Monitor:
             return
         before = self._usage or self._read_usage()
         time.sleep(_BETWEEN_LOOKS_S)
-        diagnosis = self._hangs.diagnose(self._ends(self._ended()))
+        diagnosis = self._hangs.diagnose(self._ends(self._ended()), stopped=self._stayed_stopped(before))
         self._end_hung(diagnosis, before, f"still running after --timeout {limit:g} s; where each rank is:")
 
     def _check_hang(self) -> None:
@@ -215,7 +215,8 @@ class Monitor:
         self._usage = self._usage or self._read_usage()
         if stalled_s < limit:
             return
-        diagnosis = self._hangs.diagnose(self._ends(ended), usual=False)
+        stopped = self._stayed_stopped(self._usage)
+        diagnosis = self._hangs.diagnose(self._ends(ended), stopped=stopped, usual=False)
         if self._may_go_on(diagnosis, limit / 2) or self._hangs.stalled_s() < limit:
             self._hangs.note_progress()
             self._usage = {}
@@ -242,6 +243,10 @@ class Monitor:
 
     def _is_busy(self, local: int, pid: int) -> bool:
         return local in self._usage and read_usage(pid).is_busy(self._usage[local])
+
+    def _stayed_stopped(self, before: Mapping[int, Usage]) -> set[int]:
+        """The ranks, by global rank, that a signal had stopped before and that are stopped still."""
+        return {self._pipes.ranks[local] for local in stayed_stopped(before, self._read_usage())}
 
     def _end_hung(self, diagnosis: Diagnosis, before: Mapping[int, Usage], reason: str) -> None:
         self.timed_out = True

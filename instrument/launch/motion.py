@@ -48,15 +48,18 @@ def read_usage(pid: int) -> Usage:
         return Usage(time.monotonic(), 0.0, "")
 
 
+def stayed_stopped(before: Mapping[int, Usage], now: Mapping[int, Usage]) -> set[int]:
+    """Return the ranks that were stopped at both moments: a debugger stops a process for an instant."""
+    return {rank for rank, usage in now.items() if usage.is_stopped and rank in before and before[rank].is_stopped}
+
+
 def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) -> str:
-    """Describe where a rank outside of communication is, and what it does there."""
+    """Describe where a rank is, and what it does there."""
     location = describe_wait(stack)
     if usage.is_stopped:
-        doing = f"stopped by a signal ({location})"
-    else:
-        busy = before is not None and usage.is_busy(before)
-        doing = f"{'computing' if busy else 'asleep'} {location if stack else f'({location})'}"
-    return f"{doing}, outside of any communication call"
+        return f"stopped by a signal ({location})"
+    busy = before is not None and usage.is_busy(before)
+    return f"{'computing' if busy else 'asleep'} {location if stack else f'({location})'}"
 
 
 class Stacks:

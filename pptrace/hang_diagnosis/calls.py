@@ -115,6 +115,7 @@ class RankCalls:
         num_made: how many calls of a stream it has made, where that is more than ``calls`` hold.
         note: how it ended, or why it has no data: "killed by SIGKILL".
         where: where it is, outside of communication: "in sleep, called from train (train.py:7)".
+        is_halted: whether a signal stopped or killed its process: what it had yet to transfer stays undone.
     """
 
     rank: int
@@ -123,3 +124,4 @@ class RankCalls:
     num_made: Mapping[Stream, int] = field(default_factory=dict)
     note: str = ""
     where: str = ""
+    is_halted: bool = False

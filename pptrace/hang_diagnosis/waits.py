@@ -1,8 +1,9 @@
 """The wait-for graph over ranks.
 
 Calls that can complete are completed first, as the backends would: a call whose partners have all made theirs is in transfer,
-and no reason for a hang. A remaining call waits for ranks that have not made the matching call, or have it queued behind one
-that waits. A rank waits for *all* ranks of an edge, except in a receive from any rank.
+and no reason for a hang, unless one of them is halted: a device or the network takes a call to be complete on one rank while
+threads of that rank's process still carry its data to the other. A remaining call waits for ranks that have not made the matching
+call, or have it queued behind one that waits. A rank waits for *all* ranks of an edge, except in a receive from any rank.
 """
 
 from __future__ import annotations
@@ -68,15 +69,29 @@ class _Matching:
             for rank in ranks
             if rank.presence is Presence.ALIVE
         }
+        self._halted = {rank.rank for rank in ranks if rank.is_halted}
         self._queued_behind: dict[int, set[tuple[Stream, int]]] = {}
         self._wildcards = _num_wildcards(ranks)
 
     def waits(self) -> Waits:
-        blocked = {rank for rank, calls in self._open.items() if any(_blocks(call) for call in calls)}
+        blocking = {rank: [call for call in calls if _blocks(call)] for rank, calls in self._open.items()}
         self._complete()
         edges = tuple(self._edges())
         stuck = {edge.rank for edge in edges}
-        return Waits(edges, tuple(sorted(blocked - stuck)))
+        in_transfer = {rank for rank, calls in blocking.items() if calls} - stuck
+        ended = [self._ended_transfer(rank, blocking[rank]) for rank in sorted(in_transfer - self._halted)]
+        of_halted = tuple(edge for edge in ended if edge is not None)
+        halting = {rank for edge in of_halted for rank in edge.waits_for}
+        waiting = tuple(edge for edge in edges if edge.rank not in halting)
+        return Waits((*waiting, *of_halted), tuple(sorted(in_transfer - {edge.rank for edge in of_halted})))
+
+    def _ended_transfer(self, rank: int, calls: Sequence[Call]) -> Edge | None:
+        """The last of the rank's calls with a halted rank, which has made its part of it but transfers nothing any more."""
+        for call in reversed(calls):
+            halted = self._halted.intersection(self._partners(rank, call))
+            if halted and not (call.is_message and call.peer == ANY_PEER):
+                return Edge(rank, tuple(sorted(halted)), call)
+        return None
 
     def _complete(self) -> None:
         self._queued_behind = {rank: _queued_behind(rank, calls) for rank, calls in self._open.items()}

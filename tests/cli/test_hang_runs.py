@@ -1,5 +1,8 @@
 """Hangs put into real runs over gloo on loopback, and the verdict of ``pptrace run`` on each.
 
+``DEVICE_SCRIPT`` imitates NCCL: its calls return at once and run in order on what stands for a device, a message that has left
+there is carried on by a thread of its process, and the host waits for the device outside of any call.
+
 With PPTRACE_ALL set: all faults, on four ranks, and fifty healthy runs.
 """
 
@@ -113,6 +116,72 @@ for step in range(4):
 dist.destroy_process_group()
 """
 
+DEVICE_SCRIPT = """
+# the last rank is stopped or killed after a step that is over on its device, while a thread of it still carries its message
+import os, queue, signal, sys, threading, time, torch, torch.distributed as dist
+fault = sys.argv[1]
+
+class Returned(dist._Work):
+    def wait(self, timeout=None):
+        return True
+
+class Thread:
+    def __init__(self):
+        self.tasks = queue.Queue()
+        threading.Thread(target=self.run, daemon=True).start()
+    def run(self):
+        while True:
+            task = self.tasks.get()
+            try:
+                task()
+            except RuntimeError:  # the other end is gone: NCCL's watchdog aborts its process, if it comes to it
+                os.abort() if fault == "abort" else time.sleep(600)
+            self.tasks.task_done()
+
+class Device(dist.ProcessGroup):
+    group_name, delay_s = "0", 0.0
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.stream, self.network = Thread(), Thread()
+    def launch(self, function, *args):
+        self.stream.tasks.put(lambda: function(*args).wait())
+        return Returned()
+    def allreduce(self, tensors, opts):
+        return self.launch(self.gloo.allreduce, tensors, opts)
+    def recv(self, tensors, source, tag):
+        return self.launch(self.gloo.recv, tensors, source, tag)
+    def barrier(self, opts):
+        return self.launch(self.gloo.barrier, opts)
+    def send(self, tensors, target, tag):
+        copy, delay_s = tensors[0].clone(), self.delay_s
+        def carry():
+            time.sleep(delay_s)
+            self.gloo.send([copy], target, tag).wait()
+        self.stream.tasks.put(lambda: self.network.tasks.put(carry))
+        return Returned()
+
+dist.Backend.register_backend("imitated_nccl", Device, devices=["cpu"])
+dist.init_process_group("imitated_nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+device = dist.group.WORLD
+synchronize = device.stream.tasks.join
+grads = torch.ones(4)
+for step in range(8):
+    is_faulty = rank == size - 1 and fault != "none"
+    if step == 3 and is_faulty:
+        device.delay_s = 600.0
+    if step == 4 and is_faulty:
+        os.kill(os.getpid(), signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    dist.all_reduce(grads)
+    for call in (dist.send, dist.recv) if rank % 2 == 0 else (dist.recv, dist.send):
+        call(grads, rank ^ 1)
+    synchronize()
+dist.barrier()
+synchronize()
+dist.destroy_process_group()
+"""
+
 
 def run(folder: Path, fault: str, num_ranks: int, *options: str, script: str = SCRIPT) -> Ended:
     (folder / "train.py").write_text(script)
@@ -183,6 +252,20 @@ def test_ranks_that_wait_inside_cpp_are_seen_to_wait(tmp_path: Path, fault: str,
     assert ended.verdict[1].replace(f"{tmp_path}/", "").startswith(f"pptrace: hang: {verdict}: {told}"), ended.text
     assert (ended.run["hang"]["verdict"], ended.run["hang"]["ranks"]) == (verdict, [1])
     assert [edge["waits_for"] for edge in ended.run["hang"]["edges"]] == [[1]]
+
+
+@pytest.mark.parametrize("fault", ["abort", "stop", "kill", "none"] if ALL else ["abort", "stop"])
+def test_a_rank_whose_process_does_not_carry_its_messages_on_is_to_blame(tmp_path: Path, fault: str) -> None:
+    ended = run(tmp_path, fault, 2, "--hang-timeout", str(HANG_S), script=DEVICE_SCRIPT)
+    if fault == "none":
+        assert (ended.code, ended.run["hang"], ended.verdict) == (0, None, None), ended.text
+        return
+    verdict, expected = ("late", "stopped by a signal") if fault == "stop" else ("missing", "gone (killed by SIGKILL")
+    assert ended.verdict is not None, ended.text
+    assert ended.verdict[1].startswith(f"pptrace: hang: {verdict}: rank 1 is {expected}"), ended.text
+    assert ended.run["hang"]["edges"] == [
+        {"rank": 0, "waits_for": [1], "call": "recv", "group": "default_pg", "seq": 3}
+    ]
 
 
 @pytest.mark.skipif(

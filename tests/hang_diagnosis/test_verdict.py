@@ -242,6 +242,34 @@ def test_launched_calls_are_done_where_everyone_has_made_them() -> None:
     assert verdict_of([RankCalls(rank, tuple(launched)) for rank in range(4)]) is None
 
 
+@pytest.mark.parametrize("state", [CallState.BLOCKING, CallState.LAUNCHED])
+@pytest.mark.parametrize(("presence", "verdict"), [(Presence.GONE, "missing"), (Presence.ALIVE, "late")])
+def test_a_rank_that_a_signal_has_halted_keeps_others_waiting_in_calls_that_it_has_made(
+    state: CallState, presence: Presence, verdict: str
+) -> None:
+    receive = RankCalls(0, (call("barrier", 0, state), call("recv", 0, state, PAIR, peer=1)))
+    sent = (call("barrier", 0, state), call("send", 0, group=PAIR, peer=0))
+    passed = [RankCalls(rank, (call("barrier", 0),)) for rank in (2, 3)]
+    waiting = [replace(rank, calls=(*rank.calls, blocking("all_reduce", 1))) for rank in passed]
+    halted = RankCalls(1, sent, presence, is_halted=True)
+    hang = diagnose([receive, halted, *waiting]).hang
+    assert hang is not None
+    assert (hang.verdict, hang.ranks, hang.hops) == (verdict, (1,), {0: 1, 2: 1, 3: 1})
+    assert [(edge.waits_for, edge.call.kind) for edge in hang.edges if edge.rank == 0] == [((1,), "recv")]
+    running = diagnose([receive, replace(halted, is_halted=False), *passed])
+    assert running.hang is None
+    assert "in transfer" in running.reason
+
+
+def test_a_rank_that_was_stopped_waits_for_nobody_that_its_transfers_hold_up() -> None:
+    stopped = RankCalls(
+        1, (call("send", 0, group=PAIR, peer=0), blocking("recv", 0, group=PAIR, peer=0)), is_halted=True
+    )
+    receive = RankCalls(0, (call("recv", 0, CallState.LAUNCHED, PAIR, peer=1),))
+    assert verdict_of([receive, stopped]) == ("late", (1,))
+    assert verdict_of([RankCalls(0), stopped]) == ("late", (0,))
+
+
 def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
     receive = RankCalls(0, (blocking("recv", 0, peer=-1, group=Group("1", (0, 1, 2))),))
     group = receive.calls[0].group

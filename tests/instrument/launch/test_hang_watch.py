@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -11,25 +12,29 @@ from instrument.adapters.calls import UNHOOKED, Call, CallGroup
 from instrument.launch import hang_watch
 from instrument.launch.call_log import CallLog, call_log_path
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Usage, describe_rank
+from instrument.launch.motion import Usage, describe_rank, stayed_stopped
 from instrument.launch.python_motion import PythonMotion
 from instrument.launch.stacks import Frame, is_setting_up
+from pptrace.hang_diagnosis import Diagnosis
 from pptrace.hang_diagnosis.words import sentence
 
 WORLD = CallGroup("0", (0, 1, 2), "gloo", "default_pg")
+ON_DEVICE = CallGroup("0", (0, 1, 2), "nccl", "default_pg")
+ABORTED, KILLED = RankEnd(-6, "killed by SIGABRT"), RankEnd(-9, "killed by SIGKILL")
 
 
 class Job:
     """Three ranks of a node, each with its log."""
 
-    def __init__(self, folder: Path, world_size: int = 3) -> None:
+    def __init__(self, folder: Path, world_size: int = 3, group: CallGroup = WORLD) -> None:
+        self.group = group
         self.logs = [CallLog(call_log_path(folder, local)) for local in range(3)]
         self.watch = HangWatch(folder, lambda: {0: 0, 1: 1, 2: 2}, world_size)
         self.numbers = [0, 0, 0]
         self.open: dict[int, Call] = {}
 
     def post(self, rank: int, kind: str, sequence: int, peer: int = -1) -> None:
-        call = Call(self.numbers[rank], kind, WORLD, peer, 16, sequence)
+        call = Call(self.numbers[rank], kind, self.group, peer, 16, sequence)
         self.numbers[rank] += 1
         self.logs[rank].posted(call)
         self.open[rank] = call
@@ -40,9 +45,26 @@ class Job:
     def fail(self, rank: int) -> None:
         self.logs[rank].failed(self.open.pop(rank))
 
-    def verdict(self, usual: bool = True) -> tuple[str, tuple[int, ...]] | None:
-        hang = self.watch.diagnose({}, usual=usual).hang
-        return None if hang is None else (str(hang.verdict), hang.ranks)
+    def verdict(self, usual: bool = True, stopped: Collection[int] = ()) -> tuple[str, tuple[int, ...]] | None:
+        return verdict_of(self.watch.diagnose({}, usual=usual, stopped=stopped))
+
+    def verdict_at_end(self, ends: dict[int, RankEnd]) -> tuple[str, tuple[int, ...]] | None:
+        """The verdict on a run of which these ranks were the first to end."""
+        return verdict_of(explain_end(self.watch.calls_at_end(ends), ends))
+
+
+def verdict_of(diagnosis: Diagnosis) -> tuple[str, tuple[int, ...]] | None:
+    return None if diagnosis.hang is None else (str(diagnosis.hang.verdict), diagnosis.hang.ranks)
+
+
+def reduce_on_devices(folder: Path, *ranks: int) -> Job:
+    """Three ranks that have queued an all-reduce on their devices, and these of them another."""
+    job = Job(folder, group=ON_DEVICE)
+    for sequence, members in enumerate([(0, 1, 2), ranks]):
+        for rank in members:
+            job.post(rank, "all_reduce", sequence)
+            job.finish(rank)
+    return job
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +116,50 @@ def test_calls_that_failed_with_a_rank_that_was_killed_are_waits_for_it(tmp_path
     assert "rank 2 is gone (killed by SIGKILL without any communication call); ranks 0 and 1 only wait" in sentence(
         diagnosis
     )
+
+
+def test_a_rank_that_was_stopped_or_killed_holds_up_the_calls_that_all_have_queued(tmp_path: Path) -> None:
+    job = reduce_on_devices(tmp_path, 0, 1, 2)
+    time.sleep(0.25)
+    assert job.verdict() is None
+    assert job.verdict(stopped={2}) == ("late", (2,))
+    assert job.verdict_at_end({2: KILLED}) == ("missing", (2,))
+    assert job.verdict_at_end({2: RankEnd(0, "ended normally")}) is None
+
+
+def test_a_rank_that_is_stopped_for_an_instant_is_none_that_a_signal_stopped() -> None:
+    stopped, running = Usage(1.0, 1.0, "T"), Usage(1.0, 1.0, "S")
+    before = {0: stopped, 1: running, 2: stopped}
+    assert stayed_stopped(before, {0: stopped, 1: stopped, 2: running, 3: stopped}) == {0}
+
+
+def test_a_rank_that_was_stopped_in_a_call_is_said_to_be_in_it(tmp_path: Path) -> None:
+    job = reduce_on_devices(tmp_path, 0, 1, 2)
+    job.post(2, "recv", 0, peer=0)
+    time.sleep(0.25)
+    diagnosis = with_locations(job.watch.diagnose({}, stopped={2}), {2: "stopped by a signal (in recv)"})
+    assert sentence(diagnosis).startswith("late: rank 2 is stopped by a signal (in recv), in recv #0 from rank 0; ")
+
+
+def test_a_rank_that_aborts_because_another_is_gone_is_not_to_blame(tmp_path: Path) -> None:
+    job = reduce_on_devices(tmp_path, 0, 1, 2)
+    assert job.verdict_at_end({0: ABORTED, 2: KILLED}) == ("missing", (2,))
+    assert job.verdict_at_end({0: ABORTED}) is None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ends", "verdict"),
+    [
+        ((0, 1), {0: ABORTED}, ("late", (2,))),
+        ((0, 1), {0: ABORTED, 1: ABORTED, 2: KILLED}, ("missing", (2,))),
+        ((0, 1), {2: ABORTED}, ("missing", (2,))),
+        ((0,), {0: ABORTED, 1: ABORTED}, ("missing", (1,))),
+    ],
+)
+def test_a_rank_that_aborts_is_gone_only_where_it_waited_for_none(
+    tmp_path: Path, waiting: tuple[int, ...], ends: dict[int, RankEnd], verdict: tuple[str, tuple[int, ...]]
+) -> None:
+    assert reduce_on_devices(tmp_path, *waiting).verdict_at_end(ends) == verdict
 
 
 def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
@@ -170,7 +236,9 @@ def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> N
     diagnosis = with_locations(job.watch.diagnose_setup({}, [0, 2]), {1: "asleep in <module> (train.py:3)"})
     assert diagnosis.hang is not None
     assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == ("late", (1,))
-    assert sentence(diagnosis).startswith("late: rank 1 is asleep in <module> (train.py:3); ranks 0 and 2 only wait")
+    assert sentence(diagnosis).startswith(
+        "late: rank 1 is asleep in <module> (train.py:3), outside of any communication call; ranks 0 and 2 only wait"
+    )
     gone = job.watch.diagnose_setup({1: RankEnd(0, "ended normally")}, [0, 2]).hang
     assert gone is not None
     assert (gone.verdict, gone.ranks) == ("missing", (1,))
@@ -182,10 +250,10 @@ def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("now", "line"),
     [
-        (Usage(11.0, 5.9, "R"), "computing in <module> (train.py:2), outside of any communication call"),
-        (Usage(11.0, 5.01, "S"), "asleep in <module> (train.py:2), outside of any communication call"),
-        (Usage(11.0, 5.0, "T"), "stopped by a signal (in <module> (train.py:2)), outside of any communication call"),
+        (Usage(11.0, 5.9, "R"), "computing in <module> (train.py:2)"),
+        (Usage(11.0, 5.01, "S"), "asleep in <module> (train.py:2)"),
+        (Usage(11.0, 5.0, "T"), "stopped by a signal (in <module> (train.py:2))"),
     ],
 )
-def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, line: str) -> None:
+def test_what_a_rank_does_is_seen_from_outside(now: Usage, line: str) -> None:
     assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == line
