@@ -47,7 +47,7 @@ def memory_table(memory: MemoryReport, amount: Amount) -> ReportTable:
     notes += [f"not predicted: {reason}" for reason in _unpredicted(memory)]
     if any(rank.predicted is not None for rank in shown):
         notes.append(
-            "predicted: without temporaries of ops, messages in transit, workspaces of libraries (cuBLAS) and what the allocator rounds up"
+            "predicted: without temporaries of ops, messages in transit, workspaces of cuBLAS and what the allocator rounds up"
         )
     rows = [_row(rank) for rank in shown]
     is_filled = [index < 3 or any(row[index] != "–" for row in rows) for index in range(len(_COLUMNS))]
