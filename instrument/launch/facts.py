@@ -89,6 +89,16 @@ def read_device() -> str:
     return "cpu"
 
 
+def read_device_uuid() -> str | None:
+    """The UUID of the GPU this process has used; None without one, and of a MIG instance, which shares its part with nobody."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return None if "MIG" in properties.name.split() else str(properties.uuid)
+    return None
+
+
 def read_network_ports(root: Path = Path("/sys/class/infiniband")) -> dict[str, str]:
     """Rates of the active ports of the host's InfiniBand and RoCE cards, by card and port, as Linux writes them."""
     ports = {}

@@ -18,7 +18,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
-from pptrace.model.wording import listed
+from pptrace.model.wording import listed, numbered
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_where, slices_by_int
@@ -42,6 +42,7 @@ def explain_nulls(
     """
     return (
         *_clocks(run, clock, steps),
+        *_shared_devices(run),
         *_absent_ranks(run, steps),
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
@@ -92,6 +93,20 @@ def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
+
+
+def _shared_devices(run: RecognisedRun) -> Iterator[str]:
+    """Name the ranks that run on one device, whose kernels take turns."""
+    ranks_of: dict[object, list[int]] = {}
+    for rank, facts in run.facts.items():
+        if facts.get("device_uuid"):
+            ranks_of.setdefault(facts["device_uuid"], []).append(rank)
+    for ranks in ranks_of.values():
+        if len(ranks) > 1:
+            yield (
+                f"ranks {numbered(ranks)} run on one device, on which processes take turns: kernels of one rank last, and begin "
+                "late, for as long as the others run"
+            )
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

@@ -33,7 +33,8 @@ _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
-        *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME, PROBES),
+        *("communicators", "memory", "versions", "environment", "core_wait", "experts"),
+        *("device_uuid", PORTS, HOST_NAME, PROBES),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

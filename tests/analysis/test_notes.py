@@ -21,6 +21,8 @@ from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from pptrace.workflow.rank_store import recognise_trace
+from tests.support.synthetic import make_trace
 
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
@@ -387,3 +389,19 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     lines = lines_of(run_of(), [no_pipeline])
     assert lines[-1].startswith("null in this report: peak_memory_bytes")
     assert len(those_with("no pipeline in these traces, so that bubble ratios", lines)) == 1
+
+
+def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:
+    run = run_of(mesh=FOUR, present=(0, 1, 2, 3))
+    uuids: list[dict[str, object]] = [{"device_uuid": "a"}, {"device_uuid": "b"}, {"device_uuid": "a"}, {}]
+    shared = explain_nulls(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ())
+    assert [line for line in shared if "one device" in line] == [
+        "ranks 0, 2 run on one device, on which processes take turns: kernels of one rank last, and begin late, for as long as "
+        "the others run"
+    ]
+    assert not [line for line in explain_nulls(run, ONE_CLOCK, ()) if "one device" in line]
+
+
+def test_the_analysis_keeps_which_device_a_rank_runs_on() -> None:
+    trace = make_trace([], 0, {"device_uuid": "a", "unknown": 1})
+    assert recognise_trace(trace).info.metadata == {"device_uuid": "a"}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from instrument.launch.core_wait import CoreWait
-from instrument.launch.facts import read_network_ports
+from instrument.launch.facts import read_device_uuid, read_network_ports
 from pptrace.environment import RECORDED, read_environment
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace
@@ -84,3 +86,17 @@ def test_active_ports_of_network_cards_are_read_as_linux_writes_them(tmp_path: P
         if card != "mlx5_2":
             (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     assert read_network_ports(tmp_path) == {"mlx5_0/1": "400 Gb/sec (4X NDR)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_use", "expected"),
+    [("NVIDIA H200", True, "7d3f"), ("NVIDIA H200 MIG 1g.18gb", True, None), ("NVIDIA H200", False, None)],
+)
+def test_a_gpu_that_a_process_has_used_has_its_uuid_recorded_unless_it_is_a_part_of_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, in_use: bool, expected: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name=name, uuid="7d3f"))
+    assert read_device_uuid() == expected
