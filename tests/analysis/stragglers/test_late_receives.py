@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from pptrace.analysis.result import Report
 from pptrace.analysis.stragglers.hosts import LATE_START
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.verdict import with_verdict
+from pptrace.analysis.whatif.study import study_run
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.workflow.analyse import analyse
+from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import Job, Recording, device_events, host_events, run_on_paper
 
 AFTER_NS = 4_000
 """Time from the end of a kernel that sends to that of the one that receives."""
 
 
-@cache
 def report_of(after_ns: int, *, on_device: bool = True, one_host: bool = True, late_ns: int = 0) -> Report:
+    return with_verdict(analysis_of(after_ns, on_device, one_host, late_ns).report)
+
+
+@cache
+def analysis_of(after_ns: int, on_device: bool = True, one_host: bool = True, late_ns: int = 0) -> Analysis:
     """Four steps of a run whose sends wait for nobody; rank 2 begins ``late_ns`` after the others."""
     plan = build("1f1b", 4, 8)
     run = run_on_paper(
@@ -29,7 +36,7 @@ def report_of(after_ns: int, *, on_device: bool = True, one_host: bool = True, l
         late_by={2: late_ns},
     )
     recording = Recording(Job(plan, 1, 4), run, device_events if on_device else host_events)
-    return with_verdict(analyse(recording.traces(one_host=one_host)).report)
+    return analyse(recording.traces(one_host=one_host))
 
 
 def reasons_of(report: Report) -> set[object]:
@@ -71,3 +78,10 @@ def test_clocks_that_may_be_off_by_more_tell_nothing_of_late_receives_nor_of_lat
 def test_messages_without_kernels_and_short_waits_are_no_late_receives() -> None:
     for report in (report_of(AFTER_NS, on_device=False), report_of(200)):
         assert LATE_RECEIVES not in reasons_of(report)
+
+
+@pytest.mark.parametrize(("after_ns", "is_noted"), [(AFTER_NS, True), (0, False)])
+def test_predictions_say_that_they_take_late_receives_for_delays(after_ns: int, is_noted: bool) -> None:
+    analysis = analysis_of(after_ns)
+    study = study_run(analysis.report, analysis.costs, analysis.schedule, None)
+    assert any("delays of the ops that read it" in line for line in study.warnings) == is_noted
