@@ -205,7 +205,7 @@ def _warnings_of_findings(findings: Sequence[Finding]) -> Iterator[str]:
         if finding.evidence.get("reason") == LATE_RECEIVES:
             yield (
                 f"{finding.evidence['share']:.0%} of the step is lost in kernels that go on to receive what has been sent: that "
-                "counts as delays of the ops that read it, which other schedules are taken to have as well, and no host is late by it"
+                "counts as delays of the ops that read it, which other schedules are taken to have too, and no host is late by it"
             )
         where = finding.evidence.get("where") or {}
         if finding.evidence.get("cause") == "straggler" and "rank" in where:
