@@ -90,12 +90,15 @@ def read_device() -> str:
 
 
 def read_device_id() -> str | None:
-    """Eight digits for the GPU that this process has used, equal for two ranks exactly if they share it; None without one."""
+    """Eight digits for the GPU that this process has used, equal for two ranks exactly if they share it; None without one, for a
+    MIG instance, which shares its part with nobody, and before torch 2.4.
+    """
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return None
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)  # since torch 2.4
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = None if "MIG" in properties.name.split() else getattr(properties, "uuid", None)
     return None if uuid is None else hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
 
 

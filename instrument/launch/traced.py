@@ -441,7 +441,7 @@ class TracedSession(Session):
             "steps": [self._recorded.start, max(stop, self._recorded.start)],
             "backend": backend,
             "device": device,
-            "device_id": read_device_id(),
+            **({"device_id": device_id} if (device_id := read_device_id()) else {}),
             **({"network_ports": ports} if (ports := read_network_ports()) else {}),
             "clock": clock,
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),

@@ -62,7 +62,8 @@ _CAUSES = {
         "goes to time that belongs to neither ops nor transfers",
         "goes to time that belongs to neither ops nor transfers",
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages that "
-        "were not recorded; on devices also copies, and gaps between kernels that had been launched in time",
+        "were not recorded; on devices also copies, gaps between kernels that had been launched in time, and what other "
+        "processes run on the same device",
     ),
 }
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""

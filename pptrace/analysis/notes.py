@@ -18,7 +18,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
-from pptrace.model.wording import listed
+from pptrace.model.wording import listed, numbered
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_where, slices_by_int
@@ -60,20 +60,6 @@ def explain_nulls(
     )
 
 
-def _shared_devices(run: RecognisedRun) -> Iterator[str]:
-    """A warning for each device that several ranks share."""
-    ranks: dict[str, list[int]] = {}
-    for rank, facts in sorted(run.facts.items()):
-        if device := facts.get(DEVICE_ID):
-            ranks.setdefault(str(device), []).append(rank)
-    for sharing in ranks.values():
-        if len(sharing) > 1:
-            yield (
-                f"rank {listed(sharing, _FEW)} share a GPU, where their work takes turns: the times of each hold what the "
-                "others took; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
-            )
-
-
 def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
     """Describe how the clocks were related, and the effect of their uncertainty where ops are not much longer."""
     if all(work.missing_device_events for work in run.work.values()):
@@ -109,6 +95,20 @@ def is_plan_of_all(run: WithPlan) -> bool:
     """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
+
+
+def _shared_devices(run: RecognisedRun) -> Iterator[str]:
+    """Name the ranks that share a GPU."""
+    ranks_of: dict[object, list[int]] = {}
+    for rank, facts in sorted(run.facts.items()):
+        if facts.get(DEVICE_ID):
+            ranks_of.setdefault(facts[DEVICE_ID], []).append(rank)
+    for ranks in ranks_of.values():
+        if len(ranks) > 1:
+            yield (
+                f"ranks {numbered(ranks)} share a GPU, where their work takes turns: kernels of one rank last, and begin late, "
+                "for as long as the others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+            )
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

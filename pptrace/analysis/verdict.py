@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 from pptrace.analysis.step_parts import LATE_OPS
+from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
 
 _WORTH_NAMING = 0.02
@@ -78,12 +79,15 @@ def _with_routes(step: StepReport) -> Mapping[str, int] | None:
 
 
 def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[Finding]) -> dict[str, int]:
-    """The parts by their names, with what findings about hosts explain apart from hosts, then from the unexplained one."""
+    """The parts by their names, with what findings about hosts explain apart from hosts, then from the unexplained one, and late
+    receives from that one.
+    """
     left, apart = dict(of_names), {}
     for finding in findings:
-        if finding.evidence.get("cause") == "host" and (reason := finding.evidence.get("reason")):
+        reason, is_of_host = finding.evidence.get("reason"), finding.evidence.get("cause") == "host"
+        if (is_of_host and reason) or reason == LATE_RECEIVES:
             ns = finding.gain_ns or 0
-            for name in (of_host, _NAMES["unexplained"]):
+            for name in (of_host, _NAMES["unexplained"]) if is_of_host else (_NAMES["unexplained"],):
                 taken = max(min(ns, left.get(name, 0)), 0)
                 left, ns = {**left, name: left.get(name, 0) - taken}, ns - taken
             apart[f"{reason}{_place(finding)}"] = max(finding.gain_ns or 0, 0) - ns

@@ -23,6 +23,7 @@ from pptrace.recognise.ops.garbage_collections import with_collections
 from pptrace.recognise.ops.host_compute import HostWork, host_work
 from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
 from pptrace.recognise.ops.tables import RankTables
+from pptrace.recognise.ops.without_device_work import with_places_on_device
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.host_order import find_host_order
 from pptrace.slices import rows_among
@@ -127,6 +128,7 @@ def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
 def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
+    ops = with_places_on_device(ops, tables.comms, work)
     tables = replace(tables, ops=with_collections(ops, trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     # Those that are inferred here may turn out to be no pipeline's.

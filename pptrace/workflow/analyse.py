@@ -164,7 +164,7 @@ def analyse_ranks(
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = reported.steps or report_marked_steps(marked, data)
     costs = with_routing(reported.costs, routing)
-    study = study_steps(costs, experts.hot_spot)
+    study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)
     lines = (
         *warnings,

@@ -125,7 +125,7 @@ def analyse_on_workers(
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = with_routing(reported.costs, routing)
-    steps, study = reported.steps, study_steps(costs, experts.hot_spot)
+    steps, study = reported.steps, study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))

@@ -22,6 +22,8 @@ from pptrace.model.traces import OP_TABLE
 from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from pptrace.workflow.rank_store import recognise_trace
+from tests.support.synthetic import make_trace
 
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
 FOUR = MeshInfo(4, 4, 1, 1, 1, 1, 1, pipelines=((0, 1, 2, 3),))
@@ -335,18 +337,6 @@ def test_each_note_of_the_ranks_recorders_is_given_once() -> None:
     assert [line for line in lines_of(noted) if line in ("hooks off", "late")] == ["hooks off", "late"]
 
 
-def test_ranks_that_share_a_gpu_are_named() -> None:
-    run = replace(
-        run_of(), facts={rank: {"device_id": device} for rank, device in enumerate(["a", "b", "a", None, None, "c"])}
-    )
-    (line,) = those_with("share a GPU", lines_of(run))
-    assert line.startswith("rank 0, 2 share a GPU, where their work takes turns: the times of each")
-    assert (
-        those_with("share a GPU", lines_of(replace(run, facts={0: {"device_id": "a"}, 1: {"device_id": "b"}, 2: {}})))
-        == []
-    )
-
-
 def test_without_steps_the_reason_is_what_was_recognised() -> None:
     for ops, start in (
         ([op(0)], "pipeline steps, phases and bubbles are null: forwards and backwards were recognised, but not"),
@@ -407,3 +397,19 @@ def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     lines = lines_of(run_of(), [no_pipeline])
     assert lines[-1].startswith("null in this report: peak_memory_bytes")
     assert len(those_with("no pipeline in these traces, so that bubble ratios", lines)) == 1
+
+
+def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:
+    run = run_of(mesh=FOUR, present=(0, 1, 2, 3))
+    uuids: list[dict[str, object]] = [{"device_id": "a"}, {"device_id": "b"}, {"device_id": "a"}, {}]
+    shared = explain_nulls(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ())
+    assert [line for line in shared if "share a GPU" in line] == [
+        "ranks 0, 2 share a GPU, where their work takes turns: kernels of one rank last, and begin late, for as long as the "
+        "others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+    ]
+    assert not [line for line in explain_nulls(run, ONE_CLOCK, ()) if "share a GPU" in line]
+
+
+def test_the_analysis_keeps_which_device_a_rank_runs_on() -> None:
+    trace = make_trace([], 0, {"device_id": "a", "unknown": 1})
+    assert recognise_trace(trace).info.metadata == {"device_id": "a"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.explain.rank_messages import NEVER
 from pptrace.analysis.explain.step_times import PeerWaits, StepTimes
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.replay_table import replay_table
@@ -43,6 +44,8 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         sender_is_last=np.ones(arrival.shape, dtype=np.bool_),
         is_early=np.zeros(arrival.shape, dtype=np.bool_),
         arrival=arrival,
+        sent=np.full_like(arrival, NEVER),
+        received=arrival,
         transfer=transfer,
         recorded=transfer,
         is_whole=np.ones(num_steps, dtype=np.bool_),

@@ -57,6 +57,7 @@ def costs_of_steps(
         holds,
         _moved_together(times),
         _held_by_starts(bindings),
+        receiving=_receiving(times, bindings),
     )
     if posted is not None:
         every = replace(every, posted=_compact(posted.posted), before_posting=_compact(posted.before_posting))
@@ -118,6 +119,20 @@ def _moved_together(times: StepTimes) -> Slice:
     """Cost of each message for its reader as recorded, where that is not what it is taken to cost, ns."""
     window, message = np.nonzero((times.recorded != times.transfer) & (times.arrival != UNKNOWN))
     return Slice({"window": window, "message": message, "ns": times.recorded[window, message]})
+
+
+def _receiving(times: StepTimes, bindings: Bindings) -> Slice:
+    """Parts of delays in which kernels still received what ops read although all that they carry had been sent, ns."""
+    table = times.table
+    ns = np.zeros(times.start.shape, dtype=np.int64)
+    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
+    reader, message = table.dep_reader[entries], table.dep_message[entries]
+    could_run = (bindings.ready + bindings.moving)[:, reader]
+    until = np.minimum(times.received[:, message], times.start[:, reader])
+    still = np.where(until > times.sent[:, message], until - np.maximum(times.sent[:, message], could_run), 0)
+    np.maximum.at(ns.T, reader, still.T)
+    window, row = np.nonzero(ns)
+    return Slice({"window": window, "row": row, "ns": ns[window, row]})
 
 
 def _held_by_starts(bindings: Bindings) -> Slice:

@@ -27,8 +27,11 @@ _OF_RECEIVED = (
     "asked_ns",
     "transfer_start_ns",
     "transfer_end_ns",
+    "end_ns",
     MOVED,
 )
+NEVER = np.iinfo(np.int64).max
+"""The time at which all messages of a kernel had been sent, where that is not known."""
 CALLS = ("window", "end", "free_ns", "called_ns", "collected_ns")
 """Columns of calls."""
 _OF_CALLS = ("direction", "stage", "microbatch", "start_ns", "end_ns")
@@ -73,6 +76,7 @@ def _least_of_links(messages: Slice, window: Int64) -> Int64:
 def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     """The messages of the plan that a rank received."""
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
+    sent = _sent_with(comms, window)[is_received]
     received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
     message = _messages_of(table, received, np.zeros(len(received), dtype=np.bool_))
     known = message >= 0
@@ -81,12 +85,28 @@ def received_messages(table: PlanTable, comms: Slice, window: Int64) -> Slice:
         "window": window,
         "message": message,
         "arrival": received[MOVED],
+        "sent": sent,
+        "received": received["end_ns"],
         "transfer": _transfer_ns(received, MOVED),
         "recorded": _transfer_ns(received, "transfer_end_ns"),
         "sender_is_last": begins > posted,
         "is_early": (begins > posted) & (begins <= received["asked_ns"]),
     }
     return Slice({name: column[known] for name, column in columns.items()})
+
+
+def _sent_with(comms: Slice, window: Int64) -> Int64:
+    """Ends of the last transfer of the kernel that carries each message, ns; :data:`NEVER` of one that carries messages of
+    unknown peers, and of messages without a kernel.
+    """
+    sent = np.full(len(comms), NEVER)
+    rows = np.flatnonzero(comms.among("kind", MESSAGES) & (comms["clock"] == "device"))
+    if len(rows):
+        kernel, first = distinct_of((window[rows], *(comms[name][rows] for name in ("stream", "start_ns", "end_ns"))))
+        last = np.full(len(first), np.iinfo(np.int64).min)
+        np.maximum.at(last, kernel, np.where(comms["match"][rows] >= 0, comms["transfer_end_ns"][rows], NEVER))
+        sent[rows] = last[kernel]
+    return sent
 
 
 def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice) -> Int64:

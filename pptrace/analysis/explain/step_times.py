@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.explain.rank_messages import (
+    NEVER,
     calls_of,
     longest_moved_with,
     no_calls,
@@ -61,6 +62,7 @@ class StepTimes:
     ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
     exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
     after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it,
+    ``sent`` when all that its kernel carries had been sent (a late time where that is not known), ``received`` the kernel's end,
     ``recorded`` what it would have cost if each of the messages posted together had been moved until it was seen complete;
     ``sender_is_last``: it began when the sender was ready, not when the reader was; ``is_early``: it had begun when the reader,
     which had posted its receive ahead, asked for it, so that it may have arrived before.
@@ -86,6 +88,8 @@ class StepTimes:
     collected: Int64
     tail_bubble: Int64
     arrival: Int64
+    sent: Int64
+    received: Int64
     transfer: Int64
     recorded: Int64
     sender_is_last: Bool
@@ -274,6 +278,8 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         before=np.full(shape, NONE, dtype=np.int64),
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
         arrival=np.full(messages, UNKNOWN, dtype=np.int64),
+        sent=np.full(messages, NEVER, dtype=np.int64),
+        received=np.full(messages, UNKNOWN, dtype=np.int64),
         transfer=np.zeros(messages, dtype=np.int64),
         recorded=np.zeros(messages, dtype=np.int64),
         sender_is_last=np.zeros(messages, dtype=np.bool_),
@@ -290,7 +296,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     is_measured.reshape(-1)[cell] = True
     for name in (*_OF_OPS, "before"):
         getattr(times, name).reshape(-1)[cell] = _column(ops, name)
-    for name in ("arrival", "transfer", "recorded", "sender_is_last", "is_early"):
+    for name in ("arrival", "sent", "received", "transfer", "recorded", "sender_is_last", "is_early"):
         getattr(times, name).reshape(-1)[of_message] = _column(received, name)
     window = _column(tails, "window")
     times.tail_bubble[window, table.rank[_column(tails, "row")]] = _column(tails, "bubble")

@@ -41,6 +41,11 @@ def none_held_by_starts() -> Slice:
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns")})
 
 
+def nothing_received_late() -> Slice:
+    """A table of waits for receives whose senders are done without rows."""
+    return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns")})
+
+
 def nothing_routed() -> Slice:
     """A table of what equal routes would change without rows."""
     return Slice({name: np.zeros(0, dtype=np.int64) for name in ("window", "row", "ns", "compute", "lead")})
@@ -63,6 +68,8 @@ class MeasuredCosts:
     that were posted together are taken to be moved one by one.
     ``held_by_starts`` (``window``, ``row``, ``ns``) are the parts of delays in which an op's rank waited in a message for one
     that had run nothing in the step yet.
+    ``receiving`` (``window``, ``row``, ``ns``) are the parts of delays in which a kernel still received what an op reads, whose
+    sender was done.
     ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``posted`` (windows, calls of the graph) is how long after what its rank did before it each call was posted, and
     ``before_posting`` (windows, rows) the part of an op's delay that these take; None without a graph.
@@ -88,6 +95,7 @@ class MeasuredCosts:
     holds: Slice = field(default_factory=nothing_held)
     moved_together: Slice = field(default_factory=none_moved_together)
     held_by_starts: Slice = field(default_factory=none_held_by_starts)
+    receiving: Slice = field(default_factory=nothing_received_late)
     routed: Slice = field(default_factory=nothing_routed)
     plan: Plan | None = None
     graph: Graph | None = None
@@ -215,6 +223,16 @@ class MeasuredCosts:
             collected_inside=none,
         )
 
+    def without_late_receives(self) -> MeasuredCosts:
+        """The same costs as if kernels had received messages as soon as their senders were done."""
+        if not len(self.receiving):
+            return self
+        receiving = np.zeros(self.durations.shape, dtype=np.int64)
+        receiving[self.receiving["window"], self.receiving["row"]] = self.receiving["ns"]
+        delays, posted = self.posted_if(np.maximum(self.lateness - receiving, 0), slice(None))
+        before = None if posted is None else np.zeros_like(receiving)
+        return replace(self, delays=delays, posted=posted, before_posting=before, receiving=nothing_received_late())
+
     def with_routed(self, routed: Slice) -> MeasuredCosts:
         """The same costs with what equal routes would change of them."""
         return replace(self, routed=routed)
@@ -276,7 +294,7 @@ def _renumbered(parts: list[Slice], before: Int64) -> Slice:
     )
 
 
-_SPARSE = ("outside", "holds", "moved_together", "held_by_starts", "routed")
+_SPARSE = ("outside", "holds", "moved_together", "held_by_starts", "receiving", "routed")
 _MATRICES = (
     "step",
     "ranks",

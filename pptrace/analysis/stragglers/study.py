@@ -12,6 +12,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.garbage_collection import garbage_collections
 from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
 from pptrace.analysis.stragglers.late_members import late_member
+from pptrace.analysis.stragglers.late_receives import late_receives
 from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
@@ -41,10 +42,13 @@ class Study:
     noise: Noise | None = None
 
 
-def study_steps(plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None) -> Study:
+def study_steps(
+    plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None, uncertainty_ns: int | None = 0
+) -> Study:
     """The study of whole steps, or of as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows.
 
-    ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks.
+    ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks; ``uncertainty_ns`` is that of the
+    clocks.
     """
     plans = [costs for costs in plans if len(costs.step)]
     num_replayed = sum(costs.durations.size * (costs.table.num_stages + costs.table.pp) for costs in plans)
@@ -58,6 +62,12 @@ def study_steps(plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None)
     if collections is not None:  # what it held up is no fault of ops or hosts
         plans = [costs.without_collections() for costs in plans]
         measured = measured_lengths(plans)
+    receives = late_receives(plans, measured, uncertainty_ns)
+    if any(
+        len(costs.receiving) for costs in plans
+    ):  # a rank whose device receives is not late, whatever the clocks are
+        plans = [costs.without_late_receives() for costs in plans]
+        measured = measured_lengths(plans)
     routes = unequal_routes(plans, measured, hot_spot)
     if routes is not None and routes.gain > 0:  # a rank that waits for one with more rows waits for no slow one
         plans = [costs.with_equal_routes() for costs in plans]
@@ -66,6 +76,7 @@ def study_steps(plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None)
     apart = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
     known = (
         collections,
+        receives,
         routes,
         sequences,
         long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long

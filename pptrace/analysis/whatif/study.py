@@ -16,6 +16,7 @@ from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
@@ -187,7 +188,7 @@ def study_run(
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
     baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
     warnings += _warning_of_waits(baseline)
-    warnings += [*warnings_of_costs(baseline.costs), *_warnings_of_slow_ranks(report.findings)]
+    warnings += [*warnings_of_costs(baseline.costs), *_warnings_of_findings(report.findings)]
     if baseline.other_messaging:
         others = " or ".join(baseline.other_messaging)
         warnings.append(
@@ -196,9 +197,16 @@ def study_run(
     return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
 
 
-def _warnings_of_slow_ranks(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines about what is slow by itself: its stage is predicted to be as slow on other ranks, and with other layers."""
+def _warnings_of_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines about what is slow by itself: a rank, whose stage is predicted to be as slow on other ranks and with other layers,
+    and kernels that receive late.
+    """
     for finding in findings:
+        if finding.evidence.get("reason") == LATE_RECEIVES:
+            yield (
+                f"{finding.evidence['share']:.0%} of the step is lost in kernels that go on to receive what has been sent: that "
+                "counts as delays of the ops that read it, which other schedules are taken to have too, and no host is late by it"
+            )
         where = finding.evidence.get("where") or {}
         if finding.evidence.get("cause") == "straggler" and "rank" in where:
             rank = where["rank"]

@@ -88,3 +88,13 @@ class LaunchIndex:
             end[launched] = reduce_ranges(np.maximum, self._work.end_ns[rows], first, behind)
             stream[launched] = self._work.stream[rows[first]]
         return LaunchedWork(launched, start, end, stream)
+
+    def compute_around(self, starts_ns: Int64, ends_ns: Int64) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+        """(last end of the compute launched before each range, 0 without any; first start of that launched from its end on;
+        whether there is any).
+        """
+        launches, rows = self._launches[False], self._rows[False]
+        ended = np.append(0, np.maximum.accumulate(self._work.end_ns[rows]))
+        began = np.append(np.minimum.accumulate(self._work.start_ns[rows][::-1])[::-1], 0)
+        following = np.searchsorted(launches, ends_ns)
+        return ended[np.searchsorted(launches, starts_ns)], began[following], following < len(launches)

@@ -12,6 +12,7 @@ import numpy as np
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.blame import Typical
 from pptrace.analysis.explain.inner_waits import InnerWaits
+from pptrace.analysis.explain.rank_messages import NEVER
 from pptrace.analysis.explain.step_times import UNKNOWN, PeerWaits, StepTimes
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import NONE
@@ -83,6 +84,8 @@ def random_times(rng: random.Random) -> StepTimes:
         collected=np.zeros_like(start),
         tail_bubble=finish[:, np.newaxis] - end[:, table.rank_ptr[1:] - 1],
         arrival=arrival,
+        sent=np.where(some(3, messages) == 1, NEVER, sent + some(40, messages) - 5),
+        received=np.where(arrival == UNKNOWN, UNKNOWN, sent + some(60, messages)),
         transfer=some(20, messages),
         recorded=some(20, messages),
         sender_is_last=some(2, messages) < 2,

@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.analysis.explain.inner_waits import InnerWaits, collectives_in_ops, holds_of, inner_waits
 from pptrace.analysis.explain.rank_messages import (
     MOVED,
+    NEVER,
     longest_moved_with,
     received_messages,
     waits_for_peers,
@@ -25,7 +26,7 @@ from pptrace.timeline.lanes import Lane
 
 Row = dict[str, Any]
 PIPELINE = (7, 3, 5)
-TEXTS = ("axis", "kind", "direction")
+TEXTS = ("axis", "kind", "direction", "clock")
 SEEDS = range(120)
 
 
@@ -67,6 +68,8 @@ def random_comms(rng: random.Random) -> list[Row]:
                     "end_ns": end,
                     "transfer_start_ns": begin,
                     "transfer_end_ns": end - rng.randint(0, min(2, end - begin)),
+                    "stream": rng.choice((20, 20, 21)),
+                    "clock": rng.choice(("device", "device", "host")),
                 }
             )
     return rows
@@ -164,6 +167,18 @@ def test_a_rank_that_begins_ops_while_its_sends_wait_is_held_up_by_none_of_them(
         assert len(waits) == 10 + of_sends
 
 
+def sent_with(rows: Sequence[Row], row: Row) -> int:
+    """The time at which all messages of a message's kernel had been sent, one by one, ns."""
+    names = ("window", "stream", "start_ns", "end_ns")
+    carried = [
+        other
+        for other in rows
+        if other["kind"] in MESSAGES and other["clock"] == "device" and all(other[name] == row[name] for name in names)
+    ]
+    is_known = row["clock"] == "device" and all(other["match"] >= 0 for other in carried)
+    return max(other["transfer_end_ns"] for other in carried) if is_known else NEVER
+
+
 def test_messages_of_the_plan_that_a_rank_received() -> None:
     table = build("interleaved-1f1b", 2, 2).table
     messages = {}
@@ -186,6 +201,8 @@ def test_messages_of_the_plan_that_a_rank_received() -> None:
                         "window": row["window"],
                         "message": number,
                         "arrival": moved,
+                        "sent": sent_with(rows, row),
+                        "received": row["end_ns"],
                         "transfer": max(moved - max(begin, row["asked_ns"]), 0),
                         "recorded": max(row["transfer_end_ns"] - max(begin, row["asked_ns"]), 0),
                         "sender_is_last": is_last,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pptrace.analysis.explain.measured import _moved_together
+from pptrace.analysis.explain.binding import bindings_of
+from pptrace.analysis.explain.measured import _moved_together, _receiving
 from pptrace.analysis.explain.step_times import (
     UNKNOWN,
     RankTimes,
@@ -179,6 +180,26 @@ def test_what_messages_cost_by_the_trace_alone_is_kept_where_it_differs() -> Non
             if times.recorded[window, message] != times.transfer[window, message]
         ]
         assert list(zip(found["window"], found["message"], found["ns"], strict=True)) == expected
+
+
+def test_a_kernel_still_receives_from_when_all_that_it_carries_had_been_sent_to_its_end() -> None:
+    num_waits = 0
+    for seed in range(80):
+        times = random_times(random.Random(seed))
+        bindings, table = bindings_of(times), times.table
+        expected = []
+        for window, row in np.ndindex(times.start.shape):
+            could_run = int(bindings.ready[window, row] + bindings.moving[window, row])
+            begin, longest = int(times.start[window, row]), 0
+            for entry in np.flatnonzero(table.dep_is_message & (table.dep_reader == row)).tolist():
+                sent, received = (int(of[window, table.dep_message[entry]]) for of in (times.sent, times.received))
+                longest = max(longest, min(received, begin) - max(sent, could_run))
+            if longest:
+                expected.append((window, row, longest))
+        found = _receiving(times, bindings)
+        assert list(zip(found["window"], found["row"], found["ns"], strict=True)) == expected
+        num_waits += len(expected)
+    assert num_waits > 40
 
 
 def waits_of(times: StepTimes) -> list[list[int]]:

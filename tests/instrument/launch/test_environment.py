@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from instrument.launch.core_wait import CoreWait
-from instrument.launch.facts import read_network_ports
+from instrument.launch.facts import read_device_id, read_network_ports
 from pptrace.environment import RECORDED, read_environment
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace
@@ -84,3 +86,24 @@ def test_active_ports_of_network_cards_are_read_as_linux_writes_them(tmp_path: P
         if card != "mlx5_2":
             (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     assert read_network_ports(tmp_path) == {"mlx5_0/1": "400 Gb/sec (4X NDR)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_use", "is_known"),
+    [("NVIDIA H200", True, True), ("NVIDIA H200 MIG 1g.18gb", True, False), ("NVIDIA H200", False, False)],
+)
+def test_ranks_have_equal_ids_of_gpus_exactly_if_they_share_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, in_use: bool, is_known: bool
+) -> None:
+    """Unless it is a part of one, or not used; before torch 2.4 none is known."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=name, uuid=index))
+    ids = []
+    for index in (0, 1, 0):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        ids.append(read_device_id())
+    assert (ids[0] == ids[2] != ids[1]) == is_known
+    assert [each is not None and len(each) == 8 for each in ids] == [is_known] * 3
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name=name))
+    assert read_device_id() is None

@@ -1,0 +1,46 @@
+"""Late receives: ops that wait for kernels which still receive what the kernel of the sender has sent.
+
+The message may be under way, or the device of the receiver may run something else: ranks that share a device take turns on it.
+Whatever it is, the host has launched all, and neither ops nor transfers show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, measured_lengths
+from pptrace.model.tables import Int64
+
+LATE_RECEIVES = "late receives"
+_LEAST_WAIT = 0.25
+"""Share of a mean op: shorter ones are how kernels end."""
+
+
+def late_receives(
+    plans: Sequence[MeasuredCosts], measured: Sequence[Int64], uncertainty_ns: int | None
+) -> Reason | None:
+    """Waits for receives whose senders are done, and what steps would get back without them.
+
+    None where there are none, and where the clocks of two ranks may be off by as much as is typical of them.
+    """
+    waits = [costs.receiving["ns"] for costs in plans]
+    times = np.concatenate(
+        [ns[ns >= _LEAST_WAIT * costs.durations.mean()] for ns, costs in zip(waits, plans, strict=True)]
+    )
+    if not len(times) or uncertainty_ns is None or np.median(times) <= 2 * uncertainty_ns:
+        return None
+    without = measured_lengths([costs.without_late_receives() for costs in plans])
+    return Reason(
+        LATE_RECEIVES,
+        ("unexplained",),
+        {},
+        "Late receives: {share:.1%} of the step is lost while kernels go on to receive what has been sent",
+        f"{len(times)} ops waited for a kernel that went on typically {np.median(times) / 1e6:,.2f} ms after the sender's was "
+        "over: the network delivers late, or the device of the receiver runs something else meanwhile; ranks that share a "
+        "device take turns on it: give each one of its own",
+        np.concatenate([lengths - shorter for lengths, shorter in zip(measured, without, strict=True)]),
+        {"num_ops": len(times), "typical_ns": round(float(np.median(times)))},
+    )
