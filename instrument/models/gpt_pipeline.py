@@ -98,7 +98,8 @@ def make_gpt_runtime(
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
     message = (gpt.microbatch_size, parallel.activation_length(config.sequence), config.hidden)
     spec = TensorSpec(None if wiring.negotiated else message, config.dtype, wiring.device)
-    communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder, posting)
+    transport = make_transport(mesh, wiring.mode, wiring.route, plan, wiring.device)
+    communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: gpt.wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -14,6 +14,8 @@ from torch import Tensor
 from instrument.mesh import Mesh
 from instrument.route import Route, copy_to_device, copy_to_host, host_buffer
 from pptrace.marks import Axis
+from pptrace.schedule.messages import peer_of
+from pptrace.schedule.plan import Plan
 
 
 class Mode(StrEnum):
@@ -82,6 +84,22 @@ class Wire:
         self._mode = mode
         self._tagged = dist.get_backend(self._group) == "gloo"
         self._coalesces = dist.get_backend(self._group) == "nccl"
+
+    def connect(self, peers: Iterable[int], device: torch.device) -> None:
+        """Exchange a number with every peer, where NCCL coalesces calls; all ranks of the pipeline call this before they post.
+
+        NCCL opens connections in the first group of calls that needs them, and the host waits there for the other end. Two ranks
+        whose first groups differ, one that sends and receives and one that only receives, fail ("Message truncated") or wait
+        for each other: the first before it sends, the second until it has received. Here both directions of a pair are opened
+        in equal groups, pair after pair in one order, so that no rank waits in a ring.
+        """
+        if not (self._coalesces and self._mode is Mode.BATCHED):
+            return
+        for peer in sorted(peers, key=lambda peer: sorted((self._rank, peer))):
+            number = torch.zeros(1, device=device)
+            parcels = [Parcel(number, peer, True, 0), Parcel(torch.empty_like(number), peer, False, 0)]
+            for posted in self._post_coalesced(parcels):
+                posted.wait()
 
     def post(self, parcels: Sequence[Parcel]) -> list[_Posted]:
         """Start all transfers; returns them in the order of the parcels."""
@@ -169,7 +187,9 @@ class Transport(Protocol):
         ...
 
 
-def make_transport(mesh: Mesh, mode: Mode, route: Route) -> Transport:
-    """The transport of this rank's pipeline."""
+def make_transport(mesh: Mesh, mode: Mode, route: Route, plan: Plan, device: torch.device) -> Transport:
+    """The transport of this rank's pipeline, connected with the ranks that the (lowered) plan exchanges messages with."""
     wire = Wire(mesh, mode)
+    messages = (action for action in plan.ranks[mesh.pp_rank] if action.kind.is_send or action.kind.is_recv)
+    wire.connect({peer_of(plan, action) for action in messages}, device)
     return HostStagedTransport(wire) if route is Route.HOST_STAGED else DirectTransport(wire)

@@ -217,7 +217,7 @@ def _exchanges(mesh: Mesh, mode: Mode, negotiated: bool) -> list[dict[str, float
     plan = lower(build("1f1b", mesh.shape.pp, 1, 1))
     shape = (2, 3, 4)
     spec = TensorSpec(None if negotiated else shape, torch.float64, CPU)
-    p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT), Recorder())
+    p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT, plan, CPU), Recorder())
     stage = mesh.pp_rank
 
     def call(number: int, *kinds: str) -> dict[str, float]:
