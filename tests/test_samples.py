@@ -35,6 +35,7 @@ ON_HOST = [case for case in CASES if case not in ON_GPU]
 def test_there_are_samples() -> None:
     assert {case.name for case in CASES} >= {
         *("1f1b_p2", "1f1b_p4", "mesh_pp2_tp2_cp2_dp2", "faults_pp2_dp2", "experts_pp2_ep2", "hang_p4"),
+        *("gpu_1f1b_p4", "gpu_zbv_p2", "gpu_nccl_torch_1f1b_p4"),
     }
 
 
@@ -99,3 +100,18 @@ def test_samples_are_small_and_name_no_machine(case: Path) -> None:
         assert file.stat().st_size < 1_000_000
         text = gzip.decompress(file.read_bytes())
         assert not re.search(rb'"/(home|root|work|tmp)[/"]', text)
+
+
+def test_a_run_of_torch_over_nccl_is_recognised_whole() -> None:
+    """Every message of 8 × 256 floats, with both ends; that the ranks share a GPU is named, and what it costs."""
+    analysis = load([SAMPLES / "gpu_nccl_torch_1f1b_p4"])
+    report, comms = analysis.report, analysis.data.comms
+    assert (report.framework, report.schedule.name) == ("torch.distributed.pipelining", "1f1b")
+    assert report.schedule.mismatches == ()
+    of_steps = comms[comms["step"] >= 0]
+    assert len(of_steps) == 3 * 8 * 3 * 2 * 2  # steps, microbatches, links, directions, ends
+    assert set(of_steps["bytes"]) == {8 * 256 * 4}
+    assert (of_steps.groupby("match")["rank"].nunique() == 2).all()
+    assert [line for line in report.warnings if line.startswith("ranks 0 to 3 share a GPU")]
+    named = [finding for finding in report.findings if finding.severity is not Severity.INFO]
+    assert named[0].title.startswith("Late receives: ")
