@@ -6,7 +6,10 @@ from pptrace.model.wording import counted as counted
 
 
 def milliseconds(ns: int | None) -> str:
-    return "–" if ns is None else f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
+    if ns is None:
+        return "–"
+    text = f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
+    return "0.00" if text == "-0.00" else text
 
 
 def percent(share: float | None) -> str:
