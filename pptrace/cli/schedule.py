@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
 from pptrace.cli.output import Outputs, option
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
 from pptrace.report.tables.table import ReportTable
@@ -54,7 +55,7 @@ def list_schedules() -> None:
 @click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
 @click.option("--with-comms", is_flag=True, help="With sends and receives.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a picture as a single HTML file.")
 def show(name: str, **options: Any) -> None:
     """Show what each rank does, and what bubble that leaves."""
     _show(name, ShowOptions(**options))

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pptrace.api.simulate import MillisecondCosts, Sizes
 from pptrace.cli.output import Outputs, option
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
 from pptrace.garbage import paused_gc
@@ -45,7 +46,7 @@ EVERY = "all"
 )
 @click.option("--json", "json_file", metavar="FILE|-", help="Write JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a picture as a single HTML file.")
 def command(schedule: str, **options: Any) -> None:
     """Simulate a schedule: a name of the catalogue, or a CSV of actions.
 

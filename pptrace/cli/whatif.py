@@ -13,6 +13,7 @@ from rich.console import Console
 from pptrace.analysis.whole_run import Link
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.cli.output import Outputs
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import UsageError
 from pptrace.report.whatif import whatif_text
@@ -20,7 +21,7 @@ from pptrace.workflow.load import load
 
 
 @click.command(name="whatif")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
 @click.option(
     "--schedule",
     "schedules",
@@ -43,7 +44,7 @@ from pptrace.workflow.load import load
 @click.option(
     "--links",
     "links_path",
-    type=click.Path(path_type=Path),
+    type=GIVEN_PATH,
     metavar="PATH",
     help="Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
 )
@@ -59,7 +60,7 @@ from pptrace.workflow.load import load
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
 )
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write the plan of the advised change as torch's CSV.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 def command(paths: tuple[Path, ...], **options: Any) -> None:
