@@ -116,7 +116,7 @@ def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **optio
     outputs = Outputs({"--csv": csv_file})
     sizes = Sizes(**{entry.name: options[entry.name] for entry in fields(Sizes)})
     costs = MillisecondCosts(**{entry.name: options[entry.name] for entry in fields(MillisecondCosts)})
-    step = simulate_or_draw(schedule, sizes, costs)
+    step = simulate_or_draw(schedule, sizes, costs, outputs)
     shown = _ranks(ranks, step.plan)
     explained = explain_plan(step.simulation, _slots)
     outputs.write({"--csv": lambda: explained_csv([explained[rank] for rank in shown], _slots)})
@@ -144,12 +144,14 @@ def _idle(simulation: Simulation) -> ReportTable | None:
     return idle_table(simulation, _slots, "slots")
 
 
-def simulate_or_draw(schedule: str, sizes: Sizes, costs: MillisecondCosts) -> SimulatedStep:
-    """Simulate one step; of a plan that deadlocks, the grid is printed before the error ends the command."""
+def simulate_or_draw(schedule: str, sizes: Sizes, costs: MillisecondCosts, outputs: Outputs) -> SimulatedStep:
+    """Simulate one step; of a plan that is unsound, the grid is printed before the error ends the command, unless stdout is
+    for an output.
+    """
     try:
         return simulate_as(schedule, sizes, costs, spell=option)
     except ScheduleError as err:
-        if err.grid:
+        if err.grid and not outputs.take_stdout:
             click.echo(err.grid)
         raise
 

@@ -127,7 +127,7 @@ def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
         raise UsageError(f"{schedule}: several schedules make a table; add --sweep")
     if options.costs_of not in (None, "action"):
         raise UsageError(f"--costs-of {options.costs_of} needs --sweep; a single simulation has costs of one action")
-    step = simulate_or_draw(schedule, options.sizes, options.costs)
+    step = simulate_or_draw(schedule, options.sizes, options.costs, outputs)
     outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=options.with_ops), "--html": step.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)

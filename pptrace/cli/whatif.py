@@ -15,7 +15,7 @@ from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
-from pptrace.errors import UsageError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
 from pptrace.workflow.load import load
 
@@ -106,19 +106,19 @@ class WhatIfOptions:
             _numbers("--split", self.split),
             self.ideals,
             self.link_speed,
-            _numbers("--placement", self.placement),
+            _numbers("--placement", self.placement, "3,2,1,0"),
             self.prefetch,
             _numbers("--layers", self.layers),
             _bytes("--memory-limit", self.memory_limit),
         )
 
 
-def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+def _numbers(option: str, text: str | None, example: str = "5,5,5,3") -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as 5,5,5,3")
+        raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as {example}")
     return tuple(map(int, parts))
 
 
@@ -152,3 +152,5 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(whatif_text(predictions.result, console.width))
+    if predictions.result.today is None:
+        raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.analysis.whatif import study
 from tests.support.programs import one_line, pptrace_here
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,7 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     [
         (("--split", "1,x"), 2, "--split 1,x: expected whole numbers"),
         (("--layers", "9,1"), 2, "--layers 9,1: the trace tells "),
+        (("--placement", "x"), 2, "--placement x: expected whole numbers with commas between them, such as 3,2,1,0"),
         (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),
         (("--ideal", "luck"), 2, "--ideal luck: expected stage=N"),
         (("--memory-limit", "80XB"), 2, "--memory-limit 80XB: expected a size such as 80GB"),
@@ -102,3 +104,12 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
 )
 def test_wrong_usage_is_one_line(options: tuple[str, ...], code: int, words: str) -> None:
     assert words in one_line(pptrace_here("whatif", SAMPLE, *options), code)
+
+
+def test_a_run_that_nothing_can_be_predicted_from_is_an_error_after_what_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study, "MOST_ERROR", -1.0)
+    ended = pptrace_here("whatif", SAMPLE, "--schedule", "all", "--json", "-")
+    assert "nothing is predicted: the replay of this run is " in one_line(ended, 1)
+    assert json.loads(ended.out)["scenarios"] == []
