@@ -203,7 +203,9 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         if schedule == ALL:
             every = all_schedules(study, change)
             if not every:
-                raise UsageError(f"--schedule all: no schedule of the catalogue has such a plan ({others})")
+                raise UsageError(
+                    f"--schedule all: no schedule of the catalogue has such a plan ({others}) of a size that all are tried with"
+                )
             yield from ((_joined(name, others), one) for name, one in every)
         else:
             registry.get(schedule)

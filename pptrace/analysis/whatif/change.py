@@ -14,10 +14,12 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
-from pptrace.schedule.shape import OpCosts
+from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
+_MOST_FORWARDS = 200_000
+"""Larger plans are not predicted, unless the run has as large a one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,20 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
     """The plan after a change of a run that has a schedule of the catalogue, or another one (which keeps its plan).
 
     Raises:
-        ShapeError: the schedule has no plan of this size, or more stages than the model has layers.
+        ShapeError: the schedule has no plan of this size, or one that is too large, or more stages than the model has layers;
+            receives cannot be posted so far ahead.
         UsageError: the run's own schedule is none of the catalogue, and its size changes.
     """
-    if change.keeps_plan:
-        return costs.plan
+    plan = costs.plan if change.keeps_plan else _other_plan(change, schedule, costs)
+    most = max(map(len, plan.ranks))
+    if change.prefetch is not None and change.prefetch >= most:
+        raise ShapeError(
+            f"--prefetch {change.prefetch}: a rank of {plan.name} runs {most} ops; expected less than that"
+        )
+    return plan
+
+
+def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
     name = change.schedule or schedule
     if name not in SCHEDULES and change.schedule is None:
         raise UsageError(
@@ -75,6 +86,7 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
         group_of(plan, name, change.microbatches or plan.num_microbatches) if name == schedule else None,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
+    _require_size(shape, name, plan)
     changed = entry.build_shape(shape).compute_only()
     if costs.layers is not None and changed.chain_length > max(sum(costs.layers), costs.num_stages):
         raise ShapeError(
@@ -82,6 +94,20 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
             "layers; expected at least one for each stage"
         )
     return changed
+
+
+def _require_size(shape: Shape, name: str, measured: Plan) -> None:
+    """Refuse plans that would take minutes and are larger than that of the run.
+
+    Raises:
+        ShapeError: it is one of these.
+    """
+    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
+    if forwards > max(_MOST_FORWARDS, measured.num_stages * measured.num_microbatches):
+        raise ShapeError(
+            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
+            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
+        )
 
 
 def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:

@@ -14,7 +14,7 @@ from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
-from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
+from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
@@ -78,8 +78,14 @@ class Baseline:
         replays = {}
         for messaging in Messaging:
             with suppress(ScheduleError):
-                replays[messaging] = replay(self.costs, Target(self.costs.plan, identity_map(self.costs), messaging))
+                own = Target(self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
+                replays[messaging] = replay(self.costs, own)
         return replays
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """Those of the run's own plan that were made so far."""
+        return {}
 
     def _error_of(self, replayed: Replayed) -> float:
         return float(np.median(np.abs(replayed.spans - self.measured) / np.maximum(self.measured, 1)))
@@ -167,6 +173,7 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
+        graphs=baseline.graphs if plan is costs.plan else {},
     )
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,8 @@ from pptrace.schedule.replay import Replay
 from pptrace.simulator import Simulation
 
 _CELLS = 1 << 19
+Graphs = dict[tuple[Messaging, int], Graph]
+"""Graphs of one plan, by the way of its messages and how far ahead receives are posted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,8 @@ class Target:
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
     depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
-    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late.
+    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``graphs`` are
+    those of the plan that were made so far; targets with other assumptions share them.
     """
 
     plan: Plan
@@ -44,13 +47,17 @@ class Target:
     fixed: float = 0.0
     latency_share: float = 0.0
     scales_delays: bool = False
+    graphs: Graphs = field(default_factory=dict)
 
     @property
     def changes_messages(self) -> bool:
         return self.scale != self.link_speed
 
     def graph(self) -> Graph:
-        return make_graph(self.plan, self.messaging, self.prefetch)
+        key = (self.messaging, self.prefetch)
+        if key not in self.graphs:
+            self.graphs[key] = make_graph(self.plan, *key)
+        return self.graphs[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -295,7 +295,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     if costs.transfer.any():
         changes.append(("links twice as fast", Change(link_speed=2.0)))
     if study.baseline.messaging is not Messaging.AHEAD:
-        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
+        depths = [depth for depth in _PREFETCH_DEPTHS if depth < max(map(len, plan.ranks))]
+        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in depths]
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))

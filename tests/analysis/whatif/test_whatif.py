@@ -11,14 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.analysis.message_graph import make_graph
 from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
-from pptrace.errors import PptraceError, UsageError
+from pptrace.errors import PptraceError, ShapeError, UsageError
 from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
@@ -439,3 +441,33 @@ def test_what_does_not_fit_has_nothing_to_paste(one_f_one_b: Analysis) -> None:
         scenarios = (replace(result.scenarios[0], over_limit_bytes=over),)
         (table,) = whatif_tables(replace(result, scenarios=scenarios))
         assert any(note.startswith("to paste, ") for note in table.notes) is has_lines
+
+
+def test_receives_are_posted_less_far_ahead_than_a_rank_has_ops(one_f_one_b: Analysis) -> None:
+    with pytest.raises(ShapeError, match="--prefetch 16: a rank of 1f1b runs 16 ops; expected less than that"):
+        predict_changes(one_f_one_b, Wishes(prefetch=16))
+    assert predict_changes(one_f_one_b, Wishes(prefetch=15)).result.scenarios
+    of_all = predict_changes(one_f_one_b, Wishes(schedules=("all",), prefetch=16)).result.scenarios
+    assert {"zb-h1", "zbv"} <= {one.schedule for one in of_all}
+    assert "gpipe" not in {one.schedule for one in of_all}
+
+
+def test_a_plan_that_takes_minutes_is_refused_before_it_is_built(
+    one_f_one_b: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ShapeError, match="1f1b: 50001 microbatches on 4 ranks are 200,004 forwards; expected at most"):
+        predict_changes(one_f_one_b, Wishes(microbatches=50_001))
+    monkeypatch.setattr(change, "_MOST_FORWARDS", 4)
+    with pytest.raises(ShapeError, match="9 microbatches on 4 ranks"):
+        predict_changes(one_f_one_b, Wishes(microbatches=9))
+    assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.scenarios  # as large as the run
+
+
+def test_the_graph_of_a_plan_is_made_once_for_each_way_of_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(replay, "make_graph", lambda *given: made.append(given) or make_graph(*given))
+    analysis = analysed(build("1f1b", 2, 4), COSTS, tmp_path, steps=2)
+    predict_changes(analysis, Wishes(schedules=("zb-h1", "gpipe"), ideals=("jitter",)))
+    assert 3 <= len(made) == len({(plan.name, *way) for plan, *way in made})
