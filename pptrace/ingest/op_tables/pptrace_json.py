@@ -17,8 +17,11 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.errors import TraceError
+from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.byte_source import unreadable
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.schedule.text import from_rows
+from pptrace.schedule.validate import validate
 
 _SCHEMA = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"pptrace\.(?:simulation|report)/1"')
 
@@ -27,8 +30,8 @@ def sniff_pptrace_json(start: bytes) -> bool:
     return _SCHEMA.match(start) is not None
 
 
-def read_pptrace_json(path: Path) -> pd.DataFrame:
-    """Read the ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`.
+def read_pptrace_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read (the ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`, facts of all ranks).
 
     Raises:
         TraceError: the file is damaged or was written without ops.
@@ -44,11 +47,38 @@ def read_pptrace_json(path: Path) -> pd.DataFrame:
         raise TraceError(
             f"{path}: a {document['schema']} without ops; expected them in it; write it with --ops as well"
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows), _plan(document)
+
+
+def _plan(document: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a simulation whose order its ops alone do not name: a searched one, or one by hand; else {}.
+
+    Ops that are no whole plan, as in a file that was edited, tell none.
+    """
+    name = str(document.get("schedule"))
+    entry = SCHEDULES.get(name)
+    if not _is_simulation(document) or (entry is not None and not entry.searches):
+        return {}
+    ranks = [_objects(rank.get("ops")) for rank in _objects(document.get("ranks"))]
+    rows = [[_pair(op) or _cell(op) for op in ops] for ops in ranks]
+    name = name if entry is not None else "custom"
+    try:
+        validate(from_rows(rows, name))
+    except ScheduleError:
+        return {}
+    return {"plan": {"name": name, "rows": rows}}
+
+
+def _is_simulation(document: dict[str, Any]) -> bool:
+    return str(document["schema"]).startswith("pptrace.simulation")
+
+
+def _cell(op: dict[str, Any]) -> str:
+    return f"{op.get('stage')}{op.get('kind')}{op.get('microbatch')}"
 
 
 def _rows(document: Any) -> Iterator[dict[str, Any]]:
-    is_simulation = str(document["schema"]).startswith("pptrace.simulation")
+    is_simulation = _is_simulation(document)
     steps = [document] if is_simulation else _objects(document.get("steps"))
     for step in steps:
         for rank in _objects(step.get("ranks")):
@@ -59,7 +89,7 @@ def _rows(document: Any) -> Iterator[dict[str, Any]]:
 
 def _pair(op: dict[str, Any]) -> str:
     """The text of an overlapped pair, from its halves; "" for other ops."""
-    halves = [f"{half.get('stage')}{half.get('kind')}{half.get('microbatch')}" for half in _objects(op.get("parts"))]
+    halves = list(map(_cell, _objects(op.get("parts"))))
     return f"({';'.join(halves)})OVERLAP_F_B" if halves else ""
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
-from pptrace.simulator import IDEAL, simulate
+from pptrace.schedule.shape import OpCosts
+from pptrace.schedule.text import from_csv
+from pptrace.simulator import IDEAL, simulate, uniform
 from pptrace.workflow.load import load
 
 
@@ -26,3 +28,22 @@ def test_a_simulation_and_its_report_are_read_back_as_they_were_written(name: st
     (tmp_path / "report.json").write_text(dump(report_object(report, with_ops=True)))
     (again,) = report_object(load([tmp_path / "report.json"]).report, with_ops=True)["steps"]
     assert [rank["ops"] for rank in again["ranks"]] == [rank["ops"] for rank in step["ranks"]]
+
+
+def test_a_searched_or_handmade_plan_is_the_one_that_the_simulation_names(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.json"
+    searched = registry.build("zb-auto", 4, 8, costs=OpCosts(10, 25, 5, 3))
+    by_hand = from_csv("0F0,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n", "mine")
+    for plan, name in ((searched, "zb-auto"), (by_hand, "custom")):
+        written = simulation_object(simulate(plan, uniform(10, 30, wgrad_ns=5)), with_ops=True)
+        path.write_text(dump(written))
+        schedule = load([path]).report.schedule
+        assert (schedule.name, schedule.source, schedule.mismatches) == (name, "metadata", ())
+
+
+def test_an_edited_simulation_that_is_no_whole_plan_is_recognised_by_its_ops(tmp_path: Path) -> None:
+    written = simulation_object(simulate(registry.build("zb-auto", 2, 4), IDEAL), with_ops=True)
+    edited = json.loads(dump(written))
+    del edited["ranks"][1]["ops"][-1]
+    (tmp_path / "simulation.json").write_text(json.dumps(edited))
+    assert load([tmp_path / "simulation.json"]).report.schedule.source == "recognised"
