@@ -1,8 +1,9 @@
 """Read ops in pptrace's JSON: ``pptrace simulate … --json FILE --ops`` and ``pptrace analyze … --json FILE --ops``.
 
-simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …] }, …], … }
+simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …][, "messages": [end, …]] }, …], … }
 report     = { "schema": "pptrace.report/1", "steps": [{ "step", "ranks": [{ "rank", "ops": [op, …] }, …] }, …], … }
 op         = { "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"[, "parts": [op, op]] }
+end        = { "kind", "direction", "stage", "microbatch", "peer", "start_ns", "end_ns", "match" }
 
 The ``parts`` of an op are the halves of an overlapped pair.
 """
@@ -30,8 +31,8 @@ def sniff_pptrace_json(start: bytes) -> bool:
     return _SCHEMA.match(start) is not None
 
 
-def read_pptrace_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Read (the ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`, facts of all ranks).
+def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:
+    """Read (tables of ops and messages with the columns of :mod:`pptrace.ingest.op_tables.rows`, facts of all ranks).
 
     Raises:
         TraceError: the file is damaged or was written without ops.
@@ -47,7 +48,8 @@ def read_pptrace_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise TraceError(
             f"{path}: a {document['schema']} without ops; expected them in it; write it with --ops as well"
         )
-    return pd.DataFrame(rows), _plan(document)
+    messages = list(_messages(document))
+    return [pd.DataFrame(part) for part in (rows, messages) if part], _plan(document)
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +87,12 @@ def _rows(document: Any) -> Iterator[dict[str, Any]]:
             for op in _objects(rank.get("ops")):
                 shared = {"rank": rank.get("rank"), "step": 0 if is_simulation else step.get("step")}
                 yield {**shared, **op, "pair": _pair(op), "source": "simulated" if is_simulation else "label"}
+
+
+def _messages(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for rank in _objects(document.get("ranks")) if _is_simulation(document) else ():
+        for end in _objects(rank.get("messages")):
+            yield {"rank": rank.get("rank"), "step": 0, "axis": "pp", **end}
 
 
 def _pair(op: dict[str, Any]) -> str:

@@ -45,8 +45,8 @@ def read_simulation(path: Path) -> tuple[Trace, ...]:
     Raises:
         TraceError: the file is damaged or was written without ops.
     """
-    rows, facts = read_pptrace_json(path)
-    tables = _own(path, [(path, Frame(rows))], "pptrace")
+    frames, facts = read_pptrace_json(path)
+    tables = _own(path, [(path, Frame(frame)) for frame in frames], "pptrace")
     return traces_of(path, replace(tables, facts={**tables.facts, **facts}))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.schedule.shape import OpCosts
@@ -47,3 +48,27 @@ def test_an_edited_simulation_that_is_no_whole_plan_is_recognised_by_its_ops(tmp
     del edited["ranks"][1]["ops"][-1]
     (tmp_path / "simulation.json").write_text(json.dumps(edited))
     assert load([tmp_path / "simulation.json"]).report.schedule.source == "recognised"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe"])
+def test_messages_are_read_back_with_both_ends(name: str, tmp_path: Path) -> None:
+    plan = registry.build(name, 4, 8)
+    simulation = simulate(plan, uniform(100, 200, p2p_ns=30))
+    (tmp_path / "simulation.json").write_text(dump(simulation_object(simulation, with_ops=True)))
+    analysis = load([tmp_path / "simulation.json"])
+    comms = analysis.data.comms
+    assert len(comms) == 2 * plan.table.num_messages
+    assert set(comms["transfer_end_ns"] - comms["transfer_start_ns"]) == {30}
+    both = comms[comms["kind"] == "send"].merge(comms[comms["kind"] == "recv"], on="match")
+    assert len(both) == plan.table.num_messages
+    assert (both["rank_x"] == both["peer_y"]).all()
+    assert (both["stage_y"] - both["stage_x"] == both["direction_x"].map({"F": 1, "B": -1})).all()
+    faster = predict_changes(analysis, Wishes(link_speed=2.0)).result
+    assert faster.replay_span_ns == simulation.makespan_ns
+    assert faster.scenarios[0].span_ns == simulate(plan, uniform(100, 200, p2p_ns=15)).makespan_ns
+
+
+def test_no_messages_stand_in_a_simulation_without_ops() -> None:
+    simulation = simulate(registry.build("1f1b", 2, 2), uniform(100, 200, p2p_ns=30))
+    assert all("messages" not in rank for rank in simulation_object(simulation)["ranks"])
+    assert all(len(rank["messages"]) == 4 for rank in simulation_object(simulation, with_ops=True)["ranks"])
