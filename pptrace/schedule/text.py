@@ -22,7 +22,7 @@ _NO_SCHEDULE = (
     "; a schedule has one row per rank, as `pptrace schedule show NAME --csv FILE` writes it, and tables of ops are for "
     "`pptrace analyze`"
 )
-"""What to do about a file whose first cell is no action."""
+"""Advice on a file whose first cell is no action."""
 
 
 def to_rows(plan: Plan) -> list[list[str]]:

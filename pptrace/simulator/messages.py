@@ -41,20 +41,15 @@ def messages_of(simulation: Simulation, costs: Costs) -> list[MessageEnd]:
     stage, microbatch = np.divmod(cell, table.num_microbatches)
     is_forward = output == Output.FORWARD
     direction = np.where(is_forward, "F", "B")
-    ends = (("send", sender, reader, stage), ("recv", reader, sender, stage + np.where(is_forward, 1, -1)))
-    return [
-        MessageEnd(rank, kind, *of_message, number)
-        for kind, own, other, of_stage in ends
-        for number, (rank, *of_message) in enumerate(
-            zip(
-                table.rank[own].tolist(),
-                direction.tolist(),
-                of_stage.tolist(),
-                microbatch.tolist(),
-                table.rank[other].tolist(),
-                sent.tolist(),
-                arrived.tolist(),
-                strict=True,
-            )
-        )
-    ]
+    ends = []
+    for kind, own, other, of_stage in (
+        ("send", sender, reader, stage),
+        ("recv", reader, sender, stage + np.where(is_forward, 1, -1)),
+    ):
+        columns = (table.rank[own], direction, of_stage, microbatch, table.rank[other], sent, arrived)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        ends += [
+            MessageEnd(rank, kind, way, at, number, peer, start, end, match)
+            for match, (rank, way, at, number, peer, start, end) in enumerate(rows)
+        ]
+    return ends

@@ -84,7 +84,7 @@ class Baseline:
 
     @cached_property
     def graphs(self) -> Graphs:
-        """Those of the run's own plan that were made so far."""
+        """Graphs of the run's own plan that were made so far."""
         return {}
 
     def _error_of(self, replayed: Replayed) -> float:
