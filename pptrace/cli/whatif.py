@@ -49,6 +49,18 @@ from pptrace.workflow.load import load
     help="Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
 )
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
+@click.option(
+    "--wgrad-share",
+    type=float,
+    metavar="X",
+    help="W's part of a full B, where the run has no W: no change [default: 0.5].",
+)
+@click.option(
+    "--fixed-share",
+    type=float,
+    metavar="X",
+    help="The part of an op that it takes however much it does: no change [default: 0, in the interval to 0.06].",
+)
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
 @click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
 @click.option(
@@ -85,6 +97,8 @@ class WhatIfOptions:
     link_speed: float | None
     links_path: Path | None
     layers: str | None
+    wgrad_share: float | None
+    fixed_share: float | None
     placement: str | None
     prefetch: int | None
     memory_limit: str | None
@@ -110,6 +124,8 @@ class WhatIfOptions:
             self.prefetch,
             _numbers("--layers", self.layers),
             _bytes("--memory-limit", self.memory_limit),
+            wgrad_share=self.wgrad_share,
+            fixed_share=self.fixed_share,
         )
 
 

@@ -97,6 +97,8 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
         (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),
         (("--ideal", "luck"), 2, "--ideal luck: expected stage=N"),
         (("--memory-limit", "80XB"), 2, "--memory-limit 80XB: expected a size such as 80GB"),
+        (("--wgrad-share", "1.5"), 2, "--wgrad-share is 1.5; expected a part of an op, from 0 to 1"),
+        (("--fixed-share", "nan"), 2, "--fixed-share is nan; expected a part of an op, from 0 to 1"),
         (("--prefetch", "-1"), 2, "--prefetch is -1; expected at least 0"),
         (("--schedule", "zbv", "--chunks", "3"), 2, "zbv: 3 chunks per rank"),
         (("--step", "99"), 2, "step 99: the trace has no such step"),

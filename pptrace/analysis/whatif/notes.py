@@ -19,8 +19,13 @@ _SOME_DELAY = 0.005
 
 def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     """Assumptions behind a prediction, a sentence each."""
+    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if plan.splits_backward and not costs.splits_backward:
-        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
+        share = costs.assumed.weight_share
+        half = "half of a B (0.4 to 0.6 in the interval)"
+        yield f"W is taken to be {half if share is None else f'{share:g} of a B (--wgrad-share)'}"
+    if costs.assumed.fixed is not None and (does_other_parts or plan.splits_backward != costs.plan.splits_backward):
+        yield f"{costs.assumed.fixed:g} of what an op takes is taken to stay however much it does (--fixed-share)"
     if plan.chain_length != costs.num_stages:
         yield (
             "layers of a stage are taken to cost alike"
@@ -45,7 +50,6 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
     if _has_pairs(costs.plan) and not _has_pairs(plan):
         yield "each half of an overlapped pair is taken to have the part of it that ops of its stage have elsewhere"
-    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
     if change.prefetch is not None:

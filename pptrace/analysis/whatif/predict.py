@@ -173,6 +173,7 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
+        fixed=costs.assumed.fixed or 0.0,
         graphs=baseline.graphs if plan is costs.plan else {},
     )
     for ideal in change.ideals:
@@ -196,17 +197,19 @@ def _variants(
 ) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
-    latency, where that is not known and would change the step; and the other ways in which the run may send and receive.
+    latency, where that is not known and would change the step; and the other ways in which the run may send and receive. What
+    a user takes for granted is not varied.
     """
     yield costs, target, replayed
     for messaging in others:
         with suppress(ScheduleError):  # the plan cannot run to its end so
             other = replace(target, messaging=messaging)
             yield costs, other, replay(costs, other)
-    shares = () if costs.splits_backward or not target.plan.splits_backward else _WEIGHT_SHARES
+    is_known = costs.splits_backward or costs.assumed.weight_share is not None
+    shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
     assumed = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
-        assumed.append((costs, replace(target, fixed=_MOST_FIXED)))
+        assumed += [(costs, replace(target, fixed=_MOST_FIXED))] if costs.assumed.fixed is None else []
         assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         assumed.append((costs, replace(target, latency_share=1.0)))

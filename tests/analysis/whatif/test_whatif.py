@@ -17,6 +17,7 @@ from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
+from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
@@ -471,3 +472,33 @@ def test_the_graph_of_a_plan_is_made_once_for_each_way_of_its_messages(
     analysis = analysed(build("1f1b", 2, 4), COSTS, tmp_path, steps=2)
     predict_changes(analysis, Wishes(schedules=("zb-h1", "gpipe"), ideals=("jitter",)))
     assert 3 <= len(made) == len({(plan.name, *way) for plan, *way in made})
+
+
+def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f_one_b: Analysis) -> None:
+    def predicted(plan: Plan, **given: Any) -> Scenario:
+        return predict_changes(one_f_one_b, Wishes((plan.name,), **given)).result.scenarios[0]
+
+    plan = build("zb-h1", 4, 8)
+    usual, short = predicted(plan), predicted(plan, wgrad_share=0.25)
+    assert short.span_ns == simulate(plan, uniform(10 * MS, 20 * MS, 5 * MS)).makespan_ns
+    assert (short.high_ns - short.low_ns) / short.span_ns < (usual.high_ns - usual.low_ns) / usual.span_ns
+    assert "W is taken to be 0.25 of a B (--wgrad-share)" in short.note
+    assert "0.4 to 0.6" in usual.note
+
+    both = predicted(plan, wgrad_share=0.5, fixed_share=0.2)
+    assert both.span_ns == simulate(plan, uniform(10 * MS, 24 * MS)).makespan_ns
+    assert "0.2 of what an op takes is taken to stay however much it does (--fixed-share)" in both.note
+    halves = predicted(build("1f1b", 4, 16), microbatches=16, microbatch_size=0.5, fixed_share=0.2)
+    assert halves.span_ns == simulate(build("1f1b", 4, 16), uniform(6 * MS, 12 * MS)).makespan_ns
+    assert "--fixed-share" not in predicted(build("gpipe", 4, 8), fixed_share=0.2).note
+    known = predicted(plan, wgrad_share=0.5, fixed_share=0.0)
+    assert known.span_ns == usual.span_ns
+    assert known.high_ns - known.low_ns < usual.high_ns - usual.low_ns
+
+
+def test_assumptions_are_no_changes_of_the_run_and_not_for_one_that_measured_w(tmp_path: Path) -> None:
+    assert not Wishes(wgrad_share=0.3, fixed_share=0.1)
+    analysis = analysed(build("zb-h1", 2, 4), uniform(10 * MS, 20 * MS), tmp_path)
+    with pytest.raises(UsageError, match=r"--wgrad-share 0\.3: the run measured W by itself"):
+        predict_changes(analysis, Wishes(wgrad_share=0.3))
+    assert predict_changes(analysis, Wishes(fixed_share=0.1)).result.scenarios
