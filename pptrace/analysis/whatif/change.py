@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
-from pptrace.analysis.whatif.stage_map import StageMap, stage_map
+from pptrace.analysis.whatif.stage_map import StageMap, most_in_ends, stage_map
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
@@ -18,6 +19,7 @@ from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
+_PARTS_IN_ENDS = (0.25, 0.5, 0.75, 1.0)
 _MOST_FORWARDS = 200_000
 """Larger plans are not predicted, unless the run has as large a one."""
 
@@ -160,18 +162,41 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     Raises:
         UsageError: the split does not fit the schedule or the model.
     """
-    measured = costs.layers or (1,) * costs.num_stages
-    usual, split = costs.typical(), change.split
+    measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
+    return stage_map(costs.typical(), measured, wanted)
+
+
+def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
+    """The same with a quarter, a half, … and all of what one of two measured stages takes beyond the other in its embedding or
+    head; none of other runs.
+
+    Two stages do not tell whether that is in their layers. A step may be shortest with a part of it there.
+    """
+    measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
+    ends = most_in_ends(costs.typical(), measured)
+    if ends is not None:
+        yield from (stage_map(costs.typical(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
+
+
+def _layers_before_and_after(
+    costs: StageCosts, change: Change, num_stages: int, name: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """(layers of each measured stage, of each of the ``num_stages``).
+
+    Raises:
+        UsageError: the split does not fit the schedule or the model.
+    """
+    measured, split = costs.layers or (1,) * costs.num_stages, change.split
     if split is None:
-        return stage_map(usual, measured, layers_of_stages(costs, num_stages))
+        return measured, layers_of_stages(costs, num_stages)
     wanted = f"--split {','.join(map(str, split))}"
     if len(split) != num_stages:
         raise UsageError(f"{wanted}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
     if costs.layers is None:
-        return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
+        return [sum(split) / costs.num_stages] * costs.num_stages, split
     if sum(split) != sum(costs.layers):
         raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
-    return stage_map(usual, measured, split)
+    return measured, split
 
 
 def layers_of_stages(costs: StageCosts, num_stages: int) -> tuple[float, ...]:

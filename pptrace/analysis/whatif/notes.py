@@ -38,7 +38,8 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield (
             "layers of a stage are taken to cost alike; what the first and the last stage take beyond that is taken to stay there"
             if costs.num_stages >= FEWEST_STAGES
-            else "layers of a stage are taken to cost alike: of two stages embedding and head cannot be distinguished from them"
+            else "layers of a stage are taken to cost alike; of two stages embedding and head cannot be distinguished from them "
+            "(in the interval, what one takes beyond the other stays with it)"
         )
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"

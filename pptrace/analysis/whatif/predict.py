@@ -12,7 +12,7 @@ import numpy as np
 
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.whatif.change import Change, stage_map_of
+from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
@@ -147,7 +147,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     others = () if change.prefetch is not None else baseline.other_messaging
-    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others)]
+    maps = other_stage_maps(baseline.costs, change, plan.chain_length, plan.name)
+    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others, maps)]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(typical(replayed.spans) * factor)
     return Prediction(
@@ -193,12 +194,16 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
 
 
 def _variants(
-    costs: StageCosts, target: Target, replayed: Replayed, others: Iterable[Messaging] = ()
+    costs: StageCosts,
+    target: Target,
+    replayed: Replayed,
+    others: Iterable[Messaging] = (),
+    maps: Iterable[StageMap] = (),
 ) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
-    latency, where that is not known and would change the step; and the other ways in which the run may send and receive. What
-    a user takes for granted is not varied.
+    latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
+    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied.
     """
     yield costs, target, replayed
     for messaging in others:
@@ -213,6 +218,8 @@ def _variants(
         assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         assumed.append((costs, replace(target, latency_share=1.0)))
+    if not target.stages.is_identity:
+        assumed += [(costs, replace(target, stages=stages)) for stages in maps]
     yield from ((*variant, replay(*variant)) for variant in assumed)
 
 

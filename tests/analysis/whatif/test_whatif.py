@@ -502,3 +502,42 @@ def test_assumptions_are_no_changes_of_the_run_and_not_for_one_that_measured_w(t
     with pytest.raises(UsageError, match=r"--wgrad-share 0\.3: the run measured W by itself"):
         predict_changes(analysis, Wishes(wgrad_share=0.3))
     assert predict_changes(analysis, Wishes(fixed_share=0.1)).result.scenarios
+
+
+@pytest.mark.parametrize("split", [(5, 3), (3, 5)])
+def test_of_two_stages_the_interval_holds_what_comes_out_if_the_head_or_the_layers_cost_more(
+    split: tuple[int, int], tmp_path: Path
+) -> None:
+    def spans_of(*of_stages: float) -> int:
+        costs = {(Kind.F, stage): round(ns * MS) for stage, ns in enumerate(of_stages)}
+        costs |= {(Kind.B, stage): 2 * ns for (_, stage), ns in costs.items()}
+        return simulate(plan, Costs(stages=costs)).makespan_ns
+
+    plan = build("1f1b", 2, 8)
+    stages = {(kind, stage): size * MS for kind, size in ((Kind.F, 1), (Kind.B, 2)) for stage in (0, 1)}
+    stages = {(kind, stage): ns * (40, 60)[stage] for (kind, stage), ns in stages.items()}
+    analysis = analysed(plan, Costs(stages=stages), tmp_path)
+    wishes = Wishes(split=split, layers=(4, 4))
+    (scenario,) = predict_changes(analysis, wishes).result.scenarios
+    first, last = split
+    in_layers = 10 * min(first, 4) + 15 * max(first - 4, 0), 15 * min(last, 4) + 10 * max(last - 4, 0)
+    assert scenario.span_ns == spans_of(*in_layers)
+    for part in (0.0, 0.3, 0.5, 1.0):
+        head = 20 * part
+        layer = (60 - head) / 4
+        stage = 10 * min(first, 4) + layer * max(first - 4, 0), layer * min(last, 4) + 10 * max(last - 4, 0) + head
+        assert scenario.low_ns <= spans_of(*stage) <= scenario.high_ns
+    assert "(in the interval, what one takes beyond the other stays with it)" in scenario.note
+
+
+def test_what_two_stages_take_beyond_each_other_is_varied_where_they_are_divided_alone(tmp_path: Path) -> None:
+    plan = build("1f1b", 2, 8)
+    stages = {(kind, stage): (2 + stage) * size * MS for kind, size in ((Kind.F, 1), (Kind.B, 2)) for stage in (0, 1)}
+    analysis = analysed(plan, Costs(stages=stages), tmp_path)
+
+    def width(**given: Any) -> float:
+        one = predict_changes(analysis, Wishes(layers=(4, 4), **given)).result.scenarios[0]
+        return (one.high_ns - one.low_ns) / one.span_ns
+
+    assert width(schedules=("gpipe",)) == pytest.approx(0.03, abs=0.001)
+    assert width(split=(5, 3)) > 0.06
