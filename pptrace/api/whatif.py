@@ -202,7 +202,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         microbatches=wishes.microbatches,
         microbatch_size=wishes.microbatch_size or 1.0,
         split=wishes.split,
-        ideals=tuple(map(parse_ideal, wishes.ideals)),
+        ideals=tuple(map(parse_ideal, dict.fromkeys(wishes.ideals))),
         link_speed=wishes.link_speed or 1.0,
         placement=wishes.placement,
         prefetch=wishes.prefetch,
@@ -233,7 +233,7 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
             require_whole(f"--{name}", size, least)
     for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
         if value is not None:
-            require_number(option, value, "times today's", _MOST_TIMES)
+            require_number(option, value, "how many times as much as today", _MOST_TIMES)
             if value <= 0:
                 raise UsageError(f"{option} is {value:g}; expected more than 0")
             if value < _LEAST_TIMES:
@@ -263,7 +263,7 @@ def _name(wishes: Wishes) -> str:
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
-        *(f"ideal {name}" for name in wishes.ideals),
+        *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
     ]
     return ", ".join(part for part in parts if part)
 

@@ -26,8 +26,8 @@ from pptrace.workflow.load import load
     "--schedule",
     "schedules",
     multiple=True,
-    metavar="NAME|all",
-    help="With this schedule; all: every one of the catalogue.",
+    metavar="NAME,NAME|all",
+    help="With this schedule, or each of several; all: every one of the catalogue.",
 )
 @click.option("--chunks", type=int, help="With this number of virtual stages per rank.")
 @click.option("--microbatches", type=int, help="With this number of microbatches in a step, of today's size.")
@@ -113,7 +113,7 @@ class WhatIfOptions:
     @property
     def wishes(self) -> Wishes:
         return Wishes(
-            self.schedules,
+            tuple(name for text in self.schedules for name in text.split(",")),
             self.chunks,
             self.microbatches,
             self.microbatch_size,

@@ -72,6 +72,19 @@ def test_all_options_together_are_one_scenario() -> None:
     )
 
 
+def test_schedules_with_commas_between_them_are_a_scenario_each_and_an_ideal_counts_once() -> None:
+    options = ("--schedule", "gpipe,zb-h1", "--schedule", "zbv", "--ideal", "jitter", "--ideal", "jitter")
+    scenarios = json.loads(pptrace_here("whatif", SAMPLE, *options, "--json", "-").out)["scenarios"]
+    assert {one["schedule"] for one in scenarios} == {"gpipe", "zb-h1", "zbv"}
+    assert [one["ideal"] for one in scenarios] == [["jitter"]] * 3
+    assert all(one["name"].count("jitter") == 1 for one in scenarios)
+
+
+def test_ranks_in_the_order_of_today_are_no_change() -> None:
+    result = json.loads(pptrace_here("whatif", SAMPLE, "--placement", "0,1", "--json", "-").out)
+    assert result["scenarios"][0]["span_ns"] == result["today"]["span_ns"]
+
+
 def test_the_best_change_is_run_in_real_processes_and_no_other() -> None:
     scenarios = json.loads(pptrace_here("whatif", SAMPLE, "--verify", "--json", "-").out)["scenarios"]
     best = next(one for one in scenarios if not one["ideal"])

@@ -240,23 +240,25 @@ class _Builder:
         table = self.target.plan.table
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
         output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
-        has_links = self._has_measured_links
-        return measured[:, stage, source, output] if has_links else self._of_links(measured, output)
+        placement = self.target.placement
+        if not self._has_measured_stages:
+            return self._of_links(measured, output, placement)
+        own = measured[:, stage, source, output]
+        if placement is None:
+            return own
+        there, here = (self._of_links(measured, output, links) for links in (placement, None))
+        return np.where(np.isnan(own), there, np.maximum(own + (there - here), 0.0))
 
     @property
-    def _has_measured_links(self) -> bool:
-        """Return whether all messages go where the measured ones of the same stage go."""
+    def _has_measured_stages(self) -> bool:
+        """Return whether messages go between the stages of the measured ones, on as many ranks."""
         plan, measured = self.target.plan, self.costs.plan
-        return (
-            plan.placement == measured.placement
-            and plan.num_chains == measured.num_chains
-            and self.target.placement is None
-        )
+        return plan.placement == measured.placement and plan.num_chains == measured.num_chains
 
-    def _of_links(self, measured: Floats, output: npt.NDArray[np.int64]) -> Floats:
+    def _of_links(self, measured: Floats, output: npt.NDArray[np.int64], placement: tuple[int, ...] | None) -> Floats:
         """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
         links = self.costs.links()
-        sender, reader = link_ends(self.target.plan, self.target.placement)
+        sender, reader = link_ends(self.target.plan, placement)
         flat = measured.reshape(len(measured), -1)
         times = np.empty((len(measured), len(output)))
         keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)
