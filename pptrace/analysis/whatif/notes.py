@@ -58,7 +58,7 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     if change.microbatch_size != change.link_speed and costs.num_stages > 1:
         yield _of_scaled_messages(costs)
     if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
-        yield "messages on links that the run did not use are taken to take what its messages usually do"
+        yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
 

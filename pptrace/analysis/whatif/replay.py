@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -236,34 +237,74 @@ class _Builder:
         return latency + (times - latency) * self.target.scale / self.target.link_speed
 
     def _of_messages(self, measured: Floats) -> Floats:
-        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan."""
+        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan.
+
+        A message that goes where that of its stage went has its value, and another one that of a message of its link (of a link
+        without any, of its direction), in the order of microbatches: they vary as the measured ones do.
+        """
+        flat = measured.reshape(len(measured), -1)
+        values: Floats = flat[:, self._measured_messages]
+        values[:, self._measured_messages < 0] = 0.0
+        return values
+
+    @cached_property
+    def _measured_messages(self) -> npt.NDArray[np.int64]:
+        """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
         table = self.target.plan.table
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
-        output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
-        placement = self.target.placement
-        if not self._has_measured_stages:
-            return self._of_links(measured, output, placement)
-        own = measured[:, stage, source, output]
-        if placement is None:
-            return own
-        there, here = (self._of_links(measured, output, links) for links in (placement, None))
-        return np.where(np.isnan(own), there, np.maximum(own + (there - here), 0.0))
+        cells, output = slots // len(Output), slots % len(Output)
+        stage, source = (part[cells] for part in self._cells)
+        num_measured = self.costs.plan.num_microbatches
+        if self._has_measured_links:
+            return (stage * num_measured + source) * 2 + output
+        sender, reader = link_ends(self.target.plan, self.target.placement)
+        groups = _MeasuredGroups(self.costs)
+        places = np.full(len(slots), -1)
+        keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
+        in_order = np.argsort(cells % self.target.plan.num_microbatches, kind="stable")
+        for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
+            chosen = in_order[of_message.ravel()[in_order] == index]
+            places[chosen] = groups.take(len(chosen), (begin, end), direction)
+        return places
 
     @property
-    def _has_measured_stages(self) -> bool:
-        """Return whether messages go between the stages of the measured ones, on as many ranks."""
+    def _has_measured_links(self) -> bool:
+        """Return whether all messages go where the measured ones of the same stage go."""
         plan, measured = self.target.plan, self.costs.plan
-        return plan.placement == measured.placement and plan.num_chains == measured.num_chains
+        return (
+            plan.placement == measured.placement
+            and plan.num_chains == measured.num_chains
+            and self.target.placement is None
+        )
 
-    def _of_links(self, measured: Floats, output: npt.NDArray[np.int64], placement: tuple[int, ...] | None) -> Floats:
-        """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
-        links = self.costs.links()
-        sender, reader = link_ends(self.target.plan, placement)
-        flat = measured.reshape(len(measured), -1)
-        times = np.empty((len(measured), len(output)))
-        keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)
-        for index, (begin, end, direction) in enumerate(keys.T.tolist()):
-            cells = links.get((begin, end), links[direction])
-            chosen = of_message.ravel() == index
-            times[:, chosen] = np.median(flat[:, cells], axis=1, keepdims=True) if len(cells) else 0.0
-        return times
+
+class _MeasuredGroups:
+    """The measured messages of a stage on a link, by link and direction, and how often each such group was taken."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self._num_microbatches = costs.plan.num_microbatches
+        self._groups = {
+            key: [cells[self._stage(cells) == stage] for stage in np.unique(self._stage(cells))]
+            for key, cells in costs.links().items()
+        }
+        self._taken: Counter[int] = Counter()
+
+    def _stage(self, cells: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """A number of each cell's direction and stage."""
+        stage: npt.NDArray[np.intp] = cells // (2 * self._num_microbatches) * 2 + cells % 2
+        return stage
+
+    def take(self, count: int, link: tuple[int, int], direction: int) -> npt.NDArray[np.intp]:
+        """The places of so many messages in order, of the group of a link that was taken least; −1 where nothing was measured.
+
+        One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
+        """
+        of_link = self._groups.get(link, self._groups[Output(direction)])
+        groups = [group for group in of_link if group[0] % 2 == direction] or of_link
+        if not groups:
+            return np.full(count, -1)
+        group = min(groups, key=lambda group: self._taken[int(group[0])])
+        shift = self._taken[int(group[0])]
+        self._taken[int(group[0])] += 1
+        places: npt.NDArray[np.intp] = group[(np.arange(count) * len(group) // count + shift) % len(group)]
+        return places
