@@ -1,4 +1,4 @@
-"""What was recorded of a run, as far as its parts depend on it: another recording of the same run has other parts."""
+"""Recordings of runs, as far as their parts depend on them: another recording of the same run has other parts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ UNMATCHED = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a user takes for granted where the run does not tell; None: the usual value, and the interval has others.
+    """Assumptions of a user where the run does not tell; None: the usual value, and the interval has others.
 
     ``weight_share`` is the part of a full backward that is W's, ``fixed`` the part of an op that it takes however much it does.
     """
