@@ -61,8 +61,8 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
     entry = SCHEDULES.get(name)
     if not _is_simulation(document) or (entry is not None and not entry.searches):
         return {}
-    ranks = [_objects(rank.get("ops")) for rank in _objects(document.get("ranks"))]
-    rows = [[_pair(op) or _cell(op) for op in ops] for ops in ranks]
+    ranks = {str(rank.get("rank")): _objects(rank.get("ops")) for rank in _objects(document.get("ranks"))}
+    rows = [[_pair(op) or _cell(op) for op in ranks.get(str(number), [])] for number in range(len(ranks))]
     name = name if entry is not None else "custom"
     try:
         validate(from_rows(rows, name))

@@ -42,6 +42,15 @@ def test_a_searched_or_handmade_plan_is_the_one_that_the_simulation_names(tmp_pa
         assert (schedule.name, schedule.source, schedule.mismatches) == (name, "metadata", ())
 
 
+def test_the_plan_of_a_simulation_goes_by_the_numbers_of_its_ranks(tmp_path: Path) -> None:
+    plan = from_csv("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "mine")
+    written = json.loads(dump(simulation_object(simulate(plan, uniform(10, 30)), with_ops=True)))
+    written["ranks"].reverse()
+    (tmp_path / "simulation.json").write_text(json.dumps(written))
+    schedule = load([tmp_path / "simulation.json"]).report.schedule
+    assert (schedule.source, schedule.mismatches) == ("metadata", ())
+
+
 def test_an_edited_simulation_that_is_no_whole_plan_is_recognised_by_its_ops(tmp_path: Path) -> None:
     written = simulation_object(simulate(registry.build("zb-auto", 2, 4), IDEAL), with_ops=True)
     edited = json.loads(dump(written))
