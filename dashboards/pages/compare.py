@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -12,7 +13,7 @@ from dashboards.exports import whole_files
 from dashboards.parts import chart, data_table, empty, guarded, waiting, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
-from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.compare.result import Comparison, PartChange
 from pptrace.analysis.result import StepReport
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.figures import waterfall
@@ -63,12 +64,24 @@ def _table(table: Any) -> Node:
 
 
 def _charts(result: Comparison) -> list[Node]:
-    significant = any(part.significant for part in result.parts)
-    note = "coloured: by more than chance" if significant else "none by more than chance can explain"
     return [
         chart("Causes of a typical step", causes_of_both(result), "compare-causes", _NOT_EXPLAINED),
-        chart("Parts that changed most", changes_of_parts(result), "compare-parts", "No part changed.", note=note),
+        chart(
+            "Parts that changed most",
+            changes_of_parts(result),
+            "compare-parts",
+            "No part changed.",
+            note=_note_of(result.parts),
+        ),
     ]
+
+
+def _note_of(parts: Sequence[PartChange]) -> str:
+    """Words on which parts changed by more than chance can explain."""
+    marks = {part.significant for part in parts}
+    if True in marks:
+        return "coloured: by more than chance"
+    return "not known whether by more than chance" if None in marks else "none by more than chance can explain"
 
 
 def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:

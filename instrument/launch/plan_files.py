@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import parse_action
-from pptrace.schedule.text import read_csv
-from pptrace.schedule.validate import validate
+from pptrace.schedule.validate import read_sound_csv
 
 _MOST_BYTES = 64 * 2**20
 
@@ -21,7 +20,7 @@ def check_plan_files(arguments: Sequence[str]) -> None:
     """
     for path in _csv_files(arguments):
         if _looks_like_a_plan(path):
-            validate(read_csv(path))
+            read_sound_csv(path)
 
 
 def _csv_files(arguments: Sequence[str]) -> Iterator[Path]:

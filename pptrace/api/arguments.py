@@ -42,7 +42,7 @@ def require_number(name: str, value: object, unit: str, most: float) -> None:
         UsageError: it is none.
     """
     if not (isinstance(value, int | float | np.number) and 0 <= value <= most):
-        raise UsageError(f"{name} is {_shown(value)}; expected {unit}, from 0 to {most:.0e}")
+        raise UsageError(f"{name} is {_shown(value)}; expected {unit}, from 0 to {most:g}")
 
 
 def _shown(value: object) -> str:

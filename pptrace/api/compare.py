@@ -51,7 +51,7 @@ class RunComparison(ExportsJson, ExportsPage):
     @property
     def parts(self) -> pd.DataFrame:
         """Parts of the step, largest change first: ``name``, ``where`` (a dict), ``a_ns``, ``b_ns``, ``change_ns`` and
-        ``significant`` (<NA> with too few steps).
+        ``significant`` (<NA> with too few steps, or where what was recorded differs).
         """
         parts = self.result.parts
         return pd.DataFrame(

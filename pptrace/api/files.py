@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pptrace.api.arguments import require_type
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, UsageError
 
 FilePath = str | os.PathLike[str]
 FilePaths = FilePath | Sequence[FilePath]
@@ -21,7 +21,7 @@ def as_paths(paths: FilePaths) -> list[Path]:
         UsageError: something is no path.
     """
     if isinstance(paths, str | os.PathLike):
-        return [Path(paths)]
+        return [as_path(paths)]
     require_type("paths", paths, Iterable, "a path or several")
     return [as_path(path) for path in paths]
 
@@ -30,9 +30,11 @@ def as_path(path: FilePath) -> Path:
     """One path.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or empty, which would be the current directory.
     """
     require_type("path", path, (str, os.PathLike), "a path")
+    if path == "":
+        raise UsageError("path is empty; expected the name of a file or directory ('.' is the current one)")
     return Path(path)
 
 

@@ -210,6 +210,8 @@ class Run(ExportsOps):
         layers: Sequence[int] | None = None,
         memory_limit: int | None = None,
         links: Run | None = None,
+        wgrad_share: float | None = None,
+        fixed_share: float | None = None,
         verify: bool = False,
     ) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
@@ -235,6 +237,8 @@ class Run(ExportsOps):
             layers: layers of each stage of the run, where its trace does not say.
             memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
             links: a run on the same ranks with messages of several sizes, whose links' latencies count.
+            wgrad_share: W's part of a full backward, where the run does not tell.
+            fixed_share: the part of an op that it takes however much it does.
             verify: run the plan in real processes, with ops that sleep as long as theirs took.
 
         Raises:
@@ -255,6 +259,8 @@ class Run(ExportsOps):
             None if layers is None else tuple(layers),
             memory_limit,
             _links(links),
+            wgrad_share,
+            fixed_share,
         )
         return predict_changes(self.analysis, wishes, verify)
 

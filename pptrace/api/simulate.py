@@ -18,8 +18,8 @@ from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
-from pptrace.schedule.text import read_csv, to_csv
-from pptrace.schedule.validate import validate
+from pptrace.schedule.text import to_csv
+from pptrace.schedule.validate import read_sound_csv, validate
 from pptrace.simulator import Costs, Simulation, idle_parts, uniform
 from pptrace.simulator import simulate as run_on_paper
 
@@ -240,10 +240,12 @@ def simulate_as(
         name = str(schedule)
         shape = _shape(name, sizes, known, spell)
         return SimulatedStep(run_on_paper(registry.get(name).build_shape(shape), known), shape)
-    plan = schedule if isinstance(schedule, Plan) else read_csv(Path(schedule))
-    what = ("plan", plan.name) if isinstance(schedule, Plan) else ("file", str(schedule))
+    if isinstance(schedule, Plan):
+        plan, what = schedule, ("plan", schedule.name)
+        validate(plan)
+    else:
+        plan, what = read_sound_csv(Path(schedule)), ("file", str(schedule))
     _require_no_other_size(*what, plan, sizes, spell)
-    validate(plan)
     return SimulatedStep(run_on_paper(plan.compute_only(), known))
 
 

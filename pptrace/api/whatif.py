@@ -10,6 +10,7 @@ from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.stage_costs import Assumed
 from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
 from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
@@ -50,9 +51,13 @@ class Wishes:
     """The most bytes that a rank may have: no change."""
     links: tuple[Link, ...] = ()
     """Links of another run on the same ranks, whose latencies count: no change."""
+    wgrad_share: float | None = None
+    """W's part of a full backward, where the run does not tell: no change."""
+    fixed_share: float | None = None
+    """The part of an op that it takes however much it does: no change."""
 
     def __bool__(self) -> bool:
-        return replace(self, layers=None, memory_limit=None, links=()) != Wishes()
+        return replace(self, layers=None, memory_limit=None, links=(), wgrad_share=None, fixed_share=None) != Wishes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +136,14 @@ def verified(analysis: Analysis, predictions: Predictions, most: int | None = No
 
 
 def study_of(analysis: Analysis, wishes: Wishes) -> Study:
-    """The study behind predictions, with the layers, links and the limit of memory of ``wishes``.
+    """The study behind predictions, with what ``wishes`` has that is no change: layers, links, shares, the limit of memory.
 
     Raises:
-        PptraceError: the run has no whole step, or the layers do not fit it; the message is one line.
+        PptraceError: the run has no whole step, or the layers or shares do not fit it; the message is one line.
     """
+    for option, share in (("--wgrad-share", wishes.wgrad_share), ("--fixed-share", wishes.fixed_share)):
+        if share is not None:
+            require_number(option, share, "a part of an op", 1)
     if wishes.memory_limit is not None:
         require_whole("--memory-limit", wishes.memory_limit, 1)
     latencies = latencies_of(wishes.links)
@@ -143,7 +151,10 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
         reasons = sorted({link.fit_reason or "" for link in wishes.links})
         raise PptraceError(f"--links: no latency could be fitted to a link of that run: {'; '.join(reasons)}")
     layers = _layers(analysis, wishes)
-    study = study_run(analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies)
+    assumed = Assumed(wishes.wgrad_share, wishes.fixed_share)
+    study = study_run(
+        analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed
+    )
     volume = analysis.data.volume
     return study if volume is None else replace(study, sequences=volume.facts.microbatch_size)
 
@@ -191,7 +202,7 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         microbatches=wishes.microbatches,
         microbatch_size=wishes.microbatch_size or 1.0,
         split=wishes.split,
-        ideals=tuple(map(parse_ideal, wishes.ideals)),
+        ideals=tuple(map(parse_ideal, dict.fromkeys(wishes.ideals))),
         link_speed=wishes.link_speed or 1.0,
         placement=wishes.placement,
         prefetch=wishes.prefetch,
@@ -203,7 +214,9 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
         if schedule == ALL:
             every = all_schedules(study, change)
             if not every:
-                raise UsageError(f"--schedule all: no schedule of the catalogue has such a plan ({others})")
+                raise UsageError(
+                    f"--schedule all: no schedule of the catalogue has such a plan ({others}) of a size that all are tried with"
+                )
             yield from ((_joined(name, others), one) for name, one in every)
         else:
             registry.get(schedule)
@@ -220,7 +233,7 @@ def _require_legal(wishes: Wishes, study: Study) -> None:
             require_whole(f"--{name}", size, least)
     for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
         if value is not None:
-            require_number(option, value, "times today's", _MOST_TIMES)
+            require_number(option, value, "how many times as much as today", _MOST_TIMES)
             if value <= 0:
                 raise UsageError(f"{option} is {value:g}; expected more than 0")
             if value < _LEAST_TIMES:
@@ -250,7 +263,7 @@ def _name(wishes: Wishes) -> str:
         f"links {wishes.link_speed:g} times as fast" if wishes.link_speed else "",
         f"placement {_commas(wishes.placement)}" if wishes.placement else "",
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
-        *(f"ideal {name}" for name in wishes.ideals),
+        *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
     ]
     return ", ".join(part for part in parts if part)
 

@@ -16,6 +16,7 @@ from pptrace.analysis.links.network import read_rate
 from pptrace.analysis.result import Report
 from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
@@ -27,15 +28,13 @@ if TYPE_CHECKING:
 
 
 @click.command(name="analyze")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the report as JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML report.")
-@click.option("--csv", "csv_dir", type=click.Path(path_type=Path), help="Write the tables as CSV into a directory.")
-@click.option(
-    "--parquet", "parquet_dir", type=click.Path(path_type=Path), help="Write the tables as Parquet into a directory."
-)
-@click.option("--perfetto", "perfetto_file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML report.")
+@click.option("--csv", "csv_dir", type=GIVEN_PATH, help="Write the tables as CSV into a directory.")
+@click.option("--parquet", "parquet_dir", type=GIVEN_PATH, help="Write the tables as Parquet into a directory.")
+@click.option("--perfetto", "perfetto_file", type=GIVEN_PATH, help="Write a trace for ui.perfetto.dev.")
 @click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")

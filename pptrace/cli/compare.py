@@ -11,18 +11,19 @@ from pptrace.analysis.compare.compare import ComparedRun, compare_runs
 from pptrace.analysis.compare.result import Comparison
 from pptrace.api.compare import RunComparison
 from pptrace.cli.output import Outputs
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.ingest.inputs.resolve import require_path
 from pptrace.workflow.compare import read_compared
 
 
 @click.command(name="compare")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=GIVEN_PATH)
+@click.argument("b", type=GIVEN_PATH)
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the comparison as JSON ('-': to stdout, nothing else)."
 )
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--all", "show_all", is_flag=True, help="Print every part and every warning.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
 def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, show_all: bool, jobs: int | None) -> None:

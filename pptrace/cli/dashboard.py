@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from pptrace.cli.paths import GIVEN_PATH
+
 
 @click.command(name="dashboard", short_help="Look at traces in a browser.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--compare", "other", type=click.Path(path_type=Path), help="A second run to compare with: B, PATHS being A."
-)
+@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
+@click.option("--compare", "other", type=GIVEN_PATH, help="A second run to compare with: B, PATHS being A.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, type=int, help="Port to listen on; 0 takes a free one.")
 @click.option(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.report.live import cost_lines, step_line
 from pptrace.workflow.live.follow import LiveRun, require_live, status_of
 
@@ -16,7 +17,7 @@ _POLL_S = 0.2
 
 
 @click.command(name="live", short_help="Print each step of a run that goes on.")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=GIVEN_PATH)
 @click.option(
     "--format",
     "form",

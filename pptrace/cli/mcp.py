@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import PptraceError
 
 
 @click.command(name="mcp", short_help="Answer an assistant about traces.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
 def command(paths: tuple[Path, ...]) -> None:
     """Let an assistant ask about PATHS through the Model Context Protocol on stdin and stdout.
 

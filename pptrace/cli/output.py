@@ -37,12 +37,15 @@ class Outputs:
     """The requested outputs by option: {"--json": a file, "-" for stdout, or None}.
 
     Raises:
-        UsageError: more than one output is stdout.
+        UsageError: more than one output is stdout, or one has no name.
     """
 
     targets: Mapping[str, str | Path | None]
 
     def __post_init__(self) -> None:
+        for option, target in self.targets.items():
+            if target == "":
+                raise UsageError(f"{option}: the name is empty; expected that of a file, or - for stdout")
         if len(both := self._for_stdout()) > 1:
             raise UsageError(f"{' - and '.join(both)} -: stdout can take one of them; give files for the others")
 

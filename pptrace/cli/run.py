@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import PptraceError, UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 @click.option("--nnodes", type=int, default=1, show_default=True, help="Nodes; run this command on each.")
 @click.option("--node-rank", type=int, default=None, help="This node's number, from 0; with --nnodes.")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the first node listens; with --nnodes.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Run directory [default: pptrace_runs/TIME-SCRIPT]."
-)
+@click.option("-o", "--output", type=GIVEN_PATH, help="Run directory [default: pptrace_runs/TIME-SCRIPT].")
 @click.option(
     "--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="Profiler that records."
 )

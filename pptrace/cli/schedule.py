@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
 from pptrace.cli.output import Outputs, option
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
 from pptrace.report.tables.table import ReportTable
@@ -54,7 +55,7 @@ def list_schedules() -> None:
 @click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
 @click.option("--with-comms", is_flag=True, help="With sends and receives.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a picture as a single HTML file.")
 def show(name: str, **options: Any) -> None:
     """Show what each rank does, and what bubble that leaves."""
     _show(name, ShowOptions(**options))
@@ -115,7 +116,7 @@ def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **optio
     outputs = Outputs({"--csv": csv_file})
     sizes = Sizes(**{entry.name: options[entry.name] for entry in fields(Sizes)})
     costs = MillisecondCosts(**{entry.name: options[entry.name] for entry in fields(MillisecondCosts)})
-    step = simulate_or_draw(schedule, sizes, costs)
+    step = simulate_or_draw(schedule, sizes, costs, outputs)
     shown = _ranks(ranks, step.plan)
     explained = explain_plan(step.simulation, _slots)
     outputs.write({"--csv": lambda: explained_csv([explained[rank] for rank in shown], _slots)})
@@ -143,12 +144,14 @@ def _idle(simulation: Simulation) -> ReportTable | None:
     return idle_table(simulation, _slots, "slots")
 
 
-def simulate_or_draw(schedule: str, sizes: Sizes, costs: MillisecondCosts) -> SimulatedStep:
-    """Simulate one step; of a plan that deadlocks, the grid is printed before the error ends the command."""
+def simulate_or_draw(schedule: str, sizes: Sizes, costs: MillisecondCosts, outputs: Outputs) -> SimulatedStep:
+    """Simulate one step; of a plan that is unsound, the grid is printed before the error ends the command, unless stdout is
+    for an output.
+    """
     try:
         return simulate_as(schedule, sizes, costs, spell=option)
     except ScheduleError as err:
-        if err.grid:
+        if err.grid and not outputs.take_stdout:
             click.echo(err.grid)
         raise
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pptrace.api.simulate import MillisecondCosts, Sizes
 from pptrace.cli.output import Outputs, option
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
 from pptrace.garbage import paused_gc
@@ -45,7 +46,7 @@ EVERY = "all"
 )
 @click.option("--json", "json_file", metavar="FILE|-", help="Write JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a picture as a single HTML file.")
 def command(schedule: str, **options: Any) -> None:
     """Simulate a schedule: a name of the catalogue, or a CSV of actions.
 
@@ -126,7 +127,7 @@ def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
         raise UsageError(f"{schedule}: several schedules make a table; add --sweep")
     if options.costs_of not in (None, "action"):
         raise UsageError(f"--costs-of {options.costs_of} needs --sweep; a single simulation has costs of one action")
-    step = simulate_or_draw(schedule, options.sizes, options.costs)
+    step = simulate_or_draw(schedule, options.sizes, options.costs, outputs)
     outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=options.with_ops), "--html": step.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from pptrace.api.sweep import SweepArguments, grid_of
 from pptrace.cli.output import Outputs, option
+from pptrace.errors import UsageError
+from pptrace.model.wording import counted
 from pptrace.report.sweep.columns import sweep_csv, sweep_object
 from pptrace.report.sweep.table import sweep_text
 from pptrace.report.to_json import dump
@@ -17,7 +19,11 @@ from pptrace.simulator.sweep.run import OnPoints, Sweep, run_sweep
 
 
 def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) -> None:
-    """Simulate what is asked for, write the outputs, and print the table where none of them is stdout."""
+    """Simulate what is asked for, write the outputs, and print the table where none of them is stdout.
+
+    Raises:
+        UsageError: no combination has a plan; the outputs, which say why of each, are there.
+    """
     grid = grid_of(schedules, wanted, option)
     with _bar(grid.num_points) as on_points:
         swept = run_sweep(grid, on_points)
@@ -31,6 +37,9 @@ def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) ->
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(sweep_text(swept, console.width))
+    if not swept.simulated:
+        size = counted(len(swept.refused), "combination")
+        raise UsageError(f"--sweep: none of {size} has a plan, such as {swept.refused[0].refused}; give other sizes")
 
 
 def _page(swept: Sweep) -> str:

@@ -13,20 +13,21 @@ from rich.console import Console
 from pptrace.analysis.whole_run import Link
 from pptrace.api.whatif import Wishes, predict_changes
 from pptrace.cli.output import Outputs
+from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
-from pptrace.errors import UsageError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
 from pptrace.workflow.load import load
 
 
 @click.command(name="whatif")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
 @click.option(
     "--schedule",
     "schedules",
     multiple=True,
-    metavar="NAME|all",
-    help="With this schedule; all: every one of the catalogue.",
+    metavar="NAME,NAME|all",
+    help="With this schedule, or each of several; all: every one of the catalogue.",
 )
 @click.option("--chunks", type=int, help="With this number of virtual stages per rank.")
 @click.option("--microbatches", type=int, help="With this number of microbatches in a step, of today's size.")
@@ -43,11 +44,23 @@ from pptrace.workflow.load import load
 @click.option(
     "--links",
     "links_path",
-    type=click.Path(path_type=Path),
+    type=GIVEN_PATH,
     metavar="PATH",
     help="Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
 )
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
+@click.option(
+    "--wgrad-share",
+    type=float,
+    metavar="X",
+    help="W's part of a full B, where the run has no W: no change [default: 0.5].",
+)
+@click.option(
+    "--fixed-share",
+    type=float,
+    metavar="X",
+    help="The part of an op that it takes however much it does: no change [default: 0, in the interval to 0.06].",
+)
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
 @click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
 @click.option(
@@ -59,7 +72,7 @@ from pptrace.workflow.load import load
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
 )
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write the plan of the advised change as torch's CSV.")
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML page.")
+@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 def command(paths: tuple[Path, ...], **options: Any) -> None:
@@ -84,6 +97,8 @@ class WhatIfOptions:
     link_speed: float | None
     links_path: Path | None
     layers: str | None
+    wgrad_share: float | None
+    fixed_share: float | None
     placement: str | None
     prefetch: int | None
     memory_limit: str | None
@@ -98,26 +113,28 @@ class WhatIfOptions:
     @property
     def wishes(self) -> Wishes:
         return Wishes(
-            self.schedules,
+            tuple(name for text in self.schedules for name in text.split(",")),
             self.chunks,
             self.microbatches,
             self.microbatch_size,
             _numbers("--split", self.split),
             self.ideals,
             self.link_speed,
-            _numbers("--placement", self.placement),
+            _numbers("--placement", self.placement, "3,2,1,0"),
             self.prefetch,
             _numbers("--layers", self.layers),
             _bytes("--memory-limit", self.memory_limit),
+            wgrad_share=self.wgrad_share,
+            fixed_share=self.fixed_share,
         )
 
 
-def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+def _numbers(option: str, text: str | None, example: str = "5,5,5,3") -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as 5,5,5,3")
+        raise UsageError(f"{option} {text}: expected whole numbers with commas between them, such as {example}")
     return tuple(map(int, parts))
 
 
@@ -151,3 +168,5 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(whatif_text(predictions.result, console.width))
+    if predictions.result.today is None:
+        raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")

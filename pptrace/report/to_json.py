@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Blame, CriticalPath
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
-from pptrace.simulator import IdleCause, SimulatedRank, Simulation, idle_by_cause
+from pptrace.simulator import IdleCause, MessageEnd, SimulatedRank, Simulation, idle_by_cause, messages_of
 
 if TYPE_CHECKING:
     from pptrace.analysis.compare.result import Comparison
@@ -139,7 +140,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
-    plan = simulation.plan
+    plan, messages = simulation.plan, _messages_of_ranks(simulation) if with_ops else {}
     return {
         "schema": SIMULATION_SCHEMA,
         "schedule": plan.name,
@@ -150,10 +151,20 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
         "bubble_ratio": simulation.bubble_ratio,
         "bubble_share": simulation.bubble_share,
         "ranks": [
-            _simulated_rank(rank, idle, with_ops)
+            _simulated_rank(rank, idle, with_ops) | messages.get(rank.rank, {})
             for rank, idle in zip(simulation.ranks, idle_by_cause(simulation), strict=True)
         ],
     }
+
+
+def _messages_of_ranks(simulation: Simulation) -> dict[int, dict[str, Any]]:
+    """The ends of messages at each rank, in the order in which they were sent; {} where messages had rules of their own."""
+    if simulation.costs is None:
+        return {}
+    of_ranks: dict[int, list[dict[str, Any]]] = {rank.rank: [] for rank in simulation.ranks}
+    for end in sorted(messages_of(simulation, simulation.costs), key=attrgetter("start_ns", "match")):
+        of_ranks[end.rank].append({name: getattr(end, name) for name in MessageEnd.__slots__ if name != "rank"})
+    return {rank: {"messages": ends} for rank, ends in of_ranks.items()}
 
 
 def whatif_object(result: WhatIf) -> dict[str, Any]:

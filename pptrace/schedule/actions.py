@@ -135,6 +135,9 @@ _set_kind, _set_stage, _set_microbatch, _set_chunk, _set_phase, _set_parts = (
 _SIMPLE = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,9})", re.ASCII)
 _OVERLAP = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", re.ASCII)
 
+_MOST_QUOTED = 40
+"""Characters of a text that is no action which an error quotes."""
+
 
 def parse_action(text: str) -> Action:
     """Read one action; the whole text must match, so ``1F0xyz`` is an error.
@@ -153,7 +156,8 @@ def parse_action(text: str) -> Action:
         if parts[0].kind is not Kind.F or parts[1].kind not in (Kind.B, Kind.I):
             raise ScheduleError(f"{text!r} is not an action: OVERLAP_F_B takes a forward and then a backward")
         return Action(Kind.OVERLAP_F_B, parts[0].stage, parts[0].microbatch, parts=parts)
-    raise ScheduleError(f"{text!r} is not an action; expected stage, kind, microbatch, such as '2F0' or '3SEND_B1'")
+    quoted = repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…")
+    raise ScheduleError(f"{quoted} is not an action; expected stage, kind, microbatch, such as '2F0' or '3SEND_B1'")
 
 
 def _example(kind: Kind) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.replay import replay
+
+_NO_SCHEDULE = (
+    "; a schedule has one row per rank, as `pptrace schedule show NAME --csv FILE` writes it, and tables of ops are for "
+    "`pptrace analyze`"
+)
+"""Advice on a file whose first cell is no action."""
 
 
 def to_rows(plan: Plan) -> list[list[str]]:
@@ -33,8 +40,10 @@ def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan
     """A plan from cells. Phases are tagged by order, as :func:`pptrace.schedule.phases.tag_phases` says.
 
     Raises:
-        ScheduleError: a cell that is no action, or cells that make no plan; the message names row and column.
+        ScheduleError: a cell that is no action, or cells that make no plan; the message begins with ``where`` (else the name),
+            and names row and column.
     """
+    where = where or name
     parsed: list[list[Action]] = []
     for row_number, row in enumerate(rows, 1):
         actions = []
@@ -44,9 +53,10 @@ def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan
             try:
                 actions.append(parse_action(cell.strip()))
             except ScheduleError as err:
-                raise ScheduleError(f"{where or name}: row {row_number}, cell {column}: {err}") from None
+                hint = "" if actions or any(parsed) else _NO_SCHEDULE
+                raise ScheduleError(f"{where}: row {row_number}, cell {column}: {err}{hint}") from None
         parsed.append(actions)
-    return tag_phases(make_plan(name, parsed))
+    return tag_phases(replace(make_plan(where, parsed), name=name))
 
 
 def from_csv(text: str, name: str = "custom", where: str = "") -> Plan:

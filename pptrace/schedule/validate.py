@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Key, Kind
@@ -13,7 +14,18 @@ from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.needs import needs_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Blocked, replay
-from pptrace.schedule.text import draw
+from pptrace.schedule.text import draw, read_csv
+
+
+def read_sound_csv(path: Path) -> Plan:
+    """A plan from a CSV file of torch's, checked.
+
+    Raises:
+        ScheduleError: as :func:`pptrace.schedule.text.read_csv` and :func:`validate`; the message begins with the path.
+    """
+    plan = read_csv(path)
+    validate(replace(plan, name=str(path)))
+    return plan
 
 
 def validate(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from pptrace.schedule.replay_table import Replays, makespans, rank_ends, rank_ends_of_mixtures, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.idle import IdleCause, IdlePart, idle_by_cause, idle_parts
+from pptrace.simulator.messages import MessageEnd, messages_of
 from pptrace.simulator.phase_lengths import phase_lengths
 from pptrace.simulator.simulation import SimulatedRank, Simulation, peak_inflight, simulate
 
@@ -11,12 +12,14 @@ __all__ = [
     "Costs",
     "IdleCause",
     "IdlePart",
+    "MessageEnd",
     "Replays",
     "SimulatedRank",
     "Simulation",
     "idle_by_cause",
     "idle_parts",
     "makespans",
+    "messages_of",
     "peak_inflight",
     "phase_lengths",
     "rank_ends",

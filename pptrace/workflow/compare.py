@@ -7,6 +7,7 @@ from pathlib import Path
 from pptrace.analysis.compare.compare import ComparedRun
 from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
+from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.undisturbed import op_times
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
@@ -43,6 +44,7 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         report.warnings,
         core_wait,
         op_times(analysis.costs),
+        recording_of(report.steps, analysis.costs),
     )
 
 

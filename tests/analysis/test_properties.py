@@ -131,7 +131,7 @@ _TEXTS = ("title", "detail", "verdict", "warnings", "offsets_ns")
 
 
 def exported(step: pptrace.SimulatedStep, form: str, p2p_ns: int, folder: Path) -> Path:
-    """A simulated step as a file; messages are in tables where they take time."""
+    """A simulated step as a file; messages are in it where they take time, and in JSON always."""
     path = folder / f"ops.{form}"
     if form == "json":
         step.to_json(path, ops=True)
@@ -195,7 +195,7 @@ def test_a_simulated_run_has_no_cause_but_its_schedule(name: str, form: str, tmp
     assert {finding.evidence["cause"] for finding in report.findings} <= {"structural"}
 
 
-@pytest.mark.parametrize(("name", "form"), cases(TABLES))
+@pytest.mark.parametrize(("name", "form"), cases(FORMATS))
 def test_with_messages_that_take_time_communication_is_the_only_other_cause(
     name: str, form: str, tmp_path: Path
 ) -> None:

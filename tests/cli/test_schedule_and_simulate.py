@@ -74,6 +74,38 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rank,kind\n0,F\n", "row 1, cell 1: 'rank' is not an action"),
+        (f"{'x' * 5000}\n", f"'{'x' * 40}…' is not an action"),
+        ("0F0,1F0\n0B0\n", "stage 0 has actions on rank 0 and on rank 1"),
+        ("0F0,0B0\n1F0\n", "stage 1, microbatch 0 has F; expected F and B"),
+        ("", "no compute action in any of 0 rows"),
+    ],
+)
+def test_a_csv_that_is_no_schedule_is_refused_in_one_line_that_begins_with_its_path(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(text, encoding="utf-8")
+    for output in ((), ("--json", "-")):
+        ended = pptrace_here("simulate", file, *output)
+        line = one_line(ended, 1)
+        assert line.startswith(f"pptrace: {file}: ")
+        assert words in line
+        assert len(line) < len(str(file)) + 400
+    assert ended.out == ""
+
+
+def test_a_csv_without_any_action_is_told_from_a_schedule_with_a_wrong_cell(tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text("rank,kind\n0,F\n", encoding="utf-8")
+    assert "tables of ops are for `pptrace analyze`" in one_line(pptrace_here("simulate", file), 1)
+    file.write_text("0F0,oB0\n", encoding="utf-8")
+    assert "tables of ops" not in one_line(pptrace_here("simulate", file), 1)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
@@ -192,3 +224,11 @@ def test_one_rank_of_an_explained_plan_is_shown_with_the_sums_of_all(tmp_path: P
     assert "--rank 2: mine has the ranks 0 to 1" in one_line(
         pptrace_here("schedule", "explain", file, "--rank", "2"), 2
     )
+
+
+def test_a_sweep_in_which_every_combination_is_refused_is_wrong_usage_after_its_table() -> None:
+    shape = ("gpipe,zbv", "--sweep", "--pp", "4", "--microbatches", "2,4", "--chunks", "3")
+    ended = pptrace_here("simulate", *shape)
+    assert "--sweep: none of 4 combinations has a plan, such as gpipe: 3 chunks" in one_line(ended, 2)
+    assert "4 combinations: 0 simulated, 4 refused" in ended.out
+    assert pptrace_here("simulate", *shape[:-1], "1,2").code == 0

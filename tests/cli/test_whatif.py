@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.analysis.whatif import study
 from tests.support.programs import one_line, pptrace_here
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,19 @@ def test_all_options_together_are_one_scenario() -> None:
     )
 
 
+def test_schedules_with_commas_between_them_are_a_scenario_each_and_an_ideal_counts_once() -> None:
+    options = ("--schedule", "gpipe,zb-h1", "--schedule", "zbv", "--ideal", "jitter", "--ideal", "jitter")
+    scenarios = json.loads(pptrace_here("whatif", SAMPLE, *options, "--json", "-").out)["scenarios"]
+    assert {one["schedule"] for one in scenarios} == {"gpipe", "zb-h1", "zbv"}
+    assert [one["ideal"] for one in scenarios] == [["jitter"]] * 3
+    assert all(one["name"].count("jitter") == 1 for one in scenarios)
+
+
+def test_ranks_in_the_order_of_today_are_no_change() -> None:
+    result = json.loads(pptrace_here("whatif", SAMPLE, "--placement", "0,1", "--json", "-").out)
+    assert result["scenarios"][0]["span_ns"] == result["today"]["span_ns"]
+
+
 def test_the_best_change_is_run_in_real_processes_and_no_other() -> None:
     scenarios = json.loads(pptrace_here("whatif", SAMPLE, "--verify", "--json", "-").out)["scenarios"]
     best = next(one for one in scenarios if not one["ideal"])
@@ -92,9 +106,12 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
     [
         (("--split", "1,x"), 2, "--split 1,x: expected whole numbers"),
         (("--layers", "9,1"), 2, "--layers 9,1: the trace tells "),
+        (("--placement", "x"), 2, "--placement x: expected whole numbers with commas between them, such as 3,2,1,0"),
         (("--split", "1,1,1"), 2, "expected 2, the layers of each stage of 1f1b"),
         (("--ideal", "luck"), 2, "--ideal luck: expected stage=N"),
         (("--memory-limit", "80XB"), 2, "--memory-limit 80XB: expected a size such as 80GB"),
+        (("--wgrad-share", "1.5"), 2, "--wgrad-share is 1.5; expected a part of an op, from 0 to 1"),
+        (("--fixed-share", "nan"), 2, "--fixed-share is nan; expected a part of an op, from 0 to 1"),
         (("--prefetch", "-1"), 2, "--prefetch is -1; expected at least 0"),
         (("--schedule", "zbv", "--chunks", "3"), 2, "zbv: 3 chunks per rank"),
         (("--step", "99"), 2, "step 99: the trace has no such step"),
@@ -102,3 +119,12 @@ def test_a_page_shows_the_table_and_both_replays(tmp_path: Path) -> None:
 )
 def test_wrong_usage_is_one_line(options: tuple[str, ...], code: int, words: str) -> None:
     assert words in one_line(pptrace_here("whatif", SAMPLE, *options), code)
+
+
+def test_a_run_that_nothing_can_be_predicted_from_is_an_error_after_what_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study, "MOST_ERROR", -1.0)
+    ended = pptrace_here("whatif", SAMPLE, "--schedule", "all", "--json", "-")
+    assert "nothing is predicted: the replay of this run is " in one_line(ended, 1)
+    assert json.loads(ended.out)["scenarios"] == []

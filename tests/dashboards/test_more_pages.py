@@ -20,6 +20,7 @@ from dashboards.app import create_app
 from dashboards.pages import bubbles, communication, compare, experts, hang, memory, overview, stages, steps, try_change
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
+from pptrace.analysis.compare.result import PartChange
 from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable
@@ -327,3 +328,17 @@ def _without_counts(report: Report) -> Report:
     assert report.experts is not None
     layers = tuple(replace(layer, routes=None) for layer in report.experts.layers)
     return replace(report, experts=replace(report.experts, layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("marks", "words"),
+    [
+        ((True, None), "coloured: by more than chance"),
+        ((None, None), "not known whether by more than chance"),
+        ((None, False), "not known whether by more than chance"),
+        ((False, False), "none by more than chance can explain"),
+        ((), "none by more than chance can explain"),
+    ],
+)
+def test_parts_of_which_it_is_not_known_are_not_called_chance(marks: tuple[bool | None, ...], words: str) -> None:
+    assert compare._note_of([PartChange("bubble", {}, 1, 2, 1, mark) for mark in marks]) == words

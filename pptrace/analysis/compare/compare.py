@@ -20,6 +20,7 @@ from pptrace.analysis.compare.bootstrap import (
 from pptrace.analysis.compare.facts import Facts, differing
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, Series, StepFigures
 from pptrace.analysis.compare.matching import match_figures, unmatched_names
+from pptrace.analysis.compare.recording import RecordedApart, Recording
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
@@ -38,7 +39,7 @@ class ComparedRun:
     """One run as far as it is compared; ``warnings`` are lines about it.
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
-    ``op_times`` are those of the ops of its plan, None where it has none.
+    ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
     """
 
     figures: StepFigures
@@ -48,6 +49,7 @@ class ComparedRun:
     warnings: tuple[str, ...] = ()
     core_wait: float | None = None
     op_times: OpTimes | None = None
+    recording: Recording | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -70,7 +72,8 @@ def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
     span_a, span_b, note = _lengths(a.figures, b.figures)
     lengths = undisturbed or (a.typical(span_a), b.typical(span_b))
     span = _span_change(*lengths, is_undisturbed=undisturbed is not None)
-    parts = _part_changes(a, b, is_undisturbed=undisturbed is not None)
+    apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
+    parts = _part_changes(a, b, apart, is_undisturbed=undisturbed is not None)
     verdict = _verdict(span)
     warnings = (
         *_too_few(a, b),
@@ -78,6 +81,7 @@ def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
         *(() if undisturbed is not None else note),
         *_other_ranks(a, b),
         *_not_compared(a, b),
+        *(() if apart is None else apart.lines()),
         *_of_runs(a, b),
     )
     counts = StepCounts(a.figures.num_steps, b.figures.num_steps)
@@ -122,10 +126,13 @@ def _verdict(span: SpanChange) -> ChangeVerdict:
     return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
 
 
-def _part_changes(a: ComparedRun, b: ComparedRun, is_undisturbed: bool) -> tuple[PartChange, ...]:
+def _part_changes(
+    a: ComparedRun, b: ComparedRun, apart: RecordedApart | None, is_undisturbed: bool
+) -> tuple[PartChange, ...]:
     """The parts that are known in whole steps of both runs and not 0 in both, largest change first.
 
-    With ``is_undisturbed`` what ops compute is that of the least disturbed steps.
+    Of parts that may differ by what was recorded it is not known whether they do. With ``is_undisturbed`` what ops compute is
+    that of the least disturbed steps.
     """
     matched = match_figures(a.figures, b.figures, a.schedule == b.schedule)
     known = [(part, _known(part.a), _known(part.b)) for part in matched]
@@ -134,7 +141,10 @@ def _part_changes(a: ComparedRun, b: ComparedRun, is_undisturbed: bool) -> tuple
         for part, of_a, of_b in known
         if _shows(of_a, of_b)
     ]
-    found = [difference(of_a, of_b) for _, of_a, of_b in typical]
+    found = [
+        None if apart is not None and apart.hides(part.name, part.place) else difference(of_a, of_b)
+        for part, of_a, of_b in typical
+    ]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
     changes = [
         PartChange(

@@ -33,7 +33,8 @@ class SpanChange:
 class PartChange:
     """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
 
-    ``significant``: it differs by more than chance, the number of parts allowed for; None with too few steps to tell.
+    ``significant``: it differs by more than chance, the number of parts allowed for; None with too few steps to tell,
+    or where what was recorded differs.
     """
 
     name: str

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W
-from pptrace.analysis.whatif.stage_map import StageMap, stage_map
+from pptrace.analysis.whatif.stage_map import StageMap, most_in_ends, stage_map
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, get, shape_for
-from pptrace.schedule.shape import OpCosts
+from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import to_rows
 
 _KINDS = [F, BACKWARD, W]
+_PARTS_IN_ENDS = (0.25, 0.5, 0.75, 1.0)
+_MOST_FORWARDS = 200_000
+"""Larger plans are not predicted, unless the run has as large a one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,20 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
     """The plan after a change of a run that has a schedule of the catalogue, or another one (which keeps its plan).
 
     Raises:
-        ShapeError: the schedule has no plan of this size, or more stages than the model has layers.
+        ShapeError: the schedule has no plan of this size, or one that is too large, or more stages than the model has layers;
+            receives cannot be posted so far ahead.
         UsageError: the run's own schedule is none of the catalogue, and its size changes.
     """
-    if change.keeps_plan:
-        return costs.plan
+    plan = costs.plan if change.keeps_plan else _other_plan(change, schedule, costs)
+    most = max(map(len, plan.ranks))
+    if change.prefetch is not None and change.prefetch >= most:
+        raise ShapeError(
+            f"--prefetch {change.prefetch}: a rank of {plan.name} runs {most} ops; expected less than that"
+        )
+    return plan
+
+
+def _other_plan(change: Change, schedule: str, costs: StageCosts) -> Plan:
     name = change.schedule or schedule
     if name not in SCHEDULES and change.schedule is None:
         raise UsageError(
@@ -75,6 +88,7 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
         group_of(plan, name, change.microbatches or plan.num_microbatches) if name == schedule else None,
         costs=op_costs(costs, change, name) if entry.searches else None,
     )
+    _require_size(shape, name, plan)
     changed = entry.build_shape(shape).compute_only()
     if costs.layers is not None and changed.chain_length > max(sum(costs.layers), costs.num_stages):
         raise ShapeError(
@@ -82,6 +96,20 @@ def plan_of(change: Change, schedule: str, costs: StageCosts) -> Plan:
             "layers; expected at least one for each stage"
         )
     return changed
+
+
+def _require_size(shape: Shape, name: str, measured: Plan) -> None:
+    """Refuse plans that would take minutes and are larger than that of the run.
+
+    Raises:
+        ShapeError: it is one of these.
+    """
+    forwards = shape.pp * shape.num_chunks * shape.num_microbatches
+    if forwards > max(_MOST_FORWARDS, measured.num_stages * measured.num_microbatches):
+        raise ShapeError(
+            f"{name}: {shape.num_microbatches} microbatches on {shape.pp} ranks are {forwards:,} forwards; expected at most "
+            f"{_MOST_FORWARDS:,}, as larger plans take minutes to predict; a step repeats itself long before that"
+        )
 
 
 def group_of(plan: Plan, name: str, num_microbatches: int) -> int | None:
@@ -134,18 +162,41 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
     Raises:
         UsageError: the split does not fit the schedule or the model.
     """
-    measured = costs.layers or (1,) * costs.num_stages
-    usual, split = costs.typical(), change.split
+    measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
+    return stage_map(costs.typical(), measured, wanted)
+
+
+def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
+    """The same with a quarter, a half, … and all of what one of two measured stages takes beyond the other in its embedding or
+    head; none of other runs.
+
+    Two stages do not tell whether that is in their layers. A step may be shortest with a part of it there.
+    """
+    measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
+    ends = most_in_ends(costs.typical(), measured)
+    if ends is not None:
+        yield from (stage_map(costs.typical(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
+
+
+def _layers_before_and_after(
+    costs: StageCosts, change: Change, num_stages: int, name: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """(layers of each measured stage, of each of the ``num_stages``).
+
+    Raises:
+        UsageError: the split does not fit the schedule or the model.
+    """
+    measured, split = costs.layers or (1,) * costs.num_stages, change.split
     if split is None:
-        return stage_map(usual, measured, layers_of_stages(costs, num_stages))
+        return measured, layers_of_stages(costs, num_stages)
     wanted = f"--split {','.join(map(str, split))}"
     if len(split) != num_stages:
         raise UsageError(f"{wanted}: {len(split)} numbers; expected {num_stages}, the layers of each stage of {name}")
     if costs.layers is None:
-        return stage_map(usual, [sum(split) / costs.num_stages] * costs.num_stages, split)
+        return [sum(split) / costs.num_stages] * costs.num_stages, split
     if sum(split) != sum(costs.layers):
         raise UsageError(f"{wanted}: {sum(split)} layers; expected {sum(costs.layers)}, as the model has")
-    return stage_map(usual, measured, split)
+    return measured, split
 
 
 def layers_of_stages(costs: StageCosts, num_stages: int) -> tuple[float, ...]:

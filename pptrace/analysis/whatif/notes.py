@@ -19,8 +19,13 @@ _SOME_DELAY = 0.005
 
 def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     """Assumptions behind a prediction, a sentence each."""
+    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if plan.splits_backward and not costs.splits_backward:
-        yield "W is taken to be half of a B (0.4 to 0.6 in the interval)"
+        share = costs.assumed.weight_share
+        half = "half of a B (0.4 to 0.6 in the interval)"
+        yield f"W is taken to be {half if share is None else f'{share:g} of a B (--wgrad-share)'}"
+    if costs.assumed.fixed is not None and (does_other_parts or plan.splits_backward != costs.plan.splits_backward):
+        yield f"{costs.assumed.fixed:g} of what an op takes is taken to stay however much it does (--fixed-share)"
     if plan.chain_length != costs.num_stages:
         yield (
             "layers of a stage are taken to cost alike"
@@ -33,7 +38,8 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield (
             "layers of a stage are taken to cost alike; what the first and the last stage take beyond that is taken to stay there"
             if costs.num_stages >= FEWEST_STAGES
-            else "layers of a stage are taken to cost alike: of two stages embedding and head cannot be distinguished from them"
+            else "layers of a stage are taken to cost alike; of two stages embedding and head cannot be distinguished from them "
+            "(in the interval, what one takes beyond the other stays with it)"
         )
     if change.split is not None and costs.layers is None:
         yield "the run is taken to have as many layers in every stage"
@@ -45,7 +51,6 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "an overlapped pair is taken to cost what its halves cost one after the other"
     if _has_pairs(costs.plan) and not _has_pairs(plan):
         yield "each half of an overlapped pair is taken to have the part of it that ops of its stage have elsewhere"
-    does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if does_other_parts and _is_late(costs, _MUCH_DELAY):
         yield "ops are taken to begin as late as now, however much they do (in the interval, in proportion to it)"
     if change.prefetch is not None:
@@ -53,7 +58,7 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     if change.microbatch_size != change.link_speed and costs.num_stages > 1:
         yield _of_scaled_messages(costs)
     if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
-        yield "messages on links that the run did not use are taken to take what its messages usually do"
+        yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
 

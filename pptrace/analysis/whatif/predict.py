@@ -12,9 +12,9 @@ import numpy as np
 
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.whatif.change import Change, stage_map_of
+from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
-from pptrace.analysis.whatif.replay import Replayed, Target, changes_ops, replay
+from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
 from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
@@ -78,8 +78,14 @@ class Baseline:
         replays = {}
         for messaging in Messaging:
             with suppress(ScheduleError):
-                replays[messaging] = replay(self.costs, Target(self.costs.plan, identity_map(self.costs), messaging))
+                own = Target(self.costs.plan, identity_map(self.costs), messaging, graphs=self.graphs)
+                replays[messaging] = replay(self.costs, own)
         return replays
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """Graphs of the run's own plan that were made so far."""
+        return {}
 
     def _error_of(self, replayed: Replayed) -> float:
         return float(np.median(np.abs(replayed.spans - self.measured) / np.maximum(self.measured, 1)))
@@ -141,7 +147,8 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     others = () if change.prefetch is not None else baseline.other_messaging
-    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others)]
+    maps = other_stage_maps(baseline.costs, change, plan.chain_length, plan.name)
+    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others, maps)]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(typical(replayed.spans) * factor)
     return Prediction(
@@ -167,6 +174,8 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
+        fixed=costs.assumed.fixed or 0.0,
+        graphs=baseline.graphs if plan is costs.plan else {},
     )
     for ideal in change.ideals:
         costs = apply_ideal(costs, ideal)
@@ -185,24 +194,32 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
 
 
 def _variants(
-    costs: StageCosts, target: Target, replayed: Replayed, others: Iterable[Messaging] = ()
+    costs: StageCosts,
+    target: Target,
+    replayed: Replayed,
+    others: Iterable[Messaging] = (),
+    maps: Iterable[StageMap] = (),
 ) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
-    latency, where that is not known and would change the step; and the other ways in which the run may send and receive.
+    latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
+    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied.
     """
     yield costs, target, replayed
     for messaging in others:
         with suppress(ScheduleError):  # the plan cannot run to its end so
             other = replace(target, messaging=messaging)
             yield costs, other, replay(costs, other)
-    shares = () if costs.splits_backward or not target.plan.splits_backward else _WEIGHT_SHARES
+    is_known = costs.splits_backward or costs.assumed.weight_share is not None
+    shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
     assumed = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
-        assumed.append((costs, replace(target, fixed=_MOST_FIXED)))
+        assumed += [(costs, replace(target, fixed=_MOST_FIXED))] if costs.assumed.fixed is None else []
         assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         assumed.append((costs, replace(target, latency_share=1.0)))
+    if not target.stages.is_identity:
+        assumed += [(costs, replace(target, stages=stages)) for stages in maps]
     yield from ((*variant, replay(*variant)) for variant in assumed)
 
 

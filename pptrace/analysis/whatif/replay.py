@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,8 @@ from pptrace.schedule.replay import Replay
 from pptrace.simulator import Simulation
 
 _CELLS = 1 << 19
+Graphs = dict[tuple[Messaging, int], Graph]
+"""Graphs of one plan, by the way of its messages and how far ahead receives are posted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,8 @@ class Target:
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
     how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
     depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
-    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late.
+    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``graphs`` are
+    those of the plan that were made so far; targets with other assumptions share them.
     """
 
     plan: Plan
@@ -44,13 +48,17 @@ class Target:
     fixed: float = 0.0
     latency_share: float = 0.0
     scales_delays: bool = False
+    graphs: Graphs = field(default_factory=dict)
 
     @property
     def changes_messages(self) -> bool:
         return self.scale != self.link_speed
 
     def graph(self) -> Graph:
-        return make_graph(self.plan, self.messaging, self.prefetch)
+        key = (self.messaging, self.prefetch)
+        if key not in self.graphs:
+            self.graphs[key] = make_graph(self.plan, *key)
+        return self.graphs[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,12 +237,35 @@ class _Builder:
         return latency + (times - latency) * self.target.scale / self.target.link_speed
 
     def _of_messages(self, measured: Floats) -> Floats:
-        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan."""
+        """Values of the messages of stages, shape (windows, model stages, microbatches, 2), by message of the plan.
+
+        A message that goes where that of its stage went has its value, and another one that of a message of its link (of a link
+        without any, of its direction), in the order of microbatches: they vary as the measured ones do.
+        """
+        flat = measured.reshape(len(measured), -1)
+        values: Floats = flat[:, self._measured_messages]
+        values[:, self._measured_messages < 0] = 0.0
+        return values
+
+    @cached_property
+    def _measured_messages(self) -> npt.NDArray[np.int64]:
+        """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
         table = self.target.plan.table
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
-        output, (stage, source) = slots % len(Output), (part[slots // len(Output)] for part in self._cells)
-        has_links = self._has_measured_links
-        return measured[:, stage, source, output] if has_links else self._of_links(measured, output)
+        cells, output = slots // len(Output), slots % len(Output)
+        stage, source = (part[cells] for part in self._cells)
+        num_measured = self.costs.plan.num_microbatches
+        if self._has_measured_links:
+            return (stage * num_measured + source) * 2 + output
+        sender, reader = link_ends(self.target.plan, self.target.placement)
+        groups = _MeasuredGroups(self.costs)
+        places = np.full(len(slots), -1)
+        keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
+        in_order = np.argsort(cells % self.target.plan.num_microbatches, kind="stable")
+        for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
+            chosen = in_order[of_message.ravel()[in_order] == index]
+            places[chosen] = groups.take(len(chosen), (begin, end), direction)
+        return places
 
     @property
     def _has_measured_links(self) -> bool:
@@ -246,15 +277,34 @@ class _Builder:
             and self.target.placement is None
         )
 
-    def _of_links(self, measured: Floats, output: npt.NDArray[np.int64]) -> Floats:
-        """The usual time of each message's link in each window; of a link without messages that of all of its direction."""
-        links = self.costs.links()
-        sender, reader = link_ends(self.target.plan, self.target.placement)
-        flat = measured.reshape(len(measured), -1)
-        times = np.empty((len(measured), len(output)))
-        keys, of_message = np.unique(np.stack((sender, reader, output)), axis=1, return_inverse=True)
-        for index, (begin, end, direction) in enumerate(keys.T.tolist()):
-            cells = links.get((begin, end), links[direction])
-            chosen = of_message.ravel() == index
-            times[:, chosen] = np.median(flat[:, cells], axis=1, keepdims=True) if len(cells) else 0.0
-        return times
+
+class _MeasuredGroups:
+    """The measured messages of a stage on a link, by link and direction, and how often each such group was taken."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self._num_microbatches = costs.plan.num_microbatches
+        self._groups = {
+            key: [cells[self._stage(cells) == stage] for stage in np.unique(self._stage(cells))]
+            for key, cells in costs.links().items()
+        }
+        self._taken: Counter[int] = Counter()
+
+    def _stage(self, cells: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """A number of each cell's direction and stage."""
+        stage: npt.NDArray[np.intp] = cells // (2 * self._num_microbatches) * 2 + cells % 2
+        return stage
+
+    def take(self, count: int, link: tuple[int, int], direction: int) -> npt.NDArray[np.intp]:
+        """The places of so many messages in order, of the group of a link that was taken least; −1 where nothing was measured.
+
+        One that is taken again begins a message later, so that a slow message is not slow in two stages at once.
+        """
+        of_link = self._groups.get(link, self._groups[Output(direction)])
+        groups = [group for group in of_link if group[0] % 2 == direction] or of_link
+        if not groups:
+            return np.full(count, -1)
+        group = min(groups, key=lambda group: self._taken[int(group[0])])
+        shift = self._taken[int(group[0])]
+        self._taken[int(group[0])] += 1
+        places: npt.NDArray[np.intp] = group[(np.arange(count) * len(group) // count + shift) % len(group)]
+        return places

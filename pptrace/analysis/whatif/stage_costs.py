@@ -31,6 +31,20 @@ UNMATCHED = -1.0
 """The cost of a message of which only one end is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """Assumptions of a user where the run does not tell; None: the usual value, and the interval has others.
+
+    ``weight_share`` is the part of a full backward that is W's, ``fixed`` the part of an op that it takes however much it does.
+    """
+
+    weight_share: float | None = None
+    fixed: float | None = None
+
+
+NOTHING_ASSUMED = Assumed()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageCosts:
     """Costs in windows of steps, ns.
@@ -64,6 +78,7 @@ class StageCosts:
     weight_share: float = ASSUMED_WEIGHT_SHARE
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
+    assumed: Assumed = NOTHING_ASSUMED
 
     @property
     def num_stages(self) -> int:
@@ -279,6 +294,12 @@ def _split_whole_backwards(of_rows: _OfRows, work: Floats, inner: Floats) -> boo
         values[:, :, :, W] = np.where(is_whole, whole * share[:, np.newaxis], values[:, :, :, W])
         values[:, :, :, BACKWARD] = np.where(is_whole, whole * (1 - share[:, np.newaxis]), whole)
     return splits
+
+
+def with_assumed(costs: StageCosts, assumed: Assumed) -> StageCosts:
+    """The costs with what a user takes for granted."""
+    known = replace(costs, assumed=assumed)
+    return known if assumed.weight_share is None else with_weight_share(known, assumed.weight_share)
 
 
 def with_weight_share(costs: StageCosts, share: float) -> StageCosts:

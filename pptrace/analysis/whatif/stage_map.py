@@ -37,17 +37,20 @@ class StageMap:
         )
 
 
-def stage_map(typical: Floats, measured: Sequence[float], wanted: Sequence[float]) -> StageMap:
+def stage_map(
+    typical: Floats, measured: Sequence[float], wanted: Sequence[float], ends: Floats | None = None
+) -> StageMap:
     """Map measured stages to others.
 
     Args:
         typical: usual cost of each measured stage's ops, shape (stages, outputs).
         measured: layers of each measured stage.
         wanted: layers of each new stage, as many in all.
+        ends: as :func:`end_shares` has them, which are taken where none are given.
     """
     overlap = layer_overlap(measured, wanted)
     parts = overlap / np.array(measured, dtype=np.float64)
-    ends = end_shares(typical, measured)
+    ends = end_shares(typical, measured) if ends is None else ends
     shares = np.empty((typical.shape[1], *parts.shape))
     for output in range(typical.shape[1]):
         first, last = ends[:, output]
@@ -73,4 +76,15 @@ def end_shares(typical: Floats, layers: Sequence[float]) -> Floats:
     ends, counts = typical[[0, -1]], np.array([layers[0], layers[-1]])[:, np.newaxis]
     beyond = np.divide(ends - counts * of_layer, ends, out=np.zeros(ends.shape), where=ends > 0)
     shares: Floats = np.clip(beyond, 0.0, 1.0)
+    return shares
+
+
+def most_in_ends(typical: Floats, layers: Sequence[float]) -> Floats | None:
+    """:func:`end_shares` of two stages whose layers all cost the same: what one takes beyond the other's is its embedding or
+    head. None where there are not two.
+    """
+    if len(layers) != 2:
+        return None
+    works = np.array(layers)[:, np.newaxis] * (typical / np.array(layers)[:, np.newaxis]).min(axis=0)
+    shares: Floats = 1 - np.divide(works, typical, out=np.ones(typical.shape), where=typical > 0)
     return shares

@@ -27,8 +27,15 @@ from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, tar
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.split import best_split
-from pptrace.analysis.whatif.stage_costs import Latencies, StageCosts, stage_costs
-from pptrace.errors import PptraceError, ScheduleError
+from pptrace.analysis.whatif.stage_costs import (
+    NOTHING_ASSUMED,
+    Assumed,
+    Latencies,
+    StageCosts,
+    stage_costs,
+    with_assumed,
+)
+from pptrace.errors import PptraceError, ScheduleError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.wording import counted
 from pptrace.schedule.plan import Plan
@@ -151,13 +158,15 @@ def study_run(
     layers: tuple[int, ...] | None,
     memory_limit: int | None = None,
     latencies: Latencies = MappingProxyType({}),
+    assumed: Assumed = NOTHING_ASSUMED,
 ) -> Study:
     """The study of a run from its report, the costs of its whole steps by plan, its schedule and the layers of its stages.
 
-    ``latencies`` are those of links that are known from elsewhere.
+    ``latencies`` are those of links that are known from elsewhere, ``assumed`` is what a user takes for granted.
 
     Raises:
         PptraceError: there is no whole step with a plan.
+        UsageError: W's share is given of a run that measured it.
     """
     whole = [costs for costs in plans if len(costs.step)]
     if not whole:
@@ -186,7 +195,10 @@ def study_run(
         )
     known = {**latencies_of(report.links), **latencies}
     core_wait = fmean(wait.share for wait in report.core_waits) if report.core_waits else 0.0
-    baseline = Baseline(stage_costs(plan, costs, layers, known), measured, core_wait)
+    of_stages = stage_costs(plan, costs, layers, known)
+    if of_stages.splits_backward and assumed.weight_share is not None:
+        raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
+    baseline = Baseline(with_assumed(of_stages, assumed), measured, core_wait)
     warnings += _warning_of_waits(baseline)
     warnings += [*warnings_of_costs(baseline.costs), *_warnings_of_findings(report.findings)]
     if baseline.other_messaging:
@@ -303,7 +315,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     if costs.transfer.any():
         changes.append(("links twice as fast", Change(link_speed=2.0)))
     if study.baseline.messaging is not Messaging.AHEAD:
-        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in _PREFETCH_DEPTHS]
+        depths = [depth for depth in _PREFETCH_DEPTHS if depth < max(map(len, plan.ranks))]
+        changes += [(prefetch_name(depth), Change(prefetch=depth)) for depth in depths]
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))

@@ -1,8 +1,9 @@
 """Read ops in pptrace's JSON: ``pptrace simulate … --json FILE --ops`` and ``pptrace analyze … --json FILE --ops``.
 
-simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …] }, …], … }
+simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …][, "messages": [end, …]] }, …], … }
 report     = { "schema": "pptrace.report/1", "steps": [{ "step", "ranks": [{ "rank", "ops": [op, …] }, …] }, …], … }
 op         = { "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"[, "parts": [op, op]] }
+end        = { "kind", "direction", "stage", "microbatch", "peer", "start_ns", "end_ns", "match" }
 
 The ``parts`` of an op are the halves of an overlapped pair.
 """
@@ -17,8 +18,11 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.errors import TraceError
+from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.byte_source import unreadable
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.schedule.text import from_rows
+from pptrace.schedule.validate import validate
 
 _SCHEMA = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"pptrace\.(?:simulation|report)/1"')
 
@@ -27,8 +31,8 @@ def sniff_pptrace_json(start: bytes) -> bool:
     return _SCHEMA.match(start) is not None
 
 
-def read_pptrace_json(path: Path) -> pd.DataFrame:
-    """Read the ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`.
+def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:
+    """Read (tables of ops and messages with the columns of :mod:`pptrace.ingest.op_tables.rows`, facts of all ranks).
 
     Raises:
         TraceError: the file is damaged or was written without ops.
@@ -44,11 +48,39 @@ def read_pptrace_json(path: Path) -> pd.DataFrame:
         raise TraceError(
             f"{path}: a {document['schema']} without ops; expected them in it; write it with --ops as well"
         )
-    return pd.DataFrame(rows)
+    messages = list(_messages(document))
+    return [pd.DataFrame(part) for part in (rows, messages) if part], _plan(document)
+
+
+def _plan(document: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a simulation whose order its ops alone do not name: a searched one, or one by hand; else {}.
+
+    Ops that are no whole plan, as in a file that was edited, tell none.
+    """
+    name = str(document.get("schedule"))
+    entry = SCHEDULES.get(name)
+    if not _is_simulation(document) or (entry is not None and not entry.searches):
+        return {}
+    ranks = {str(rank.get("rank")): _objects(rank.get("ops")) for rank in _objects(document.get("ranks"))}
+    rows = [[_pair(op) or _cell(op) for op in ranks.get(str(number), [])] for number in range(len(ranks))]
+    name = name if entry is not None else "custom"
+    try:
+        validate(from_rows(rows, name))
+    except ScheduleError:
+        return {}
+    return {"plan": {"name": name, "rows": rows}}
+
+
+def _is_simulation(document: dict[str, Any]) -> bool:
+    return str(document["schema"]).startswith("pptrace.simulation")
+
+
+def _cell(op: dict[str, Any]) -> str:
+    return f"{op.get('stage')}{op.get('kind')}{op.get('microbatch')}"
 
 
 def _rows(document: Any) -> Iterator[dict[str, Any]]:
-    is_simulation = str(document["schema"]).startswith("pptrace.simulation")
+    is_simulation = _is_simulation(document)
     steps = [document] if is_simulation else _objects(document.get("steps"))
     for step in steps:
         for rank in _objects(step.get("ranks")):
@@ -57,9 +89,15 @@ def _rows(document: Any) -> Iterator[dict[str, Any]]:
                 yield {**shared, **op, "pair": _pair(op), "source": "simulated" if is_simulation else "label"}
 
 
+def _messages(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for rank in _objects(document.get("ranks")) if _is_simulation(document) else ():
+        for end in _objects(rank.get("messages")):
+            yield {"rank": rank.get("rank"), "step": 0, "axis": "pp", **end}
+
+
 def _pair(op: dict[str, Any]) -> str:
     """The text of an overlapped pair, from its halves; "" for other ops."""
-    halves = [f"{half.get('stage')}{half.get('kind')}{half.get('microbatch')}" for half in _objects(op.get("parts"))]
+    halves = list(map(_cell, _objects(op.get("parts"))))
     return f"({';'.join(halves)})OVERLAP_F_B" if halves else ""
 
 

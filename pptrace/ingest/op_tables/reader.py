@@ -45,7 +45,9 @@ def read_simulation(path: Path) -> tuple[Trace, ...]:
     Raises:
         TraceError: the file is damaged or was written without ops.
     """
-    return traces_of(path, _own(path, [(path, Frame(read_pptrace_json(path)))], "pptrace"))
+    frames, facts = read_pptrace_json(path)
+    tables = _own(path, [(path, Frame(frame)) for frame in frames], "pptrace")
+    return traces_of(path, replace(tables, facts={**tables.facts, **facts}))
 
 
 def read_table(path: Path) -> tuple[Trace, ...]:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pptrace.analysis.compare.compare import ComparedRun, _shows, _verdict, compare_runs
-from pptrace.analysis.compare.figures import figures_of, whole_steps
+from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
+from pptrace.analysis.compare.recording import RecordedApart, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.model.traces import Trace
 from pptrace.schedule.registry import build
@@ -17,7 +19,7 @@ from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
-from tests.support.noisy_runs import Noise, NoisyRun
+from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import record, renamed
 from tests.tools.compare_table import NOISES, alarms_of
@@ -249,3 +251,63 @@ def test_typical_steps_are_compared_where_few_steps_tell_nothing_of_undisturbed_
     found = compare_runs(*(replace(run, core_wait=0.5) for run in short))
     assert not found.span.is_undisturbed
     assert any("is allowed for" in line for line in found.warnings)
+
+
+def _with_messages(ops: pd.DataFrame) -> pd.DataFrame:
+    """A table of 1F1B's ops with both ends of every message, sent at the end of the op that makes it."""
+    is_forward = ops["kind"] == "F"
+    sent = ops[np.where(is_forward, ops["stage"] < ops["stage"].max(), ops["stage"] > 0)]
+    hop = np.where(sent["kind"] == "F", 1, -1)
+    shared = {
+        **{name: sent[name] for name in ("step", "microbatch")},
+        "direction": sent["kind"],
+        "start_ns": sent["end_ns"],
+        "end_ns": sent["end_ns"] + LATENCY_NS,
+        "match": np.arange(len(sent)),
+    }
+    here, there = sent["rank"], sent["rank"] + hop
+    ends = [
+        pd.DataFrame({"kind": "send", "rank": here, "stage": here, "peer": there, **shared}),
+        pd.DataFrame({"kind": "recv", "rank": there, "stage": there, "peer": here, **shared}),
+    ]
+    return pd.concat([ops, *ends], ignore_index=True)
+
+
+def test_what_differs_because_one_run_has_no_messages_is_not_marked(tmp_path: Path) -> None:
+    ops = RUN.ops(0)
+    ops.to_csv(tmp_path / "without.csv", index=False)
+    _with_messages(ops).to_csv(tmp_path / "with.csv", index=False)
+    found = compare_runs(*(read_compared(tmp_path / f"{name}.csv") for name in ("with", "without")))
+    assert any(abs(part.change_ns) > 100_000 for part in found.parts)
+    assert {part.significant for part in found.parts if part.name in ("compute", "bubble", "cause")} == {None}
+    assert found.span.low is not None
+    line = next(line for line in found.warnings if line.startswith("transfers are known of 100%"))
+    assert "and of 0% in B" in line
+    both = compare_runs(*(read_compared(tmp_path / "with.csv") for _ in range(2)))
+    assert {part.significant for part in both.parts} == {False}
+    assert not any("transfers are known" in line for line in both.warnings)
+
+
+_WITHOUT, _WITH, _ON_DEVICES = Recording(0.0, False), Recording(1.0, False), Recording(1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "hidden"),
+    [
+        (_WITH, _WITH, set()),
+        (_WITH, Recording(0.995, False), set()),
+        (_WITH, Recording(None, False), set()),
+        (_WITH, _WITHOUT, {"compute", "bubble", "unexplained", "structural"}),
+        (_ON_DEVICES, Recording(0.0, True), {"bubble", "unexplained"}),
+        (_ON_DEVICES, _WITH, {"compute", "bubble", "exposed communication", "unexplained", "structural"}),
+    ],
+)
+def test_parts_that_the_recording_changes_are_those_of_waits_or_of_all_ops(
+    a: Recording, b: Recording, hidden: set[str]
+) -> None:
+    causes = ("unexplained", "structural")
+    places: dict[str, tuple[str, Place]] = {cause: ("cause", (("cause", cause),)) for cause in causes}
+    places |= {name: (name, ()) for name in ("compute", "bubble", "exposed communication", "range", "device idle")}
+    for pair in (RecordedApart(a, b), RecordedApart(b, a)):
+        assert {name for name, place in places.items() if pair.hides(*place)} == hidden
+        assert len(list(pair.lines())) == bool(hidden)

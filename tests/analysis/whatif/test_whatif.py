@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,21 +12,25 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.analysis.message_graph import make_graph
 from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
+from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
-from pptrace.errors import PptraceError, UsageError
+from pptrace.errors import PptraceError, ShapeError, UsageError
+from pptrace.report.to_json import dump, simulation_object
 from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import OpCosts
 from pptrace.schedule.text import to_csv
-from pptrace.simulator import Costs, peak_inflight, simulate, uniform
+from pptrace.simulator import Costs, Simulation, peak_inflight, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 from tests.support.measured import measured_costs
@@ -439,3 +444,123 @@ def test_what_does_not_fit_has_nothing_to_paste(one_f_one_b: Analysis) -> None:
         scenarios = (replace(result.scenarios[0], over_limit_bytes=over),)
         (table,) = whatif_tables(replace(result, scenarios=scenarios))
         assert any(note.startswith("to paste, ") for note in table.notes) is has_lines
+
+
+def test_receives_are_posted_less_far_ahead_than_a_rank_has_ops(one_f_one_b: Analysis) -> None:
+    with pytest.raises(ShapeError, match="--prefetch 16: a rank of 1f1b runs 16 ops; expected less than that"):
+        predict_changes(one_f_one_b, Wishes(prefetch=16))
+    assert predict_changes(one_f_one_b, Wishes(prefetch=15)).result.scenarios
+    of_all = predict_changes(one_f_one_b, Wishes(schedules=("all",), prefetch=16)).result.scenarios
+    assert {"zb-h1", "zbv"} <= {one.schedule for one in of_all}
+    assert "gpipe" not in {one.schedule for one in of_all}
+
+
+def test_a_plan_that_takes_minutes_is_refused_before_it_is_built(
+    one_f_one_b: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ShapeError, match="1f1b: 50001 microbatches on 4 ranks are 200,004 forwards; expected at most"):
+        predict_changes(one_f_one_b, Wishes(microbatches=50_001))
+    monkeypatch.setattr(change, "_MOST_FORWARDS", 4)
+    with pytest.raises(ShapeError, match="9 microbatches on 4 ranks"):
+        predict_changes(one_f_one_b, Wishes(microbatches=9))
+    assert predict_changes(one_f_one_b, Wishes(schedules=("gpipe",))).result.scenarios  # as large as the run
+
+
+def test_the_graph_of_a_plan_is_made_once_for_each_way_of_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(replay, "make_graph", lambda *given: made.append(given) or make_graph(*given))
+    analysis = analysed(build("1f1b", 2, 4), COSTS, tmp_path, steps=2)
+    predict_changes(analysis, Wishes(schedules=("zb-h1", "gpipe"), ideals=("jitter",)))
+    assert 3 <= len(made) == len({(plan.name, *way) for plan, *way in made})
+
+
+def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f_one_b: Analysis) -> None:
+    def predicted(plan: Plan, **given: Any) -> Scenario:
+        return predict_changes(one_f_one_b, Wishes((plan.name,), **given)).result.scenarios[0]
+
+    plan = build("zb-h1", 4, 8)
+    usual, short = predicted(plan), predicted(plan, wgrad_share=0.25)
+    assert short.span_ns == simulate(plan, uniform(10 * MS, 20 * MS, 5 * MS)).makespan_ns
+    assert (short.high_ns - short.low_ns) / short.span_ns < (usual.high_ns - usual.low_ns) / usual.span_ns
+    assert "W is taken to be 0.25 of a B (--wgrad-share)" in short.note
+    assert "0.4 to 0.6" in usual.note
+
+    both = predicted(plan, wgrad_share=0.5, fixed_share=0.2)
+    assert both.span_ns == simulate(plan, uniform(10 * MS, 24 * MS)).makespan_ns
+    assert "0.2 of what an op takes is taken to stay however much it does (--fixed-share)" in both.note
+    halves = predicted(build("1f1b", 4, 16), microbatches=16, microbatch_size=0.5, fixed_share=0.2)
+    assert halves.span_ns == simulate(build("1f1b", 4, 16), uniform(6 * MS, 12 * MS)).makespan_ns
+    assert "--fixed-share" not in predicted(build("gpipe", 4, 8), fixed_share=0.2).note
+    known = predicted(plan, wgrad_share=0.5, fixed_share=0.0)
+    assert known.span_ns == usual.span_ns
+    assert known.high_ns - known.low_ns < usual.high_ns - usual.low_ns
+
+
+def test_assumptions_are_no_changes_of_the_run_and_not_for_one_that_measured_w(tmp_path: Path) -> None:
+    assert not Wishes(wgrad_share=0.3, fixed_share=0.1)
+    analysis = analysed(build("zb-h1", 2, 4), uniform(10 * MS, 20 * MS), tmp_path)
+    with pytest.raises(UsageError, match=r"--wgrad-share 0\.3: the run measured W by itself"):
+        predict_changes(analysis, Wishes(wgrad_share=0.3))
+    assert predict_changes(analysis, Wishes(fixed_share=0.1)).result.scenarios
+
+
+@pytest.mark.parametrize("split", [(5, 3), (3, 5)])
+def test_of_two_stages_the_interval_holds_what_comes_out_if_the_head_or_the_layers_cost_more(
+    split: tuple[int, int], tmp_path: Path
+) -> None:
+    def spans_of(*of_stages: float) -> int:
+        costs = {(Kind.F, stage): round(ns * MS) for stage, ns in enumerate(of_stages)}
+        costs |= {(Kind.B, stage): 2 * ns for (_, stage), ns in costs.items()}
+        return simulate(plan, Costs(stages=costs)).makespan_ns
+
+    plan = build("1f1b", 2, 8)
+    stages = {(kind, stage): size * MS for kind, size in ((Kind.F, 1), (Kind.B, 2)) for stage in (0, 1)}
+    stages = {(kind, stage): ns * (40, 60)[stage] for (kind, stage), ns in stages.items()}
+    analysis = analysed(plan, Costs(stages=stages), tmp_path)
+    wishes = Wishes(split=split, layers=(4, 4))
+    (scenario,) = predict_changes(analysis, wishes).result.scenarios
+    first, last = split
+    in_layers = 10 * min(first, 4) + 15 * max(first - 4, 0), 15 * min(last, 4) + 10 * max(last - 4, 0)
+    assert scenario.span_ns == spans_of(*in_layers)
+    for part in (0.0, 0.3, 0.5, 1.0):
+        head = 20 * part
+        layer = (60 - head) / 4
+        stage = 10 * min(first, 4) + layer * max(first - 4, 0), layer * min(last, 4) + 10 * max(last - 4, 0) + head
+        assert scenario.low_ns <= spans_of(*stage) <= scenario.high_ns
+    assert "(in the interval, what one takes beyond the other stays with it)" in scenario.note
+
+
+def test_what_two_stages_take_beyond_each_other_is_varied_where_they_are_divided_alone(tmp_path: Path) -> None:
+    plan = build("1f1b", 2, 8)
+    stages = {(kind, stage): (2 + stage) * size * MS for kind, size in ((Kind.F, 1), (Kind.B, 2)) for stage in (0, 1)}
+    analysis = analysed(plan, Costs(stages=stages), tmp_path)
+
+    def width(**given: Any) -> float:
+        one = predict_changes(analysis, Wishes(layers=(4, 4), **given)).result.scenarios[0]
+        return (one.high_ns - one.low_ns) / one.span_ns
+
+    assert width(schedules=("gpipe",)) == pytest.approx(0.03, abs=0.001)
+    assert width(split=(5, 3)) > 0.06
+
+
+@pytest.mark.parametrize("name", ["zbv", "interleaved-1f1b", "dualpipe-v"])
+def test_messages_that_vary_do_so_on_other_ranks_as_well(name: str, tmp_path: Path) -> None:
+    """Messages of 3 ms on average, most of them shorter: predictions from six steps against the median of forty others."""
+
+    def simulated(plan: Plan, seed: int) -> Simulation:
+        rng = np.random.default_rng(seed)
+        cells = product((Kind.F, Kind.B, Kind.I), range(plan.num_stages), range(plan.num_microbatches))
+        transfers = {cell: int(rng.exponential(3 * MS)) for cell in cells}
+        ops = {Kind.F: 10 * MS, Kind.B: 20 * MS, Kind.I: 10 * MS, Kind.W: 10 * MS}
+        return simulate(plan, Costs({kind: ns // plan.num_chunks for kind, ns in ops.items()}, transfers=transfers))
+
+    really = np.median([simulated(build(name, 4, 8), seed).makespan_ns for seed in range(100, 140)])
+    predicted = []
+    for seed in range(6):
+        path = tmp_path / f"{seed}.json"
+        path.write_text(dump(simulation_object(simulated(build("1f1b", 4, 8), seed), with_ops=True)))
+        analysis = load([path], cache=False)
+        predicted.append(predict_changes(analysis, Wishes((name,))).result.scenarios[0].span_ns)
+    assert np.mean(predicted) == pytest.approx(really, rel=0.04)
