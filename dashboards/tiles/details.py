@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dashboards.tiles.bubbles import CAUSES, GAPS
+from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
@@ -153,5 +153,5 @@ _TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _co
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:
     name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
-    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS).get(name, "")
+    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS_IN_OPS).get(name, "")
     return [("why", text)] if text else []
