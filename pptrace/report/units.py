@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pptrace.model.wording import counted as counted
-
-
-def milliseconds(ns: int | None) -> str:
-    return "–" if ns is None else f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
+from pptrace.model.wording import milliseconds as milliseconds
+from pptrace.model.wording import signed_milliseconds as signed_milliseconds
 
 
 def percent(share: float | None) -> str:
