@@ -8,7 +8,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
-from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks
+from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks, unseen_parts
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.tables import Amount
 from pptrace.report.tables.memory import measured_kinds, memory_table
@@ -36,9 +36,12 @@ def body(loaded: Loaded) -> list[Node]:
         else "each rank's highest step"
     )
     measured = f"; measured: {kinds}" if (kinds := measured_kinds(memory.ranks)) else ""
+    unseen = f"; too small to be seen: {', '.join(names)}" if (names := unseen_parts(memory)) else ""
     table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
     return [
-        chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=f"{note}{measured}"),
+        chart(
+            "Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=f"{note}{measured}{unseen}"
+        ),
         chart(
             "Microbatches in flight",
             in_flight_chart(memory),
