@@ -18,7 +18,7 @@ from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.tables import warning_lines
-from pptrace.report.units import counted, milliseconds
+from pptrace.report.units import counted, milliseconds, uncertainty
 
 _PAGES = (
     ("/", "Overview"),
@@ -197,8 +197,7 @@ def _schedule(report: Report) -> tuple[str, str]:
 
 def _clock(report: Report) -> tuple[str, str]:
     method = _CLOCKS.get(report.clock.method, report.clock.method)
-    uncertainty = report.clock.uncertainty_ns
-    text = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
+    text = f" {uncertainty(report.clock.uncertainty_ns)}" if report.clock.uncertainty_ns else ""
     return f"{method}{text}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
 
 

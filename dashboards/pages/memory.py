@@ -14,6 +14,7 @@ from pptrace.report.tables import Amount
 from pptrace.report.tables.memory import measured_kinds, memory_table
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
+_NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."
 
 
 def layout(loaded: Loaded, _answers: Answers) -> Node:
@@ -25,10 +26,11 @@ def body(loaded: Loaded) -> list[Node]:
     assert loaded.analysis is not None
     memory = loaded.analysis.report.memory
     over_time = memory_over_time(loaded.analysis.data.memory)
-    timed = [chart("Memory over time", over_time, "memory-over-time", "")] if over_time is not None else []
+    timed = chart("Memory over time", over_time, "memory-over-time", _NOT_TIMED)
     if memory is None:
         reason = "Memory is known step by step, and these traces have no steps."
-        return timed or [empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")]
+        nothing = empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")
+        return [nothing if over_time is None else timed]
     grouped = len(shown_ranks(memory)) < len(memory.ranks)
     note = (
         f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
@@ -49,7 +51,7 @@ def body(loaded: Loaded) -> list[Node]:
             "Not known: there is no plan, or a step has forwards without backwards.",
             note="forwards whose backward has not run, at most",
         ),
-        *timed,
+        timed,
         data_table(table, "memory"),
         *([panel("What is not known, and why", lines(memory.reasons, "memory-reasons"))] if memory.reasons else []),
     ]
