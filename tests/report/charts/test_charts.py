@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -114,9 +115,13 @@ def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
         rows[bar.y[0]] = rows.get(bar.y[0], 0.0) + bar.x[0]
     assert rows == {0: pytest.approx(1.0, abs=0.01), 1: pytest.approx(1.0, abs=0.01)}
     assert blame_chart(replace(step, blame=None)) is None
-    for kinds in ({"idle": 3, "F": 1}, {"F": 3, "idle": 1}):
+    seen = set()
+    for kinds in ({"idle": 3, "F": 1}, {"F": 3, "host": 2, "idle": 1}, {"host": 3, "wait": 2, "idle": 1}):
         again = blame_chart(replace(step, blame=replace(step.blame, by_kind=kinds)))
-        assert trace(again, "idle").marker.color == "#56708F", "wherever it stands"
+        seen.add(trace(again, "idle").marker.color)
+        colours = [bar.marker.color for bar in again.data if bar.y[0] == 0]
+        assert all(one != other for one, other in pairwise(colours)), "neighbours are told apart"
+    assert len(seen) == 1, "wherever it stands"
 
 
 def test_communication_is_the_mean_over_ranks_and_unknown_parts_are_told_together(report: Report) -> None:
