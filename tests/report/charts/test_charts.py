@@ -116,7 +116,7 @@ def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
     assert rows == {0: pytest.approx(1.0, abs=0.01), 1: pytest.approx(1.0, abs=0.01)}
     assert blame_chart(replace(step, blame=None)) is None
     seen = set()
-    for kinds in ({"idle": 3, "F": 1}, {"F": 3, "host": 2, "idle": 1}, {"host": 3, "wait": 2, "idle": 1}):
+    for kinds in ({"idle": 3, "F": 1}, {"host": 3, "idle": 2, "F": 1}, {"host": 3, "wait": 2, "idle": 1}):
         again = blame_chart(replace(step, blame=replace(step.blame, by_kind=kinds)))
         seen.add(trace(again, "idle").marker.color)
         colours = [bar.marker.color for bar in again.data if bar.y[0] == 0]
