@@ -137,7 +137,7 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         if wanted is not None and loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
-            chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
+            chosen = no_update if step is not None and loaded.step(step) else _typical_step(loaded)
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
         return loaded.title, _facts(loaded), options, chosen, box, files
 
@@ -160,8 +160,10 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         return timeline.layout() if current == "/timeline" else overview.layout(), *marks
 
 
-def _first_step(loaded: Loaded) -> int | None:
-    return loaded.steps[0].step if loaded.steps else None
+def _typical_step(loaded: Loaded) -> int | None:
+    """The step that the first sentence speaks of: pages begin with it."""
+    typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
+    return None if typical is None else typical.step
 
 
 def _facts(loaded: Loaded) -> list[Node]:

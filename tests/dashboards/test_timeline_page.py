@@ -88,7 +88,7 @@ def window(browser: Any, serve: Serve, run_p4: Path) -> Iterator[Visit]:
 
 @pytest.fixture
 def timeline(window: Visit, serve: Serve, run_p4: Path) -> Iterator[Any]:
-    """A timeline at its first step. The page around it is the same for all tests: to load it takes longer than most of them."""
+    """A timeline at step 2. The page around it is the same for all tests: to load it takes longer than most of them."""
     home, page = serve([run_p4]), window.page
     page.bring_to_front()
     if not page.url.startswith(home):

@@ -25,7 +25,7 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     notes: tuple[str, ...] = (_against_prediction(measured),) if measured else ()
     longest = max((comm.total_ns or 0 for _, _, _, comm in entries), default=0)
     if step.span_ns is not None and longest > step.span_ns:
-        notes += ("times are sums over calls, of which a rank has several at the same time",)
+        notes += ("times are sums over calls, which may go on at the same time and beyond the step",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
         rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]

@@ -37,7 +37,7 @@ def test_times_that_sum_to_more_than_the_step_are_explained(amount: Amount) -> N
     step = load([SAMPLES / "1f1b_p2"]).report.typical_step
     assert step is not None
     assert step.span_ns is not None
-    note = "times are sums over calls, of which a rank has several at the same time"
+    note = "times are sums over calls, which may go on at the same time and beyond the step"
     for total_ns, has_note in ((1, False), (2 * step.span_ns, True)):
         ranks = (
             replace(rank, comms=tuple(replace(comm, total_ns=total_ns) for comm in rank.comms)) for rank in step.ranks
