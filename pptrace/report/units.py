@@ -8,7 +8,7 @@ from pptrace.model.wording import signed_milliseconds as signed_milliseconds
 
 
 def uncertainty(ns: int) -> str:
-    """How far clocks may be off, with its unit."""
+    """The most that clocks may be off, with its unit."""
     return f"±{ns / 1e3:.1f} µs" if ns < 1e6 else f"±{milliseconds(ns)} ms"
 
 

@@ -62,7 +62,7 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
         "MB",
         barmode="stack",
         hovermode="x unified",  # small parts cannot be pointed at
-        xaxis=columns_axis(len(names)),
+        xaxis=columns_axis(len(names), showspikes=False),
         yaxis={"rangemode": "tozero"},
     )
 
