@@ -28,8 +28,7 @@
   T.isUp = (cause) => cause !== "drain" && cause !== "late collective";
   const hatches = new Map();
   const hatch = (ctx, cause, paper) => {
-    const id = cause.replace(/[^a-z]+/g, "-");
-    const key = id + paper;
+    const key = cause + paper;
     if (!hatches.has(key)) {
       const colour = CAUSES[cause] || CAUSES.other;
       const canvas = document.createElement("canvas");
@@ -45,12 +44,11 @@
         pen.lineTo(shift + 7, up ? -1 : 7);
         pen.stroke();
       }
-      hatches.set(key, { canvas, hatch: { id, colour, ground: "none", up } });
+      const id = cause.replace(/[^a-z]+/g, "-");
+      hatches.set(key, { pattern: pen.createPattern(canvas, "repeat"), hatch: { id, colour, ground: "none", up } });
     }
-    const made = hatches.get(key);
-    if (ctx instanceof T.SvgContext) return { hatch: made.hatch };
-    const pattern = ctx.createPattern(made.canvas, "repeat");
-    return pattern;
+    const { pattern, hatch } = hatches.get(key);
+    return ctx instanceof T.SvgContext ? { hatch } : pattern;
   };
 
   /* The cells of a section as a picture: a column for each bucket, for each track that has any some rows, which its classes' shares
