@@ -53,5 +53,25 @@ def body(loaded: Loaded) -> list[Node]:
         ),
         timed,
         data_table(table, "memory"),
-        *([panel("What is not known, and why", lines(memory.reasons, "memory-reasons"))] if memory.reasons else []),
+        *(
+            [panel("What is not known, and why", lines([*map(_in_words, memory.reasons)], "memory-reasons"))]
+            if memory.reasons
+            else []
+        ),
     ]
+
+
+_COLUMNS = {
+    "peak_bytes": "peak",
+    "activations_bytes": "activations",
+    "total_bytes": "the sum of all parts",
+    "in_flight.planned": "microbatches in flight, planned",
+    "in_flight.measured": "microbatches in flight, measured",
+}
+
+
+def _in_words(reason: str) -> str:
+    """A reason of the report, with words for the names of its JSON."""
+    for name, words in _COLUMNS.items():
+        reason = reason.replace(name, words)
+    return reason
