@@ -173,7 +173,7 @@ def test_a_search_finds_nothing_that_is_not_drawn() -> None:
 
 
 def test_an_op_of_a_device_says_how_long_it_did_nothing_in_it_and_why() -> None:
-    """What is no gap in it are its compute, which the page Stages has, and its exposed communication."""
+    """The rest is its compute, which the page Stages has, and its exposed communication."""
     analysis = load([SAMPLES / "gpu_1f1b_p4"])
     own = Timeline(analysis)
     tracks = own.measured.tables["ops"].tracks
