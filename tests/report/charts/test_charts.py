@@ -120,7 +120,7 @@ def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
         again = blame_chart(replace(step, blame=replace(step.blame, by_kind=kinds)))
         seen.add(trace(again, "idle").marker.color)
         colours = [bar.marker.color for bar in again.data if bar.y[0] == 0]
-        assert all(one != other for one, other in pairwise(colours)), "neighbours are told apart"
+        assert all(one != other for one, other in pairwise(colours)), "neighbours differ"
     assert len(seen) == 1, "wherever it stands"
 
 
