@@ -18,7 +18,7 @@ from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
 from pptrace.report.tables import warning_lines
-from pptrace.report.units import counted, milliseconds
+from pptrace.report.units import counted, milliseconds, uncertainty
 
 _PAGES = (
     ("/", "Overview"),
@@ -137,7 +137,7 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         if wanted is not None and loaded.step(wanted):
             chosen: Any = no_update if wanted == step else wanted
         else:
-            chosen = no_update if step is not None and loaded.step(step) else _first_step(loaded)
+            chosen = no_update if step is not None and loaded.step(step) else _typical_step(loaded)
         box, files = "step-box" if options else "step-box hidden", "gone" if loaded.analysis is None else ""
         return loaded.title, _facts(loaded), options, chosen, box, files
 
@@ -160,8 +160,10 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
         return timeline.layout() if current == "/timeline" else overview.layout(), *marks
 
 
-def _first_step(loaded: Loaded) -> int | None:
-    return loaded.steps[0].step if loaded.steps else None
+def _typical_step(loaded: Loaded) -> int | None:
+    """The step that the first sentence speaks of: pages begin with it."""
+    typical = None if loaded.analysis is None else loaded.analysis.report.typical_step
+    return None if typical is None else typical.step
 
 
 def _facts(loaded: Loaded) -> list[Node]:
@@ -197,8 +199,7 @@ def _schedule(report: Report) -> tuple[str, str]:
 
 def _clock(report: Report) -> tuple[str, str]:
     method = _CLOCKS.get(report.clock.method, report.clock.method)
-    uncertainty = report.clock.uncertainty_ns
-    text = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
+    text = f" {uncertainty(report.clock.uncertainty_ns)}" if report.clock.uncertainty_ns else ""
     return f"{method}{text}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
 
 

@@ -18,7 +18,7 @@ from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import OP_NAMES, details
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
-from dashboards.tiles.measured import BACK, BACK_CLASSES, BUBBLES, COMMS, OP_CLASSES, OPS, TABLES
+from dashboards.tiles.measured import BACK, BUBBLES, COMMS, GAPS, OP_CLASSES, OPS, PHASES, TABLES
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, Timeline
@@ -184,7 +184,9 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "sources": [*((PLANNED, SIMULATED) if has_plan else ()), MEASURED],
         "palette": _palette(timeline),
         "opClasses": OP_CLASSES,
-        "causes": _causes_seen(timeline),
+        "phases": _seen(timeline, PHASES, "phases"),
+        "causes": _seen(timeline, BUBBLES, "bubbles"),
+        "gaps": _seen(timeline, GAPS, "gaps"),
         "colours": {
             **KIND_COLOURS,
             "transfer": COMMUNICATION,
@@ -220,11 +222,11 @@ def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> di
     return {"source": source, "name": predictions.result.scenarios[0].name, "kinds": kinds, "reason": ""}
 
 
-def _causes_seen(timeline: Timeline) -> list[str]:
-    """The causes of bubbles that the run has."""
-    tracks = timeline.measured.tables[BACK].tracks
-    is_bubble = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
-    return [BACK_CLASSES[code] for code in np.unique(tracks.group[is_bubble]).tolist()]
+def _seen(timeline: Timeline, lane: int, name: str) -> list[str]:
+    """The phases, causes of bubbles or gaps in ops that the run has."""
+    table = timeline.measured.tables[BACK]
+    is_meant = np.repeat(table.tracks.lane == lane, np.diff(table.tracks.ptr))
+    return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
 
 
 def _palette(timeline: Timeline) -> dict[str, list[tuple[str, str]]]:

@@ -930,8 +930,9 @@
       if (about.numBars.comms) entries.push(["Transfer", about.colours.transfer], ["Waiting", T.WAIT_COLOUR]);
       if (about.hasUnmatched) entries.push(["Waiting or transfer, not known which", about.colours.either]);
       if (about.mostBytes) entries.push(["Memory", about.colours.memory]);
-      for (const [phase, colour] of Object.entries(T.PHASE_COLOURS)) entries.push([phase, colour.replace(/0\.\d+\)/, "0.4)")]);
+      for (const phase of about.phases) entries.push([phase, T.PHASE_COLOURS[phase].replace(/0\.\d+\)/, "0.4)")]);
       for (const cause of about.causes) entries.push([`bubble: ${cause}`, T.CAUSE_COLOURS[cause], cause]);
+      for (const gap of about.gaps) entries.push([`gap in an op: ${gap}`, ...T.gapLook(gap, about.palette[names[0]][0][0])]);
       return entries;
     }
 

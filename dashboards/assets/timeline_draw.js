@@ -5,6 +5,8 @@
   const PHASES = { warmup: "rgba(70, 130, 200, 0.13)", steady: "rgba(128, 134, 145, 0.05)", cooldown: "rgba(225, 130, 50, 0.13)" };
   const CAUSES = { host: "#56708F", fill: "#8D97A5", drain: "#8D97A5", "late message": "#A9467F", "late collective": "#7A4FA3", other: "#B08A3C" };
   const WAIT = "rgba(128, 134, 145, 0.55)";
+  const GAP_ALPHA = 0.8;
+  const NOT_LAUNCHED = "not launched";
   const MOST_STRIPS = 150;
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
@@ -26,8 +28,7 @@
   T.isUp = (cause) => cause !== "drain" && cause !== "late collective";
   const hatches = new Map();
   const hatch = (ctx, cause, paper) => {
-    const id = cause.replace(/[^a-z]+/g, "-");
-    const key = id + paper;
+    const key = cause + paper;
     if (!hatches.has(key)) {
       const colour = CAUSES[cause] || CAUSES.other;
       const canvas = document.createElement("canvas");
@@ -43,12 +44,11 @@
         pen.lineTo(shift + 7, up ? -1 : 7);
         pen.stroke();
       }
-      hatches.set(key, { canvas, hatch: { id, colour, ground: "none", up } });
+      const id = cause.replace(/[^a-z]+/g, "-");
+      hatches.set(key, { pattern: pen.createPattern(canvas, "repeat"), hatch: { id, colour, ground: "none", up } });
     }
-    const made = hatches.get(key);
-    if (ctx instanceof T.SvgContext) return { hatch: made.hatch };
-    const pattern = ctx.createPattern(made.canvas, "repeat");
-    return pattern;
+    const { pattern, hatch } = hatches.get(key);
+    return ctx instanceof T.SvgContext ? { hatch } : pattern;
   };
 
   /* The cells of a section as a picture: a column for each bucket, for each track that has any some rows, which its classes' shares
@@ -112,10 +112,11 @@
     ctx.save();
     ctx.fillStyle = c.panel;
     ctx.fillRect(0, 0, size.width, size.height);
-    const shown = { comms: [], texts: 0 };
+    const shown = { comms: [], crossing: new Set(), numbered: [] };
     inRowsOf(ctx, view, size, view.left, () => {
       drawStepEdges(ctx, view, size, c);
       for (const part of view.parts()) drawPart(ctx, shifted(view, part.shift), part, c, shown);
+      drawNumbers(ctx, shown.numbered.splice(0));
     });
     ctx.save();
     ctx.beginPath();
@@ -177,9 +178,9 @@
       ctx.rect(from, T.AXIS, to - from, 1e5);
       ctx.clip();
     }
-    drawBack(ctx, view, sections.back, part, c);
-    drawOps(ctx, view, sections.ops, part, c, shown);
-    drawGaps(ctx, view, sections.back, part, c);
+    drawBack(ctx, view, sections.back, part, c, shown);
+    drawOps(ctx, view, sections.ops, part, shown);
+    drawGaps(ctx, view, sections.back, part, c, shown);
     drawComms(ctx, view, sections.comms, part, c, shown);
     if (part.isStandIn) ctx.restore();
   };
@@ -217,84 +218,103 @@
     return section.byRank.get(only) || [];
   };
 
-  const eachBar = (view, section, spots, visit, only) => {
-    const { start, length, track } = section;
+  /* A bar that lies in several tiles is in all of them, and drawn with the first: drawn again it would be darker, and would hide
+     the gaps in it. Stand-ins are clipped to their own time. */
+  const isDrawn = ({ source, time, isStandIn }, table, row, begin, end, shown) => {
+    if (isStandIn || (begin >= time.begin && end <= time.end)) return false;
+    const name = `${source} ${table} ${row}`;
+    if (shown.crossing.has(name)) return true;
+    shown.crossing.add(name);
+    return false;
+  };
+
+  const eachBar = (view, part, table, spots, shown, visit) => {
+    const section = part.sections[table];
+    const { start, length, track, row } = section;
     const [t0, t1] = [view.t0, view.t1];
-    const bars = only === undefined ? null : barsOf(section, only);
+    const bars = part.only === undefined ? null : barsOf(section, part.only);
     const count = bars ? bars.length : start.length;
     for (let index = 0; index < count; index += 1) {
       const bar = bars ? bars[index] : index;
       const spot = spots[track[bar]];
       if (!spot || start[bar] > t1 || start[bar] + length[bar] < t0) continue;
+      if (isDrawn(part, table, row[bar], start[bar], start[bar] + length[bar], shown)) continue;
       const x = Math.max(view.x(start[bar]), view.left - 4);
       const end = Math.min(view.x(start[bar] + length[bar]), view.right + 4);
       visit(bar, x, Math.max(end - x, 0), spot);
     }
   };
 
-  const drawBack = (ctx, view, section, part, c) => {
+  const drawBack = (ctx, view, section, part, c, shown) => {
     const texts = view.about.tables.back.texts;
     const spots = places(section, "back", part);
     const rowSpots = section.rank.map((at, index) => (section.lane[index] === 0 ? part.rowOf(at) : null));
-    eachBar(view, section, rowSpots, (bar, x, width, spot) => {
+    eachBar(view, part, "back", rowSpots, shown, (bar, x, width, spot) => {
       ctx.fillStyle = PHASES[texts.phases[section.group[bar]]];
       ctx.fillRect(x, spot[0], width, spot[1]);
-    }, part.only);
+    });
     const bubbles = spots.map((spot, index) => (section.lane[index] === 1 ? spot : null));
     const colours = texts.bubbles.map((cause) => pack(CAUSES[cause]));
     ctx.globalAlpha = 0.35;
     blit(ctx, view, section, part, bubbles, colours, 4);
     ctx.globalAlpha = 1;
-    const patterns = texts.bubbles.map((cause) => hatch(ctx, cause, c.panel));
-    eachBar(view, section, bubbles, (bar, x, width, spot) => {
-      if (width < 3) {
-        ctx.globalAlpha = 0.35;
-        ctx.fillStyle = CAUSES[texts.bubbles[section.group[bar]]];
-      } else {
-        ctx.fillStyle = patterns[section.group[bar]];
-      }
+    eachBar(view, part, "back", bubbles, shown, (bar, x, width, spot) => fillHatched(ctx, texts.bubbles[section.group[bar]], x, width, spot, c));
+  };
+
+  /* Hatched where it is wide enough for that, else pale. */
+  const fillHatched = (ctx, cause, x, width, spot, c) => {
+    ctx.globalAlpha = width < 3 ? 0.35 : 1;
+    ctx.fillStyle = width < 3 ? CAUSES[cause] : hatch(ctx, cause, c.panel);
+    ctx.fillRect(x, spot[0], width, spot[1]);
+    ctx.globalAlpha = 1;
+  };
+
+  /* Gaps in ops are pale, and hatched like the host's bubbles where the device waited for it. */
+  const drawGaps = (ctx, view, section, part, c, shown) => {
+    const texts = view.about.tables.back.texts;
+    const spots = places(section, "back", part).map((spot, index) => (section.lane[index] === 2 && spot ? [spot[0] + 1, spot[1] - 2] : null));
+    if (!spots.some(Boolean)) return;
+    eachBar(view, part, "back", spots, shown, (bar, x, width, spot) => {
+      if (width < 1) return;
+      ctx.globalAlpha = GAP_ALPHA;
+      ctx.fillStyle = c.panel;
       ctx.fillRect(x, spot[0], width, spot[1]);
       ctx.globalAlpha = 1;
-    }, part.only);
+      if (texts.gaps[section.group[bar]] === NOT_LAUNCHED) fillHatched(ctx, "host", x, width, spot, c);
+    });
   };
 
-  const drawGaps = (ctx, view, section, part, c) => {
-    const texts = view.about.tables.back.texts;
-    const spots = places(section, "back", part).map((spot, index) => (section.lane[index] === 2 ? spot : null));
-    if (!spots.some(Boolean)) return;
-    eachBar(view, section, spots, (bar, x, width, spot) => {
-      if (width < 1) return;
-      ctx.fillStyle = texts.gaps[section.group[bar]] === "not launched" ? view.about.colours.host : c.panel;
-      ctx.globalAlpha = 0.8;
-      ctx.fillRect(x, spot[0] + 1, width, spot[1] - 2);
-      ctx.globalAlpha = 1;
-    }, part.only);
-  };
-
-  const drawOps = (ctx, view, section, part, c, shown) => {
+  /* Draw ops; those with room for their number are kept as [text, size, middle, spot, fill, ink]. */
+  const drawOps = (ctx, view, section, part, shown) => {
     const about = view.about;
     const spots = places(section, "ops", part);
     const classes = about.opClasses.map((kind) => pack(T.kindColour(about, kind, 0)[0] || about.colours.other));
     blit(ctx, view, section, part, spots, classes, 8);
     const kinds = part.texts.kind;
     let last = "";
-    const labelled = [];
-    eachBar(view, section, spots, (bar, x, width, spot) => {
+    eachBar(view, part, "ops", spots, shown, (bar, x, width, spot) => {
       const [fill, ink] = T.kindColour(about, kinds[section.kind[bar]], section.chunk[bar]);
       if (fill !== last) ctx.fillStyle = last = fill;
       const drawn = width > 4 ? width - 1 : Math.max(width, 0.7);
       ctx.fillRect(x, spot[0], drawn, spot[1]);
-      if (width > 14 && spot[1] > 10) labelled.push([bar, x, width, spot, ink]);
-    }, part.only);
-    ctx.textAlign = "center";
-    ctx.textBaseline = "middle";
-    for (const [bar, x, width, spot, ink] of labelled) {
+      if (width <= 14 || spot[1] <= 10) return;
       const text = section.microbatch[bar] >= 0 ? String(section.microbatch[bar]) : kinds[section.kind[bar]];
       const size = Math.min(12, spot[1] - 2);
-      if (width < text.length * size * 0.6 + 5) continue;
+      if (width >= text.length * size * 0.6 + 5) shown.numbered.push([text, size, x + width / 2, spot, fill, ink]);
+    });
+  };
+
+  /* Numbers of microbatches over their ops and what gaps these have, on a ground of the op's own colour. */
+  const drawNumbers = (ctx, numbered) => {
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    for (const [text, size, x, spot, fill, ink] of numbered) {
+      const [y, wide] = [spot[0] + spot[1] / 2, text.length * size * 0.6 + 4];
+      ctx.fillStyle = fill;
+      ctx.fillRect(x - wide / 2, y - size / 2 - 1, wide, size + 2);
       ctx.font = `${size}px ${FONT}`;
       ctx.fillStyle = ink;
-      ctx.fillText(text, x + width / 2, spot[0] + spot[1] / 2 + 0.5);
+      ctx.fillText(text, x, y + 0.5);
     }
   };
 
@@ -304,7 +324,7 @@
     const { transfer, either } = view.about.colours;
     const classes = [pack(WAIT), pack(transfer), pack(either), 0, 0, 0];
     blit(ctx, view, section, part, spots, classes, 3);
-    eachBar(view, section, spots, (bar, x, width, spot) => {
+    eachBar(view, part, "comms", spots, shown, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
       ctx.fillRect(x, spot[0], Math.max(width, 0.7), spot[1]);
       const from = Math.max(view.x(section.start[bar] + section.before[bar]), view.left - 4);
@@ -314,7 +334,7 @@
       const lane = section.lane[section.track[bar]];
       const moves = [view.x(section.start[bar] + section.before[bar]), view.x(section.start[bar] + section.length[bar] - section.after[bar])];
       if (lane <= 1 && section.match[bar] >= 0) shown.comms.push([section.match[bar], lane, moves, spot]);
-    }, part.only);
+    });
   };
 
   /* A line from each send to its receive, when they are few enough to be followed. */
@@ -865,4 +885,11 @@
   T.CAUSE_COLOURS = CAUSES;
   T.PHASE_COLOURS = PHASES;
   T.WAIT_COLOUR = WAIT;
+
+  /* [colour, cause that is hatched] of a gap in an op of some colour, for the legend. */
+  T.gapLook = (gap, colour) => {
+    if (gap === NOT_LAUNCHED) return [CAUSES.host, "host"];
+    const parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    return [`rgba(${parts.join(", ")}, ${(1 - GAP_ALPHA).toFixed(1)})`];
+  };
 })();

@@ -24,7 +24,11 @@ _NOTHING = "nothing"
 _NO_COMPUTE = "No step has been observed yet of which the compute is known."
 _NO_PARTS = "The parts of a step are shown of at most 48 ranks, when all of them are known."
 _SKIPPED = "Every fifth step is not observed, so that the others show what observing costs."
-_ADVICE = "pptrace run --live writes a record of each step while the run goes on."
+_ADVICE = (
+    "pptrace run --live writes a record of each step while the run goes on. To see one here, start",
+    "pptrace run --live -o RUN_DIR -n 2 -m instrument.examples.train_gpt --pp 2 --steps 2000",
+    "and, while it goes on, pptrace dashboard RUN_DIR",
+)
 
 
 def layout(_loaded: Loaded, _answers: Answers) -> Node:
@@ -78,7 +82,7 @@ def body(window: LiveWindow) -> list[Node]:
 def _no_records(loaded: Loaded) -> Node:
     status = loaded.run.get("status")
     reason = "The run has written none so far." if status == "running" else "This run kept none."
-    return empty("No live records", reason, "no-live", _ADVICE)
+    return empty("No live records", reason, "no-live", *_ADVICE)
 
 
 def _recent_alarms(window: LiveWindow) -> tuple[SlowRank, ...]:

@@ -8,12 +8,13 @@ from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded
 from dashboards.store import Loaded
-from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks
+from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, shown_ranks, unseen_parts
 from pptrace.report.memory_figure import memory_over_time
 from pptrace.report.tables import Amount
 from pptrace.report.tables.memory import measured_kinds, memory_table
 
 _NEITHER = "Neither measured nor predicted; the reasons are below."
+_NOT_TIMED = "Not recorded: pptrace run --memory records every allocation."
 
 
 def layout(loaded: Loaded, _answers: Answers) -> Node:
@@ -25,10 +26,11 @@ def body(loaded: Loaded) -> list[Node]:
     assert loaded.analysis is not None
     memory = loaded.analysis.report.memory
     over_time = memory_over_time(loaded.analysis.data.memory)
-    timed = [chart("Memory over time", over_time, "memory-over-time", "")] if over_time is not None else []
+    timed = chart("Memory over time", over_time, "memory-over-time", _NOT_TIMED)
     if memory is None:
         reason = "Memory is known step by step, and these traces have no steps."
-        return timed or [empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")]
+        nothing = empty("No memory", reason, "no-memory", "pptrace run records the peak of every step.")
+        return [nothing if over_time is None else timed]
     grouped = len(shown_ranks(memory)) < len(memory.ranks)
     note = (
         f"of more than {MOST_RANKS} ranks, that of each stage with the highest peak"
@@ -36,9 +38,12 @@ def body(loaded: Loaded) -> list[Node]:
         else "each rank's highest step"
     )
     measured = f"; measured: {kinds}" if (kinds := measured_kinds(memory.ranks)) else ""
+    unseen = f"; too small to be seen: {', '.join(names)}" if (names := unseen_parts(memory)) else ""
     table = memory_table(memory, Amount.BRIEF if grouped else Amount.WHOLE)
     return [
-        chart("Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=f"{note}{measured}"),
+        chart(
+            "Peak and predicted parts", memory_chart(memory), "memory-peaks", _NEITHER, note=f"{note}{measured}{unseen}"
+        ),
         chart(
             "Microbatches in flight",
             in_flight_chart(memory),
@@ -46,7 +51,27 @@ def body(loaded: Loaded) -> list[Node]:
             "Not known: there is no plan, or a step has forwards without backwards.",
             note="forwards whose backward has not run, at most",
         ),
-        *timed,
+        timed,
         data_table(table, "memory"),
-        *([panel("What is not known, and why", lines(memory.reasons, "memory-reasons"))] if memory.reasons else []),
+        *(
+            [panel("What is not known, and why", lines([*map(_in_words, memory.reasons)], "memory-reasons"))]
+            if memory.reasons
+            else []
+        ),
     ]
+
+
+_COLUMNS = {
+    "peak_bytes": "peak",
+    "activations_bytes": "activations",
+    "total_bytes": "the sum of all parts",
+    "in_flight.planned": "microbatches in flight, planned",
+    "in_flight.measured": "microbatches in flight, measured",
+}
+
+
+def _in_words(reason: str) -> str:
+    """A reason of the report, with words for the names of its JSON."""
+    for name, words in _COLUMNS.items():
+        reason = reason.replace(name, words)
+    return reason

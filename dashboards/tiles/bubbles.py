@@ -24,7 +24,7 @@ CAUSES: Mapping[str, str] = {
     "other": "neither an op nor anything that it waits for was recorded",
 }
 """Causes of bubbles, the first that applies, and what they say."""
-GAPS: Mapping[str, str] = {
+GAPS_IN_OPS: Mapping[str, str] = {
     "not launched": "inside an op, and the host had not launched the next work",
     "no compute": "inside an op, and no kernel ran",
 }
@@ -78,10 +78,10 @@ def bubbles_by_cause(
 def gaps_in_ops(rows: RankRows, lane: Lane | None) -> dict[str, Int64]:
     """The time in ops in which the rank's device neither computed nor communicated; empty without a device."""
     if lane is None or not lane.on_device:
-        return dict.fromkeys(GAPS, EMPTY)
+        return dict.fromkeys(GAPS_IN_OPS, EMPTY)
     inside = subtract(union(rows.ops["start_ns"], rows.ops["end_ns"]), merge(lane.compute, lane.exposed))
     starved = EMPTY if lane.idle is None else intersect(inside, lane.idle.launch_starved)
-    return dict(zip(GAPS, (starved, subtract(inside, starved)), strict=True))
+    return dict(zip(GAPS_IN_OPS, (starved, subtract(inside, starved)), strict=True))
 
 
 def _edges(ops: Slice, starts: Array, ends: Array, steps: Array) -> tuple[Array, Array]:

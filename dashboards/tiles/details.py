@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dashboards.tiles.bubbles import CAUSES, GAPS
+import numpy as np
+
+from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS
 from dashboards.tiles.journey import journey
-from dashboards.tiles.measured import BACK, COMMS, OPS, Table
+from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
 from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.tiles.unlabelled import COMPUTE
@@ -36,6 +38,8 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
     lines: Lines = [("", title), ("rank", str(timeline.layout.rows[at].rank)), ("length", f"{milliseconds(length)} ms")]
     if table == OPS:
         lines += _of_op(timeline, source, of_table, row, at, start)
+        if source == MEASURED and of_table.lanes[int(tracks.lane[track])] == "compute":
+            lines += _of_gaps(timeline, at, start, start + length)
     elif table == COMMS:
         lines += _of_comm(of_table, row)
     else:
@@ -80,6 +84,20 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
         if source == MEASURED
         else []
     )
+
+
+def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
+    """The time in an op in which its device neither computed nor communicated, by its reason."""
+    tracks = timeline.measured.tables[BACK].tracks
+    lengths = dict.fromkeys(GAPS_IN_OPS, 0)
+    for track in tracks.of_rank.get(at, ()):
+        if tracks.lane[track] == GAPS:
+            rows = slice(tracks.ptr[track], tracks.ptr[track + 1])
+            begins, ends = tracks.start[rows], tracks.start[rows] + tracks.length[rows]
+            inside = np.maximum(np.minimum(ends, end) - np.maximum(begins, start), 0)
+            for code, name in enumerate(GAPS_IN_OPS):
+                lengths[name] += int(inside[tracks.group[rows] == code].sum())
+    return [(f"gaps, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
 
 
 def _signed(ns: int) -> str:
@@ -153,5 +171,5 @@ _TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _co
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:
     name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
-    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS).get(name, "")
+    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS_IN_OPS).get(name, "")
     return [("why", text)] if text else []

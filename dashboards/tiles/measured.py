@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.bubbles import CAUSES, GAPS, SendTimes, bubbles_by_cause, gaps_in_ops
+from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS, SendTimes, bubbles_by_cause, gaps_in_ops
 from dashboards.tiles.pyramid import Level, make_pyramid
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
 from dashboards.tiles.unlabelled import COMPUTE, launch_starved, unlabelled_lanes
@@ -25,13 +25,12 @@ from pptrace.workflow.analyse import Analysis
 OP_CLASSES = ("F", "B", "I", "W", "OVERLAP_F_B", "other")
 COMM_CLASSES = ("wait", "transfer", "either")
 """``either``: another side is not in the traces, so that nothing tells waiting from transfer."""
-BACK_CLASSES = tuple(CAUSES)
 OPS, COMMS, BACK = "ops", "comms", "back"
 TABLES = (OPS, COMMS, BACK)
 _COMPUTE, _RANGES, _STEPS = 0, 1, 2
 STEP_RANGES = "steps"
 """Lane of the ranges of whole steps, which is not drawn."""
-_PHASES, BUBBLES, _GAPS = 0, 1, 2
+PHASES, BUBBLES, GAPS = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -137,12 +136,12 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
         at, (steps, starts, ends) = position[rank], windows
         rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
         for code, edges in _phases_of(rows.ops, steps, starts, ends).items():
-            parts.append((at, _PHASES, code, edges[:, 0], edges[:, 1]))
+            parts.append((at, PHASES, code, edges[:, 0], edges[:, 1]))
         bubbles = bubbles_by_cause(rows, lane, starts, ends, steps, sent)
         for code, cause in enumerate(CAUSES):
             parts.append((at, BUBBLES, code, *bubbles[cause].T))
         for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
-            parts.append((at, _GAPS, code, edges[:, 0], edges[:, 1]))
+            parts.append((at, GAPS, code, edges[:, 0], edges[:, 1]))
     host = list(CAUSES).index("host")
     for rank, lane in unlabelled_lanes(analysis.data).items():
         parts.append((position[rank], BUBBLES, host, *launch_starved(lane).T))
@@ -150,7 +149,7 @@ def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int)
     positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
     start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
     tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
-    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(CAUSES), "gaps": tuple(GAPS)}
+    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(CAUSES), "gaps": tuple(GAPS_IN_OPS)}
     return Table(tracks, ("phases", "bubbles", "gaps"), texts)
 
 

@@ -28,3 +28,18 @@ def numbered(numbers: Iterable[int], most: int = 8) -> str:
     parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:most]]
     rest = sum(map(len, runs[most:]))
     return ", ".join(parts) + (f" and {rest} more" if rest else "")
+
+
+def milliseconds(ns: float | None) -> str:
+    """A time in ms, without its unit: whole ones from a second on, and down to microseconds below a tenth of one."""
+    if ns is None:
+        return "–"
+    size = abs(ns)
+    digits = 0 if size >= 1e9 else 2 if size >= 1e5 or size == 0 else 3
+    return f"{round(ns / 1e6, digits) + 0.0:,.{digits}f}"  # a sum of 0.0 is no -0.0
+
+
+def signed_milliseconds(ns: float) -> str:
+    """A difference of times as :func:`milliseconds` has it, with its sign."""
+    text = milliseconds(ns)
+    return text if text.startswith("-") else f"+{text}"

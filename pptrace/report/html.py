@@ -141,7 +141,7 @@ def _header(report: Report) -> str:
     facts += [(axis, str(size)) for axis, size in mesh.axes.items() if size is not None and (size > 1 or axis == "pp")]
     if schedule.num_microbatches is not None:
         facts += [("microbatches", str(schedule.num_microbatches)), ("stages", str(schedule.num_stages))]
-    error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
+    error = "unknown" if clock.uncertainty_ns is None else units.uncertainty(clock.uncertainty_ns)
     facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
     facts += [("clock", f"{clock.method}, {error}")]
     heading = f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"

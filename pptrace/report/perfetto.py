@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from heapq import heappop, heappush
 from typing import Any
+
+import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.workflow.analyse import Analysis
@@ -15,21 +19,26 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
     ops, comms = analysis.data.ops, analysis.data.comms
     starts = [int(table["start_ns"].min()) for table in (ops, comms) if len(table)]
     origin = min(starts, default=0)
-    events = [event for rank in sorted(set(ops["rank"]) | set(comms["rank"])) for event in _names(int(rank))]
+    threads = _threads(comms)
+    most: dict[int, int] = defaultdict(int)
+    for rank, thread in zip(comms["rank"].tolist(), threads, strict=True):
+        most[rank] = max(most[rank], thread)
+    ranks = sorted({int(rank) for table in (ops, comms) for rank in table["rank"]})
+    events = [event for rank in ranks for event in _names(rank, most[rank])]
     op: Any
     comm: Any
     for op in ops.itertuples():
         name = op.pair or (f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}")
         args = {"step": op.step, "chunk": op.chunk, "phase": op.phase, "source": op.source}
         events.append(_slice(name, "op", op, _OPS, origin) | {"args": args})
-    for comm in comms.itertuples():
+    for comm, thread in zip(comms.itertuples(), threads, strict=True):
         wait_us = (comm.transfer_start_ns - comm.start_ns) / 1e3
         transfer_us = (comm.transfer_end_ns - comm.transfer_start_ns) / 1e3
         args = {"axis": comm.axis, "peer": comm.peer, "bytes": comm.bytes, "step": comm.step}
         args |= {"wait_us": wait_us, "transfer_us": transfer_us}
-        events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, _COMMS, origin) | {"args": args})
+        events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, thread, origin) | {"args": args})
         if comm.match >= 0 and comm.kind in P2P:
-            events.append(_flow(comm, origin))
+            events.append(_flow(comm, thread, origin))
     events += [_memory(level, origin) for level in analysis.data.memory.itertuples()]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
@@ -40,11 +49,32 @@ def _memory(level: Any, origin: int) -> dict[str, Any]:
     return {"ph": "C", "name": "memory", "pid": level.rank, "ts": (level.t_ns - origin) / 1e3, "args": known}
 
 
-def _names(rank: int) -> list[dict[str, Any]]:
+def _threads(comms: pd.DataFrame) -> list[int]:
+    """The thread of each row: slices of a thread may not overlap, so that calls that go on at the same time have several."""
+    threads = [_COMMS] * len(comms)
+    rows = enumerate(zip(comms["rank"].tolist(), comms["start_ns"].tolist(), comms["end_ns"].tolist(), strict=True))
+    before: int | None = None
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    for row, (rank, start, end) in sorted(rows, key=lambda entry: entry[1]):
+        if rank != before:
+            before, busy, free = rank, [], []
+        while busy and busy[0][0] <= start:
+            heappush(free, heappop(busy)[1])
+        threads[row] = heappop(free) if free else _COMMS + len(busy)
+        heappush(busy, (end, threads[row]))
+    return threads
+
+
+def _names(rank: int, last_thread: int) -> list[dict[str, Any]]:
+    threads = {_OPS: "ops", _COMMS: "communication"}
+    threads |= {thread: f"communication {thread}" for thread in range(_COMMS + 1, last_thread + 1)}
     return [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
-        {"ph": "M", "name": "thread_name", "pid": rank, "tid": _OPS, "args": {"name": "ops"}},
-        {"ph": "M", "name": "thread_name", "pid": rank, "tid": _COMMS, "args": {"name": "communication"}},
+        *(
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
+            for thread, name in threads.items()
+        ),
     ]
 
 
@@ -60,7 +90,7 @@ def _slice(name: str, category: str, row: Any, thread: int, origin: int) -> dict
     }
 
 
-def _flow(comm: Any, origin: int) -> dict[str, Any]:
+def _flow(comm: Any, thread: int, origin: int) -> dict[str, Any]:
     sends = comm.kind == "send"
     return {
         "ph": "s" if sends else "f",
@@ -68,6 +98,6 @@ def _flow(comm: Any, origin: int) -> dict[str, Any]:
         "cat": "p2p",
         "id": int(comm.match),
         "pid": int(comm.rank),
-        "tid": _COMMS,
+        "tid": thread,
         "ts": ((comm.start_ns if sends else comm.end_ns) - origin) / 1e3,
     } | ({} if sends else {"bp": "e"})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pptrace.analysis.result import Report, StepReport
+from pptrace.model.wording import numbered
 from pptrace.report.units import milliseconds, percent, ratio
 
 _TIGHT = 1.25
@@ -119,14 +120,14 @@ def _slowest(step: StepReport) -> Tile:
 
 
 def _exposed(step: StepReport) -> Tile:
-    known = [rank for rank in step.ranks if rank.exposed_comm_ns is not None]
-    most = max(known, key=lambda rank: rank.exposed_comm_ns or 0, default=None)
+    unknown = [rank.rank for rank in step.ranks if rank.exposed_comm_ns is None]
+    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0, default=None)
+    missing = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
+    detail = "" if most is None else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms"
     return Tile(
         "exposed",
         "Exposed communication",
         percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
-        "no transfer is known from both ends"
-        if most is None
-        else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
+        missing if unknown else detail,
         "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
     )

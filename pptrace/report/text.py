@@ -61,7 +61,7 @@ def _header(report: Report) -> RenderableType:
         line.append(f" · {schedule.name}", style="bold")
         line.append(_sizes(schedule))
     clock = report.clock
-    error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
+    error = "unknown" if clock.uncertainty_ns is None else units.uncertainty(clock.uncertainty_ns)
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
     if lacking := _lacking(report):
         lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pptrace.model.wording import counted as counted
+from pptrace.model.wording import milliseconds as milliseconds
+from pptrace.model.wording import signed_milliseconds as signed_milliseconds
 
 
-def milliseconds(ns: int | None) -> str:
-    if ns is None:
-        return "–"
-    text = f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
-    return "0.00" if text == "-0.00" else text
+def uncertainty(ns: int) -> str:
+    """The most that clocks may be off, with its unit."""
+    return f"±{ns / 1e3:.1f} µs" if ns < 1e6 else f"±{milliseconds(ns)} ms"
 
 
 def percent(share: float | None) -> str:

@@ -257,6 +257,15 @@ class TestBadInput:
         assert len(report["inputs"]) == 4
         assert any("names no rank" in line for line in report["warnings"])
 
+    def test_a_run_that_goes_on_is_read_without_remarks_on_its_own_files(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        (run / "run.json").write_text(json.dumps(facts | {"status": "running", "ranks": []}), encoding="utf-8")
+        (run / "rank0.facts.json").write_text("{}", encoding="utf-8")
+        warnings = report_of(run)["warnings"]
+        assert not [line for line in warnings if "facts.json" in line]
+        assert [line for line in warnings if "it goes on, or its launcher was killed" in line]
+
     def test_the_ranks_of_all_nodes_of_a_run_are_read(self, tmp_path: Path) -> None:
         run = shutil.copytree(P4, tmp_path / "run")
         facts = json.loads((run / "run.json").read_text(encoding="utf-8"))

@@ -130,17 +130,17 @@ def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: V
     assert page.evaluate(FOCUS)[0] == "page"
     tab_to(page, "step")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.activeElement.value === '2'")
-    page.keyboard.press("ArrowDown")
     page.wait_for_function("() => document.activeElement.value === '3'")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("() => document.activeElement.value === '4'")
     page.keyboard.press("Space")
-    page.wait_for_function("() => document.querySelector('#step-value').textContent.startsWith('3')")
+    page.wait_for_function("() => document.querySelector('#step-value').textContent.startsWith('4')")
     page.wait_for_function("() => document.activeElement.id === 'step'")  # has the focus back
     tab_to(page, "to-timeline")
     page.keyboard.press("Enter")
     page.wait_for_selector("#timeline")
     assert settle(page).get_attribute("#to-timeline", "aria-current") == "page"
-    page.wait_for_function("() => document.querySelector('#timeline').timeline.step === 3")
+    page.wait_for_function("() => document.querySelector('#timeline').timeline.step === 4")
     tab_to(page, "timeline-search")
     page.keyboard.type("rank 3 B 5")
     page.keyboard.press("Enter")

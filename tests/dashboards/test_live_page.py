@@ -68,9 +68,11 @@ def ask(client: Any, tick: Any, shown: str) -> Any:
     return client.post("/_dash-update-component", json=asked)
 
 
-def test_a_run_that_is_over_is_not_said_to_write_records_later() -> None:
-    answer = ask(create_app([SAMPLES / "1f1b_p2"]).server.test_client(), 0, "")
-    assert "This run kept none." in answer.get_data(as_text=True)
+def test_a_run_that_is_over_is_not_said_to_write_records_later_and_how_to_see_some_is_said() -> None:
+    answer = ask(create_app([SAMPLES / "1f1b_p2"]).server.test_client(), 0, "").get_data(as_text=True)
+    assert "This run kept none." in answer
+    assert "pptrace run --live -o RUN_DIR" in answer
+    assert "pptrace dashboard RUN_DIR" in answer
 
 
 def test_a_tick_of_another_type_is_refused_and_an_unchanged_one_costs_nothing(tmp_path: Path) -> None:

@@ -197,6 +197,18 @@ EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
 }
 
 
+def test_memory_over_time_that_was_not_recorded_says_how_to_record_it() -> None:
+    page = str(memory.body(Store([SAMPLES / "1f1b_p2"]).get()))
+    assert "Memory over time" in page
+    assert "pptrace run --memory" in page
+
+
+def test_what_is_not_known_of_memory_is_in_words() -> None:
+    page = str(memory.body(Store([SAMPLES / "gpu_zbv_p2"]).get()))
+    assert "activations and the sum of all parts: the plan defers weight gradients" in page
+    assert "_bytes" not in page
+
+
 @pytest.mark.parametrize("make_run", list(EMPTY))
 def test_a_page_that_lacks_what_it_needs_says_why(
     make_run: Callable[[Path, ModuleType], Path], tmp_path: Path, synthetic: ModuleType

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.browser
 
 Serve = Callable[[Sequence[Path]], str]
 DRAWN = "#timeline[data-complete=true]"
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 STATE = "document.querySelector('#timeline').timeline"
 
 
@@ -86,7 +88,7 @@ def window(browser: Any, serve: Serve, run_p4: Path) -> Iterator[Visit]:
 
 @pytest.fixture
 def timeline(window: Visit, serve: Serve, run_p4: Path) -> Iterator[Any]:
-    """A timeline at its first step. The page around it is the same for all tests: to load it takes longer than most of them."""
+    """A timeline at step 2. The page around it is the same for all tests: to load it takes longer than most of them."""
     home, page = serve([run_p4]), window.page
     page.bring_to_front()
     if not page.url.startswith(home):
@@ -285,6 +287,31 @@ def test_keys_are_answered_where_the_link_was_clicked_and_escape_closes_what_lie
     timeline.focus("#step")
     timeline.keyboard.press("w")
     assert view(timeline) == near, "the choice of steps has keys of its own"
+
+
+def test_a_bar_in_several_tiles_is_drawn_once_and_below_it_no_gap_is_lost(
+    visit: Callable[[str], Any], serve: Serve
+) -> None:
+    """Drawn twice a translucent bar is darker, and an op hides the gaps that its first tile has drawn in it."""
+    page = drawn(visit(serve([SAMPLES / "gpu_1f1b_p4"]) + "timeline").page)
+    crossing = page.evaluate(
+        f"""{STATE}.drawn.flatMap(part => Object.values(part.sections).flatMap(section => section.track
+            ? [...section.start].filter((start, bar) => start + section.length[bar] > part.time.end) : [])).length"""
+    )
+    assert crossing, "the view has several tiles"
+    parts = list(ElementTree.fromstring(page.evaluate(f"{STATE}.svg()")).iter())
+    wide = [rect for rect in parts if rect.get("x") and float(rect.get("width", "0")) > 2]
+    drawings = Counter(tuple(sorted(rect.attrib.items())) for rect in wide)
+    assert [attributes for attributes, times in drawings.items() if times > 1] == []
+    gaps = [place for place, part in enumerate(parts) if part.get("fill") == "url(#hatch-host)"]
+    numbers = [place for place, part in enumerate(parts) if part.tag.endswith("text") and part.text == "0"]
+    assert min(numbers) > max(gaps[:-2]), "numbers of microbatches are drawn above all but the legend"
+    assert {"gap in an op: not launched", "gap in an op: no compute"} <= {part.text for part in parts}
+
+
+def test_the_legend_has_only_what_the_run_has(timeline: Any) -> None:
+    assert "gap in an op" not in timeline.inner_text(".timeline-legend")
+    assert "warmup" in timeline.inner_text(".timeline-legend")
 
 
 def test_names_of_a_trace_are_text(visit: Callable[[str], Any], serve: Serve, run_p4: Path, browser: Any) -> None:

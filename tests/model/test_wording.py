@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pptrace.model.wording import counted, listed, numbered
+from pptrace.model.wording import counted, listed, milliseconds, numbered, signed_milliseconds
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,25 @@ def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
 )
 def test_neighbouring_numbers_are_one_part_of_a_list(numbers: Iterable[int], text: str) -> None:
     assert numbered(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text", "signed"),
+    [
+        (47_300, "0.047", "+0.047"),
+        (-1_200, "-0.001", "-0.001"),
+        (-200, "0.000", "+0.000"),
+        (0, "0.00", "+0.00"),
+        (690_000, "0.69", "+0.69"),
+        (-36_604_000, "-36.60", "-36.60"),
+        (1_565_560_000, "1,566", "+1,566"),
+    ],
+)
+def test_a_time_has_whole_ms_from_a_second_on_and_microseconds_where_it_is_short(
+    ns: int, text: str, signed: str
+) -> None:
+    assert (milliseconds(ns), signed_milliseconds(ns)) == (text, signed)
+
+
+def test_a_time_that_is_not_known_is_a_dash() -> None:
+    assert milliseconds(None) == "–"

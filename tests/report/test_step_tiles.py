@@ -62,7 +62,13 @@ def test_of_one_rank_no_mean_is_shown_and_of_an_unknown_transfer_no_rank(report:
     alone = replace(step, ranks=(replace(step.ranks[2], compute_ns=5_000_000, exposed_comm_ns=None),))
     tiles = shown(alone, report)
     assert tiles["slowest"] == ("rank 2", "5.00 ms compute, the only rank with a trace")
-    assert tiles["exposed"] == ("–", "no transfer is known from both ends")
+    assert tiles["exposed"] == ("–", "not known of rank 2")
+
+
+def test_no_rank_has_most_exposed_communication_where_that_of_others_is_not_known(report: Report) -> None:
+    step = report.steps[0]
+    partly = replace(step, ranks=(*(replace(rank, exposed_comm_ns=None) for rank in step.ranks[:3]), step.ranks[3]))
+    assert shown(partly, report)["exposed"] == ("–", "not known of ranks 0 to 2")
 
 
 def test_a_step_without_a_pipeline_has_compute_and_rest_in_place_of_bubbles(report: Report) -> None:

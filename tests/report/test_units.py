@@ -1,18 +1,14 @@
-"""Numbers as texts."""
+"""Formatting of numbers with their units."""
 
 from __future__ import annotations
 
 import pytest
 
-from pptrace.report.units import milliseconds, percent
+from pptrace.report.units import percent, uncertainty
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [(None, "–"), (0, "0.00"), (-4_000, "0.00"), (-6_000, "-0.01"), (1_234_567, "1.23"), (12_345_678_901, "12,346")],
-)
-def test_milliseconds_have_two_digits_unless_there_are_many_and_no_negative_zero(ns: int | None, text: str) -> None:
-    assert milliseconds(ns) == text
+def test_how_far_clocks_may_be_off_has_the_unit_of_its_size() -> None:
+    assert [uncertainty(ns) for ns in (480, 10_504, 10_504_200)] == ["±0.5 µs", "±10.5 µs", "±10.50 ms"]
 
 
 @pytest.mark.parametrize(("share", "text"), [(None, "–"), (-0.0001, "0.0%"), (-0.001, "-0.1%"), (0.256, "25.6%")])

@@ -31,7 +31,7 @@ from pptrace.analysis.compare.result import (
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
 from pptrace.model.tables import Int64
-from pptrace.model.wording import counted, listed
+from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +200,8 @@ def _busy_machines(a: ComparedRun, b: ComparedRun, measured: tuple[float, float]
     if measured is not None:
         allowed = (
             "so the step and what it computes are compared as they were where nothing disturbed them, each op and message as in "
-            f"the least disturbed steps; typical ones took {measured[0]:,.2f} ms in A and {measured[1]:,.2f} ms in B"
+            f"the least disturbed steps; typical ones took {milliseconds(measured[0] * 1e6)} ms in A and "
+            f"{milliseconds(measured[1] * 1e6)} ms in B"
         )
     yield (
         f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
@@ -235,7 +236,7 @@ def _of_runs(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
 def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange]) -> str:
     """The verdict in a sentence."""
     step = "an undisturbed step" if span.is_undisturbed else "a typical step"
-    lengths = f"{step} takes {span.a_ns / 1e6:,.2f} ms in A and {span.b_ns / 1e6:,.2f} ms in B"
+    lengths = f"{step} takes {milliseconds(span.a_ns)} ms in A and {milliseconds(span.b_ns)} ms in B"
     if span.change is not None:
         interval = (
             "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"
@@ -250,7 +251,7 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
     most = (
         ""
         if largest is None
-        else f"; of its parts {part_label(largest)} changed most, {largest.change_ns / 1e6:+,.2f} ms"
+        else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
     )
     return f"B is {verdict}: {lengths}{most}"
 

@@ -157,7 +157,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
         reason = (
             f'unreadable; expected JSON with "schema": "{RUN_SCHEMA}"'
             if run is None
-            else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
+            else f"names no rank (status {run.get('status')!r}: it goes on, or its launcher was killed)"
         )
         warnings.append(f"{run_file}: {reason}; took the traces in its folder")
     entries = entries_of(directory)
@@ -214,8 +214,12 @@ def _why_left(path: Path, read: Collection[Path]) -> str:
     return "in a subdirectory"
 
 
+_FACTS_OF_RANKS = "rank*.facts.json"
+"""Files of a run that goes on: its launcher merges them into run.json at the end."""
+
+
 def _is_run_file(path: Path) -> bool:
-    return path.name == RUN_FILE or path.match("run.node*.json")
+    return path.name == RUN_FILE or path.match("run.node*.json") or path.match(_FACTS_OF_RANKS)
 
 
 def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -82,20 +82,22 @@ _COLOURS: Mapping[str, str] = {
     **KIND_COLOURS,
     "transfer": COMMUNICATION,
     "plan": PART_COLOURS["structural"],
-    "idle": _SHADES[0],
+    "host": PART_COLOURS["host"],
+    "idle": OTHER,
 }
 
 
 def _stack(figure: go.Figure, row: int, parts: Mapping[str, int], whole: int, colours: Mapping[str, str]) -> None:
-    for index, (name, ns) in enumerate(parts.items()):
-        shade = _SHADES[index % 2]
+    before = ""
+    for name, ns in parts.items():
+        before = colours.get(name) or next(shade for shade in _SHADES if shade != before)
         figure.add_bar(
             orientation="h",
             y=[row],
             x=[ns / whole],
             name=name,
             width=0.62,
-            marker={"color": colours.get(name, shade), "line": {"width": 1, "color": BUBBLE}},
+            marker={"color": before, "line": {"width": 1, "color": BUBBLE}},
             text=[name],
             textposition="inside",
             insidetextanchor="middle",

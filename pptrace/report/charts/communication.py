@@ -63,7 +63,7 @@ def comms_chart(step: StepReport) -> go.Figure | None:
     return lay_out(
         figure,
         42 * len(groups) + 110,
-        "ms of a rank in the step, mean",
+        "ms of a rank's calls in the step, mean",
         barmode="stack",
         yaxis=names_axis([plain(f"{axis}  {kind}") for (axis, kind), _ in groups]),
     )

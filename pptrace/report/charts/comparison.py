@@ -9,6 +9,7 @@ from pptrace.analysis.compare.figures import CAUSE
 from pptrace.analysis.compare.result import Comparison
 from pptrace.report.charts.base import label_bars, lay_out, names_axis, plain
 from pptrace.report.colours import COMPUTE, GAIN, OTHER, PART_COLOURS
+from pptrace.report.units import signed_milliseconds
 
 A_COLOUR, B_COLOUR = "#56708F", "#E69F00"
 _MOST_PARTS = 14
@@ -58,7 +59,7 @@ def changes_of_parts(comparison: Comparison) -> go.Figure | None:
             hovertemplate="%{x:+,.2f} ms<extra></extra>",
         )
     )
-    texts = [f"{part.change_ns / 1e6:+,.2f}{' *' if part.significant else ''}" for part in parts]
+    texts = [f"{signed_milliseconds(part.change_ns)}{' *' if part.significant else ''}" for part in parts]
     label_bars(figure, [part.change_ns / 1e6 for part in parts], texts)
     low, high = (bound(0, *(part.change_ns / 1e6 for part in parts)) for bound in (min, max))
     room = _TEXT_PART * (high - low)

@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 
 from pptrace.analysis.whole_run import MemoryReport, RankMemory
 from pptrace.report.charts.base import columns_axis, lay_out
-from pptrace.report.colours import COMPUTE, IDEAL, OTHER
+from pptrace.report.colours import COMPUTE, IDEAL
 from pptrace.report.tables.memory import fullest_of_stages
+from pptrace.report.units import num_bytes
 
 MOST_RANKS = 48
 """Most ranks that are shown one by one; of more, that of each stage with the highest peak."""
@@ -47,12 +48,11 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
                 y=[None if value is None else value / 1e6 for value in values],
                 name=f"{label}, predicted",
                 marker={"color": colour, "line": {"width": 0}},
-                hovertemplate=f"<b>{label}, predicted</b><br>%{{x}}: %{{y:,.2f}} MB<extra></extra>",
+                customdata=[num_bytes(value) for value in values],
+                hovertemplate=f"{label}, predicted: %{{customdata}}<extra></extra>",
             )
-    _marks(
-        figure, names, [rank.start_bytes for rank in ranks], "measured at the start of the step", OTHER, "line-ew-open"
-    )
-    _marks(figure, names, [rank.peak_bytes for rank in ranks], "measured peak", IDEAL, "diamond")
+    _marks(figure, names, [rank.start_bytes for rank in ranks], "measured at the start of the step", "#FFFFFF")
+    _marks(figure, names, [rank.peak_bytes for rank in ranks], "measured peak", IDEAL)
     if not figure.data:
         return None
     return lay_out(
@@ -61,11 +61,24 @@ def memory_chart(memory: MemoryReport) -> go.Figure | None:
         "",
         "MB",
         barmode="stack",
-        xaxis=columns_axis(len(names)),
+        hovermode="x unified",  # small parts cannot be pointed at
+        xaxis=columns_axis(len(names), showspikes=False),
         yaxis={"rangemode": "tozero"},
     )
 
 
+def unseen_parts(memory: MemoryReport) -> Sequence[str]:
+    """Predicted parts that are known and too small to be seen in :func:`memory_chart` on any rank."""
+    ranks = [rank for rank in shown_ranks(memory) if rank.predicted is not None]
+    sizes = {label: [getattr(rank.predicted, field) or 0 for rank in ranks] for field, label, _ in _PARTS}
+    stacks = [sum(parts) for parts in zip(*sizes.values(), strict=True)]
+    measured = (size or 0 for rank in shown_ranks(memory) for size in (rank.peak_bytes, rank.start_bytes))
+    least = max((*stacks, *measured), default=0) * _SEEN_PART
+    return [label for label, of_ranks in sizes.items() if 0 < max(of_ranks, default=0) < least]
+
+
+_SEEN_PART = 1 / 240
+"""Smallest part of the axis that can be seen: a pixel."""
 _ABOVE_MOST = 1.06
 """The top of an axis over its largest value: marks there are whole."""
 
@@ -109,9 +122,7 @@ def rank_name(rank: RankMemory) -> str:
     return f"rank {rank.rank}<br>{'stage' if len(stages) == 1 else 'stages'} {names}"
 
 
-def _marks(
-    figure: go.Figure, names: Sequence[str], values: Sequence[int | None], label: str, colour: str, symbol: str
-) -> None:
+def _marks(figure: go.Figure, names: Sequence[str], values: Sequence[int | None], label: str, fill: str) -> None:
     if all(value is None for value in values):
         return
     figure.add_scatter(
@@ -119,6 +130,7 @@ def _marks(
         y=[None if value is None else value / 1e6 for value in values],
         mode="markers",
         name=label,
-        marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
-        hovertemplate=f"<b>{label}</b><br>%{{x}}: %{{y:,.2f}} MB<extra></extra>",
+        marker={"symbol": "diamond", "size": 11, "color": fill, "line": {"width": 2, "color": IDEAL}},
+        customdata=[num_bytes(value) for value in values],
+        hovertemplate=f"{label}: %{{customdata}}<extra></extra>",
     )

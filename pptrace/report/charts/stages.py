@@ -35,9 +35,11 @@ def stages_chart(costs: Sequence[OpCost]) -> go.Figure | None:
                 "thickness": 1.5,
                 "width": 4,
             },
-            customdata=[[milliseconds(cost.p10_ns), milliseconds(cost.p90_ns), cost.count] for cost in shown],
-            hovertemplate="<b>%{x}</b>: %{y:,.2f} ms, eight in ten ops %{customdata[0]} to %{customdata[1]} ms; "
-            "%{customdata[2]} ops<extra></extra>",
+            customdata=[
+                [*map(milliseconds, (cost.median_ns, cost.p10_ns, cost.p90_ns)), str(cost.count)] for cost in shown
+            ],
+            hovertemplate="<b>%{x}</b>: %{customdata[0]} ms, eight in ten ops %{customdata[1]} to %{customdata[2]} ms; "
+            "%{customdata[3]} ops<extra></extra>",
         )
     return lay_out(
         figure,

@@ -22,7 +22,10 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
         for axis, kind, rank, comm in entries
         if comm.predicted_bytes is not None and comm.bytes is not None
     ]
-    notes = (_against_prediction(measured),) if measured else ()
+    notes: tuple[str, ...] = (_against_prediction(measured),) if measured else ()
+    longest = max((comm.total_ns or 0 for _, _, _, comm in entries), default=0)
+    if step.span_ns is not None and longest > step.span_ns:
+        notes += ("times are sums over calls, which may go on at the same time and beyond the step",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
         rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]

@@ -63,7 +63,7 @@ def _part_row(part: PartChange) -> tuple[str, ...]:
         place_label(part.where),
         units.milliseconds(part.a_ns),
         units.milliseconds(part.b_ns),
-        f"{part.change_ns / 1e6:+,.2f}",
+        units.signed_milliseconds(part.change_ns),
         "–" if change is None else f"{change:+.1%}",
         "*" if part.significant else "",
     )

@@ -78,7 +78,10 @@ def _rows(
     if not differences:
         return [(*head, "not known" if differences is None else "–", *spans, "–", "–")]
     shown = [part for part in differences if part.ns][:most]
-    rows = [(*head, _name(part), *spans, f"{part.ns / 1e6:+,.2f}", _share(part.ns, ns - usual_ns)) for part in shown]
+    rows = [
+        (*head, _name(part), *spans, units.signed_milliseconds(part.ns), _share(part.ns, ns - usual_ns))
+        for part in shown
+    ]
     return [*rows[:1], *(("", "", "", row[3], "", "", *row[6:]) for row in rows[1:])]
 
 

@@ -50,7 +50,7 @@ def causes_table(step: StepReport) -> ReportTable:
         (
             cause.cause,
             ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
-            f"{cause.ns / 1e6:+,.2f}",
+            units.signed_milliseconds(cause.ns),
             units.percent(cause.ns / step.span_ns if step.span_ns else None),
             _meaning(step, cause.cause, [cause]),
         )
@@ -92,8 +92,8 @@ def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
     """One sentence: the measured step against the plan with mean costs and free messages."""
     ideal = parts["compute"] + parts["structural"]
     beyond = {name: value for name, value in parts.items() if name not in ("compute", "structural")}
-    listed = ", ".join(f"{name} {value / 1e6:+,.2f}" for name, value in beyond.items())
+    listed = ", ".join(f"{name} {units.signed_milliseconds(value)}" for name, value in beyond.items())
     return (
         f"With every op at the mean of its kind and free messages, this plan takes {units.milliseconds(ideal)} ms; "
-        f"measured {(span_ns - ideal) / 1e6:+,.2f} ms: {listed}"
+        f"measured {units.signed_milliseconds(span_ns - ideal)} ms: {listed}"
     )

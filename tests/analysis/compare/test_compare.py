@@ -14,6 +14,8 @@ from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
 from pptrace.analysis.compare.recording import RecordedApart, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
 from pptrace.model.traces import Trace
+from pptrace.report.tables.comparison import comparison_tables
+from pptrace.report.tables.table import Amount
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.compare import compared_run, read_compared
@@ -150,6 +152,22 @@ def test_few_steps_are_no_evidence_and_say_so() -> None:
     )
     assert found.warnings[0].startswith("not enough evidence: A has 2 whole steps and B has 2 whole steps")
     assert {part.significant for part in found.parts} == {None}
+
+
+def test_the_sentence_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
+    """Steps of more than a second, of which tables and pictures have whole milliseconds."""
+    files = [replace(RUN, slower=slower).write(tmp_path / f"{slower}.csv", 0) for slower in (0, 0.5)]
+    for file in files:
+        rows = pd.read_csv(file)
+        rows[["start_ns", "end_ns"]] *= 200
+        rows.to_csv(file, index=False)
+    found = compare_runs(*map(read_compared, files))
+    steps, parts = comparison_tables(found, Amount.WHOLE)[:2]
+    spans = [row[2] for row in steps.rows]
+    assert "." not in "".join(spans)
+    assert f"takes {spans[0]} ms in A and {spans[1]} ms in B" in found.detail
+    changes = [row[4] for row in parts.rows if row[0] != "cause"]
+    assert found.detail.endswith(f"changed most, {changes[0]} ms")
 
 
 def test_renamed_kernels_still_match() -> None:

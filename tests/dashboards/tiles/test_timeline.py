@@ -18,6 +18,7 @@ from dashboards.tiles.layout import layout_of
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
 from pptrace.analysis.op_rows import OpRows
+from pptrace.intervals import intersect, merge
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
@@ -169,6 +170,22 @@ def test_a_search_finds_nothing_that_is_not_drawn() -> None:
     found = search(timeline, "longest")["found"]
     assert found[0][2] > 0
     assert not any(name == "ops" and lane == steps for _, _, _, name, lane, *_ in found)
+
+
+def test_an_op_of_a_device_says_how_long_it_did_nothing_in_it_and_why() -> None:
+    """The rest is its compute, which the page Stages has, and its exposed communication."""
+    analysis = load([SAMPLES / "gpu_1f1b_p4"])
+    own = Timeline(analysis)
+    tracks = own.measured.tables["ops"].tracks
+    compute = analysis.data.lanes[0].compute
+    for row in range(tracks.ptr[0], tracks.ptr[1]):
+        begin = own.origin_ns + int(tracks.start[row])
+        end = begin + int(tracks.length[row])
+        texts = dict(details(own, MEASURED, 3, "ops", row))
+        gaps = [float(texts.get(f"gaps, {name}", "0 ms").split()[0]) for name in ("not launched", "no compute")]
+        assert gaps[0] > 0
+        busy = intersect(merge(compute, analysis.data.lanes[0].exposed), np.array([[begin, end]]))
+        assert sum(gaps) == pytest.approx((end - begin - int(np.diff(busy).sum())) / 1e6, abs=0.011)
 
 
 def test_the_details_of_a_bar_are_texts(timeline: Timeline) -> None:

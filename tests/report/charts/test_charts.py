@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
@@ -35,7 +37,7 @@ from pptrace.report.charts.communication import (
     link_rates,
 )
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
-from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart
+from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, unseen_parts
 from pptrace.report.charts.stages import stages_chart
 from pptrace.report.charts.steps import steps_chart
 from pptrace.workflow.load import load
@@ -113,9 +115,13 @@ def test_the_bubble_is_shared_out_by_kind_and_by_stage(report: Report) -> None:
         rows[bar.y[0]] = rows.get(bar.y[0], 0.0) + bar.x[0]
     assert rows == {0: pytest.approx(1.0, abs=0.01), 1: pytest.approx(1.0, abs=0.01)}
     assert blame_chart(replace(step, blame=None)) is None
-    for kinds in ({"idle": 3, "F": 1}, {"F": 3, "idle": 1}):
+    seen = set()
+    for kinds in ({"idle": 3, "F": 1}, {"host": 3, "idle": 2, "F": 1}, {"host": 3, "wait": 2, "idle": 1}):
         again = blame_chart(replace(step, blame=replace(step.blame, by_kind=kinds)))
-        assert trace(again, "idle").marker.color == "#56708F", "wherever it stands"
+        seen.add(trace(again, "idle").marker.color)
+        colours = [bar.marker.color for bar in again.data if bar.y[0] == 0]
+        assert all(one != other for one, other in pairwise(colours)), "neighbours differ"
+    assert len(seen) == 1, "wherever it stands"
 
 
 def test_communication_is_the_mean_over_ranks_and_unknown_parts_are_told_together(report: Report) -> None:
@@ -219,6 +225,39 @@ def test_predicted_parts_are_stacked_beside_the_measured_peak() -> None:
         "measured peak": [9.0, None],
     }
     assert memory_chart(MemoryReport((memory(0, 0, None),), ())) is None
+
+
+def test_parts_too_small_to_be_seen_are_named_and_pointing_at_their_rank_tells_all() -> None:
+    parts = PredictedMemory(3_000, 3_000_000, 12_000, None, None, ())
+    report = MemoryReport((memory(0, 0, 76_000_000, parts), memory(1, 1, None)), ())
+    figure = memory_chart(report)
+    assert figure.layout.hovermode == "x unified"
+    assert {part.name: part.customdata[0] for part in figure.data} == {
+        "weights, predicted": "3.0 KB",
+        "gradients, predicted": "3.0 MB",
+        "optimizer state, predicted": "12.0 KB",
+        "measured peak": "76.0 MB",
+    }
+    assert unseen_parts(report) == ["weights", "optimizer state"]
+    assert unseen_parts(MemoryReport((memory(0, 0, None, parts),), ())) == ["weights", "optimizer state"]
+    assert unseen_parts(MemoryReport((memory(0, 0, 5),), ())) == []
+
+
+def test_what_memory_the_step_began_with_is_seen_on_every_part() -> None:
+    parts = PredictedMemory(1 * MS, 2 * MS, 3 * MS, 4 * MS, 10 * MS, ())
+    figure = memory_chart(MemoryReport((replace(memory(0, 0, 9 * MS, parts), start_bytes=6 * MS),), ()))
+    mark = trace(figure, "measured at the start of the step").marker
+    grounds = [luminance(part.marker.color) for part in figure.data if part.type == "bar"]
+    assert len(grounds) == 4
+    assert all((luminance(mark.color) + 0.05) / (ground + 0.05) > 2 for ground in grounds)
+    assert mark.color != trace(figure, "measured peak").marker.color
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of "#rrggbb", as WCAG defines it."""
+    srgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def test_of_many_ranks_the_fullest_of_each_stage_is_drawn() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pptrace.report.tables import Amount, tables_of_step
 from pptrace.report.tables.table import ReportTable
 from pptrace.workflow.load import load
@@ -25,6 +27,20 @@ def test_bytes_are_held_against_predictions_only_where_both_are_known() -> None:
         return table
 
     sentence = "bytes: predicted from the model's sizes and options = measured, in all {} rows"
-    assert table_of(step).notes == (sentence.format(rows),)
-    assert table_of(partly).notes == (sentence.format(rows - 1),)
+    assert table_of(step).notes[0] == sentence.format(rows)
+    assert table_of(partly).notes[0] == sentence.format(rows - 1)
     assert not [table for table in tables_of_step(silent, Amount.WHOLE) if table.key == "comms"]
+
+
+@pytest.mark.parametrize("amount", list(Amount))
+def test_times_that_sum_to_more_than_the_step_are_explained(amount: Amount) -> None:
+    step = load([SAMPLES / "1f1b_p2"]).report.typical_step
+    assert step is not None
+    assert step.span_ns is not None
+    note = "times are sums over calls, which may go on at the same time and beyond the step"
+    for total_ns, has_note in ((1, False), (2 * step.span_ns, True)):
+        ranks = (
+            replace(rank, comms=tuple(replace(comm, total_ns=total_ns) for comm in rank.comms)) for rank in step.ranks
+        )
+        tables = tables_of_step(replace(step, ranks=tuple(ranks)), amount)
+        assert [note in table.notes for table in tables if table.key == "comms"] == [has_note]
