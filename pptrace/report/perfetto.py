@@ -1,4 +1,7 @@
-"""The aligned run as a Chrome trace, for ui.perfetto.dev: a process per rank, with its ops, its communication and its memory."""
+"""The aligned run as a Chrome trace, for ui.perfetto.dev: a process per rank, with its ops, its communication and its memory.
+
+Ranges of the host, as those of steps, have a thread of their own where ops have the times of a device, which runs behind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pandas as pd
 from pptrace.marks import P2P
 from pptrace.workflow.analyse import Analysis
 
-_OPS, _COMMS = 0, 1
+_OPS, _HOST, _COMMS = 0, 1, 2
 
 
 def perfetto_object(analysis: Analysis) -> dict[str, Any]:
@@ -24,13 +27,15 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
     for rank, thread in zip(comms["rank"].tolist(), threads, strict=True):
         most[rank] = max(most[rank], thread)
     ranks = sorted({int(rank) for table in (ops, comms) for rank in table["rank"]})
-    events = [event for rank in ranks for event in _names(rank, most[rank])]
+    with_device = set(ops.loc[ops["clock"] == "device", "rank"])
+    events = [event for rank in ranks for event in _names(rank, most[rank], rank in with_device)]
     op: Any
     comm: Any
     for op in ops.itertuples():
         name = op.pair or (f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}")
         args = {"step": op.step, "chunk": op.chunk, "phase": op.phase, "source": op.source}
-        events.append(_slice(name, "op", op, _OPS, origin) | {"args": args})
+        thread = _HOST if op.clock == "host" and op.rank in with_device else _OPS
+        events.append(_slice(name, "op", op, thread, origin) | {"args": args})
     for comm, thread in zip(comms.itertuples(), threads, strict=True):
         wait_us = (comm.transfer_start_ns - comm.start_ns) / 1e3
         transfer_us = (comm.transfer_end_ns - comm.transfer_start_ns) / 1e3
@@ -66,9 +71,9 @@ def _threads(comms: pd.DataFrame) -> list[int]:
     return threads
 
 
-def _names(rank: int, last_thread: int) -> list[dict[str, Any]]:
-    threads = {_OPS: "ops", _COMMS: "communication"}
-    threads |= {thread: f"communication {thread}" for thread in range(_COMMS + 1, last_thread + 1)}
+def _names(rank: int, last_thread: int, has_host: bool) -> list[dict[str, Any]]:
+    threads = {_OPS: "ops", **({_HOST: "host"} if has_host else {}), _COMMS: "communication"}
+    threads |= {thread: f"communication {thread - _COMMS + 1}" for thread in range(_COMMS + 1, last_thread + 1)}
     return [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
         *(
