@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratio
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in
-from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, last_like
+from pptrace.slices import Slice, last_like, places_of_each
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -204,9 +204,9 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
     before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
     slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
     loads = []
-    for rank in np.unique(exchanges["rank"]).tolist():
-        own = exchanges["rank"] == rank
-        forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+    for own in places_of_each(exchanges["rank"]):
+        rank = int(exchanges["rank"][own[0]])
+        forward = own[(exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)]
         if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
             forward = own
         of_rank, (rows, ratio) = counts.get(rank), _rows_of_rank(exchanges["rows"][forward], mean[forward])
@@ -270,12 +270,12 @@ def _has_both_ways(own: Slice) -> bool:
     return np.array_equal(there, back)
 
 
-def _total(exchanges: Slice, own: npt.NDArray[np.bool_], name: str) -> int | None:
+def _total(exchanges: Slice, own: Int64, name: str) -> int | None:
     both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
     return int(both.sum()) if (both >= 0).all() else None
 
 
-def _received(exchanges: Slice, own: npt.NDArray[np.bool_]) -> int | None:
+def _received(exchanges: Slice, own: Int64) -> int | None:
     """Bytes that come back; of calls of equal parts as much as is handed in."""
     total = 0
     for call in ("out", "back"):

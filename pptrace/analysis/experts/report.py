@@ -14,7 +14,7 @@ from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.late_steps import expert_steps
-from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of
 from pptrace.analysis.experts.loads import (
     Place,
     common,
@@ -25,6 +25,7 @@ from pptrace.analysis.experts.loads import (
     with_rows,
 )
 from pptrace.analysis.experts.sent_rows import SentRows
+from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
 from pptrace.analysis.experts.traffic_matrix import report_traffic
 from pptrace.analysis.gain_interval import gain_interval
@@ -210,7 +211,9 @@ def _calls_of(
 def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
     """Return whether ranks counted more forwards than there are exchanges."""
     is_forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
-    return any(len(of.step) > int((is_forward & (exchanges["rank"] == rank)).sum()) for rank, of in counts.items())
+    ranks, num = np.unique(exchanges["rank"][is_forward], return_counts=True)
+    forwards = dict(zip(ranks.tolist(), num.tolist(), strict=True))
+    return any(len(of.step) > forwards.get(rank, 0) for rank, of in counts.items())
 
 
 def _reasons(
