@@ -198,7 +198,8 @@ def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
         assert part is not None
         assert (part.known_from, part.num_rows, part.away_rows) == ("counts", 31, 12)
         assert part.away_bytes == (None if width is None else 12 * width)
-        line = f"with the dispatcher {dispatcher} other rows travel than those that are computed: `away_bytes` of `traffic` is null"
+        line = f"with the dispatcher {dispatcher} other rows travel than those that are computed: "
+        line += "`away_bytes` of `traffic` is null"
         assert traffic.reasons == ((line,) if width is None else ())
     both = TokenSizes(64, "all-to-all", 1, ep_groups=((0, 1), (2, 3)))
     traffic = traffic_of(no_exchanges(), {**counts, 2: counts[0]}, {}, both)
