@@ -10,8 +10,8 @@ routes each of h numbers of e bytes, weights and logits of w bytes, E experts, R
     all-gather   R·h·e twice, R weights, 8·R places and 8 bytes for each route of all ranks
     shared MLP   n'·2·f'·e; of its coefficients what they weigh
 
-Where a forward runs in pieces (``instrument/expert/pieces.py``), what begins a piece is kept as well: the rows that came, those that
-came back, and what crosses a cut and is kept by nothing else (a shared MLP's output, weights that the product reads with 16 bits).
+Where a forward runs in pieces (``instrument/expert/pieces.py``), what begins a piece is kept as well: the rows that came, those
+that came back, and what crosses a cut and is kept by nothing else (a shared MLP's output, weights that are read with 16 bits).
 
 Tests hold them against what is alive after the forward.
 """
