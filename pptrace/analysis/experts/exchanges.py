@@ -190,10 +190,13 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     plan.
 
     ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns: where it is not known
-    how, it has to have those of a forward twice, none of them posted ahead.
+    how, it has to have those of its forward and of its backward, none of them posted ahead.
     """
-    op, half, in_turns, is_second, stage, microbatch = (
-        getattr(turns, name)[out] for name in ("op", "half", "in_turns", "is_second", "stage", "microbatch")
+    op, half, in_turns, is_second, stage, microbatch, second_stage, second_microbatch = (
+        getattr(turns, name)[out]
+        for name in (
+            *("op", "half", "in_turns", "is_second", "stage", "microbatch", "second_stage", "second_microbatch"),
+        )
     )
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
@@ -208,35 +211,48 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     sizes = np.diff(np.append(begins, len(op)))
     nth, size = np.arange(len(op)) - np.repeat(begins, sizes), np.repeat(sizes, sizes)
     forward = (output == Output.FORWARD) & ~is_pair
-    num_layers = _num_layers(stage, size, forward)
+    alone = np.unique(ops["stage"][ops.among("kind", (Kind.F,))])
+    num_layers = _num_layers(stage, stage[forward], size[forward], alone)
+    # A pair is its forward, then its backward, of another stage, where these do not take turns.
+    num_second = np.where(second_stage < 0, num_layers, _num_layers(second_stage, stage[forward], size[forward], alone))
+    is_known = is_pair & ~in_turns & (num_layers >= 0) & (num_second >= 0)
+    in_row = is_known & (size == num_layers + num_second)
+    repeats = is_known & (size == num_layers + 2 * num_second) & (num_second > 0)
+    is_behind = (in_row | repeats) & (nth >= num_layers)
     once, twice = size == num_layers, size == 2 * num_layers
     backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
-    again = recomputes & (nth % 2 == 0)  # each layer runs again, then its backward
-    # A pair is its forward, then its backward, of another stage, where these do not take turns.
-    of_forward = np.where(in_turns, once & ~is_second, is_pair & twice & (nth < num_layers))
+    nth_back = np.where(is_behind, nth - num_layers, nth)
+    num_back = np.where(is_behind, num_second, num_layers)
+    recomputes |= repeats & is_behind
+    again = recomputes & (nth_back % 2 == 0)  # each layer runs again, then its backward
+    of_forward = np.where(in_turns, once & ~is_second, (in_row | repeats) & ~is_behind)
     backward[again | of_forward] = 0
     layer = np.select(
-        [(forward & once) | of_forward, once & at & (~is_pair | is_second), recomputes],
-        [nth, num_layers - 1 - nth, num_layers - 1 - nth // 2],
+        [(forward & once) | of_forward, recomputes, (once & at & (~is_pair | is_second)) | is_behind],
+        [nth, num_back - 1 - nth_back // 2, num_back - 1 - nth_back],
         UNKNOWN,
     )
-    is_elsewhere = is_pair & ~of_forward & ~in_turns
+    layer[is_behind & (second_stage < 0)] = UNKNOWN
     return {
         "backward": backward,
-        "stage": np.where(is_elsewhere, UNKNOWN, stage),
-        "microbatch": np.where(is_elsewhere, UNKNOWN, microbatch),
+        "stage": np.where(is_behind, second_stage, stage),
+        "microbatch": np.where(is_behind, second_microbatch, microbatch),
         "layer": layer,
         "again": again.astype(np.int64),
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, twice & ~turns.is_ahead[out])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_ahead[out])).astype(np.int64),
     }
 
 
-def _num_layers(stage: Int64, size: Int64, is_forward: Bool) -> Int64:
-    """The layers with experts of each stage: as many as most of its forwards have exchanges; −1 of a stage without forwards."""
-    num = np.full(len(stage), UNKNOWN)
-    for number in np.unique(stage[is_forward]).tolist():
-        num[stage == number] = int(np.median(size[is_forward & (stage == number)]))
+def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:
+    """The layers with experts of the stages ``of``: as many as most forwards of each have exchanges; −1 of one without forwards.
+
+    ``stage`` and ``size`` are those of exchanges of forwards, and the exchanges of their ops; ``alone`` are the stages that have
+    forwards at all.
+    """
+    num = np.where(np.isin(of, alone), 0, UNKNOWN)
+    for number in np.unique(stage).tolist():
+        num[of == number] = int(np.median(size[stage == number]))
     return num

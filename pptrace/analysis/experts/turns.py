@@ -27,7 +27,7 @@ class Turns:
 
     By call: ``op`` is its op (−1: none), ``half`` a number of the half, or of the whole op, ``in_turns`` whether halves took
     turns there, ``is_second`` whether it is of the second one, which goes backward; ``stage`` and ``microbatch`` are those of the
-    half; ``is_ahead``: it was posted ahead.
+    half, ``second_stage`` and ``second_microbatch`` those of the second half of its op; ``is_ahead``: it was posted ahead.
     """
 
     order: Int64
@@ -37,6 +37,8 @@ class Turns:
     is_second: Bool
     stage: Int64
     microbatch: Int64
+    second_stage: Int64
+    second_microbatch: Int64
     is_ahead: Bool
 
 
@@ -51,14 +53,15 @@ def turns_of(op: Int64, is_ahead: Bool, ops: Slice) -> Turns:
     nothing = np.zeros(len(op), dtype=np.bool_)
     if not len(ops) or not len(op):
         unknown = np.full(len(op), UNKNOWN)
-        return Turns(np.arange(len(op)), op, unknown, nothing, nothing, unknown, unknown, is_ahead)
+        places = np.arange(len(op))
+        return Turns(places, op, unknown, nothing, nothing, unknown, unknown, unknown, unknown, is_ahead)
     at = np.maximum(op, 0)
     stage, microbatch = (np.where(op >= 0, ops[name][at], UNKNOWN) for name in ("stage", "microbatch"))
     kind, kinds = ops.codes("kind")
     pairs = np.flatnonzero(kind == (kinds.index(Kind.OVERLAP_F_B) if Kind.OVERLAP_F_B in kinds else UNKNOWN))
     in_turns, is_second = nothing, nothing
+    second_stage, second_microbatch = _second_halves(ops, pairs)
     if len(pairs):
-        second_stage, second_microbatch = _second_halves(ops, pairs)
         is_forward = kind == (kinds.index(Kind.F) if Kind.F in kinds else UNKNOWN)
         num_calls = np.bincount(op[op >= 0], minlength=len(ops))
         first, second = (
@@ -70,12 +73,13 @@ def turns_of(op: Int64, is_ahead: Bool, ops: Slice) -> Turns:
         nth, by_turns = _nth(op), 2 * np.minimum(first, second)[at]
         is_second = in_turns & np.where(nth < by_turns, nth % 2 == 1, (second > first)[at])
         stage, microbatch = (
-            np.where(is_second, of_second[at], of_op)
-            for of_second, of_op in ((second_stage, stage), (second_microbatch, microbatch))
+            np.where(is_second, of_half[at], of_op)
+            for of_half, of_op in ((second_stage, stage), (second_microbatch, microbatch))
         )
     run = np.cumsum(np.diff(op, prepend=op[:1]) != 0)
     order = np.lexsort((is_second, run))
     half = np.where(op >= 0, 2 * op + is_second, UNKNOWN)
+    of_second = [np.where(op >= 0, column[at], UNKNOWN) for column in (second_stage, second_microbatch)]
     return Turns(
         order,
         op[order],
@@ -84,6 +88,8 @@ def turns_of(op: Int64, is_ahead: Bool, ops: Slice) -> Turns:
         is_second[order],
         stage[order],
         microbatch[order],
+        of_second[0][order],
+        of_second[1][order],
         is_ahead[order],
     )
 
@@ -104,9 +110,11 @@ def _calls_of_stages(stage: Int64, of_ops: Int64, is_forward: Bool, num_calls: I
 
 def _second_halves(ops: Slice, pairs: Int64) -> tuple[Int64, Int64]:
     """(stage, microbatch) of the second half of each pair; −1 of all other ops, and where its text does not tell."""
+    stage, microbatch = (np.full(len(ops), UNKNOWN) for _ in range(2))
+    if not len(pairs):
+        return stage, microbatch
     codes, texts = ops.codes("pair")
     halves = [_second_half(str(text)) for text in texts]
-    stage, microbatch = (np.full(len(ops), UNKNOWN) for _ in range(2))
     for column, values in zip((stage, microbatch), zip(*halves, strict=True), strict=True):
         column[pairs] = np.array(values, dtype=np.int64)[codes[pairs]]
     return stage, microbatch

@@ -170,7 +170,7 @@ class ExpertVolume:
         return None if travelled is None else round(tensors.kept(rows) + tensors.kept_at_cuts(*travelled))
 
     def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float] | None:
-        """The rows that come to a rank along ep in a forward, and those that come back to it, of which its experts compute ``rows``;
+        """The rows that come to a rank along ep in a forward, of which its experts compute ``rows``, and those that come back to it;
         None where they are not known.
         """
         options, sharing = self.facts.experts, self._sharing(rank)

@@ -23,12 +23,15 @@ RANK, STEP, WIDTH = 3, 7, 16
 
 @dataclass
 class Exchange:
-    """One that the rank made: of which half and layer, how many rows it sent and received, and when its experts ran."""
+    """One that the rank made: of which half and layer, how many rows it sent and received, whether it runs ``again``, and when
+    its experts ran.
+    """
 
     action: Action
     layer: int
     sent: int
     received: int
+    again: bool = False
     begin_ns: int = 0
     back_ns: int = 0
 
@@ -40,6 +43,8 @@ class Program:
     rng: random.Random
     layers: dict[int, int]
     is_ahead: bool = True
+    in_turns: bool = True
+    recomputes: bool = False
     now: int = 0
     ops: list[dict[str, object]] = field(default_factory=list)
     calls: list[dict[str, object]] = field(default_factory=list)
@@ -48,8 +53,11 @@ class Program:
     def half(self, action: Action) -> Iterator[None]:
         """The pieces of a forward or backward, as :class:`instrument.expert.pieces.Tape` cuts them."""
         numbers = range(self.layers[action.stage])
-        for layer in numbers if action.kind is Kind.F else reversed(numbers):
-            exchange = Exchange(action, layer, self.rng.randint(1, 99), self.rng.randint(1, 99))
+        order = list(numbers if action.kind is Kind.F else reversed(numbers))
+        twice = self.recomputes and action.kind is Kind.B
+        for nth, layer in enumerate(layer for layer in order for _ in range(1 + twice)):
+            again = twice and nth % 2 == 0
+            exchange = Exchange(action, layer, self.rng.randint(1, 99), self.rng.randint(1, 99), again)
             self.made.append(exchange)
             self.now += self.rng.randint(1, 9)  # what comes before the experts
             call = self.call(exchange.sent, exchange.received)
@@ -84,7 +92,11 @@ class Program:
         action, start = parse_action(text), self.now
         if action.parts:
             first, second = (self.half(part) for part in action.parts)
-            alternate(first, second)  # type: ignore[arg-type]
+            if self.in_turns:
+                alternate(first, second)  # type: ignore[arg-type]
+            else:
+                run_through(first)  # type: ignore[arg-type]
+                run_through(second)  # type: ignore[arg-type]
         else:
             run_through(self.half(action))  # type: ignore[arg-type]
         whole = action.parts[0] if action.parts else action
@@ -110,31 +122,50 @@ def _slice(rows: list[dict[str, object]]) -> Slice:
     )
 
 
-def program_of(seed: int, *, is_ahead: bool = True) -> Program:
+def program_of(seed: int, *, is_ahead: bool = True, in_turns: bool = True, recomputes: bool = False) -> Program:
     """Forwards and backwards of both stages alone, then pairs of either stage's forward and the other's backward."""
     rng = random.Random(seed)
-    program = Program(rng, {0: rng.randint(0, 3), 5: rng.randint(0, 3)}, is_ahead)
+    program = Program(rng, {0: rng.randint(0, 3), 5: rng.randint(0, 3)}, is_ahead, in_turns, recomputes)
     for text in ("0F0", "5F0", "5B0", "0B0", "0F1", "(0F2;5B1)OVERLAP_F_B", "(5F2;0B1)OVERLAP_F_B", "5B2", "0B2"):
         program.run(text)
     return program
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_exchanges_of_pairs_that_take_turns_are_those_that_the_runtime_s_loop_made(seed: int) -> None:
-    program = program_of(seed)
-    if not program.calls:
-        return
+COLUMNS = ("backward", "again", "stage", "microbatch", "layer", "sent", "rows", "begin_ns", "back_start_ns")
+
+
+def found_in(program: Program) -> list[tuple[int, ...]]:
     found = exchanges_of(RANK, program.rows, [STEP], EMPTY)
-    columns = ("backward", "stage", "microbatch", "layer", "sent", "rows", "begin_ns", "back_start_ns")
-    rows = sorted(zip(*(found[name].tolist() for name in columns), strict=True))
-    assert rows == sorted(
+    return sorted(zip(*(found[name].tolist() for name in COLUMNS), strict=True))
+
+
+def made_by(program: Program) -> list[tuple[int, ...]]:
+    return sorted(
         (
-            int(one.action.kind is Kind.B),
+            int(one.action.kind is Kind.B and not one.again),
+            int(one.again),
             *(one.action.stage, one.action.microbatch, one.layer, one.sent, one.received, one.begin_ns, one.back_ns),
         )
         for one in program.made
     )
-    assert not found["again"].any()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_exchanges_of_pairs_that_take_turns_are_those_that_the_runtime_s_loop_made(seed: int) -> None:
+    program = program_of(seed)
+    if program.calls:
+        assert found_in(program) == made_by(program)
+
+
+@pytest.mark.parametrize("recomputes", [False, True], ids=["once", "recomputed"])
+@pytest.mark.parametrize("seed", range(25))
+def test_exchanges_of_pairs_that_run_one_half_after_the_other_are_those_of_both_stages(
+    seed: int, recomputes: bool
+) -> None:
+    """Whatever numbers of layers with experts they have."""
+    program = program_of(seed, is_ahead=False, in_turns=False, recomputes=recomputes)
+    if program.calls:
+        assert found_in(program) == made_by(program)
 
 
 def test_the_programs_have_halves_of_all_lengths() -> None:

@@ -55,13 +55,10 @@ def _hold(mix: Mix) -> HeldLayer:
     torch.manual_seed(mesh.dp_rank)
     length = parallel_of(runtime).activation_length(SEQUENCE)
     x = torch.randn(MICROBATCH_SIZE, length, HIDDEN, dtype=mix.config.dtype).requires_grad_()
-    tape, key = Tape(), MicrobatchKey()
+    tape, key, in_pieces = Tape(), MicrobatchKey(), runtime.program.in_pieces
     watch = StorageWatch(block.parameters())
     with watch:
-        if runtime.program.in_pieces:
-            output = run_through(block.in_pieces(x * 1, tape, key, False))
-        else:
-            output = block(x * 1, key)
+        output = run_through(block.in_pieces(x * 1, tape, key, False)) if in_pieces else block(x * 1, key)
         alive = _settled(watch) - output.untyped_storage().nbytes()
     return HeldLayer(alive, *dispatches[0])
 
