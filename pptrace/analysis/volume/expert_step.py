@@ -170,8 +170,8 @@ class ExpertVolume:
         return None if travelled is None else round(tensors.kept(rows) + tensors.kept_at_cuts(*travelled))
 
     def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float] | None:
-        """The rows that come to a rank along ep in a forward, of which its experts compute ``rows``, and those that come back to it;
-        None where they are not known.
+        """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``; None where
+        they are not known.
         """
         options, sharing = self.facts.experts, self._sharing(rank)
         assert options is not None
