@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instrument.expert.options import Dispatcher, ExpertOptions
-from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratio
+from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes
@@ -59,9 +59,9 @@ def test_the_ratio_of_a_layer_is_that_of_its_forwards() -> None:
 def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
     other = counts_of({0: ROWS[0]}) | counts_of({1: ROWS[1]}, [0, 0, 0, 1])
     for counts in (other, counts_of({0: ROWS[0]}), {}):
-        assert rows_and_ratio(0, GROUPS, counts) is None
+        assert rows_and_ratios(GROUPS, counts) == {}
     assert ratios_of_layer(GROUPS, other, 1) is None
-    assert rows_and_ratio(0, ((0,), (1,)), counts_of(ROWS)) is None  # a rank that has all experts
+    assert rows_and_ratios(((0,), (1,)), counts_of(ROWS)) == {}  # a rank that has all experts
 
 
 def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:
