@@ -99,7 +99,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
         for name in ("end_ns", "posted_ns")
     )
     calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
-    turns = turns_of(_op_of(calls, rows.ops), calls["posted_ns"] > calls["start_ns"], rows.ops)
+    turns = turns_of(_op_of(calls, rows.ops), calls, rows.ops)
     calls, place = calls.where(turns.order), place[turns.order]
     sent, received = sent[turns.order], received[turns.order]
     free = np.where(turns.in_turns, let_go[turns.order], ended[turns.order])
@@ -190,7 +190,7 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     plan.
 
     ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns: where it is not known
-    how, it has to have those of its forward and of its backward, none of them posted ahead.
+    how, it has to have those of its forward and of its backward, each waited for before the next one starts.
     """
     op, half, in_turns, is_second, stage, microbatch, second_stage, second_microbatch = (
         getattr(turns, name)[out]
@@ -242,7 +242,7 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_ahead[out])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_mixed[out])).astype(np.int64),
     }
 
 
