@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RankLoad, RoutingGain
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
@@ -97,16 +97,18 @@ def report_experts(
     has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
     source = "counts" if counts else "splits" if has_rows else "calls"
     gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
+    ranks = rank_loads(exchanges, counts, sizes)
     return ExpertsReport(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
         layers=layer_loads(exchanges, counts, () if sizes is None else sizes.ep_groups),
-        ranks=rank_loads(exchanges, counts, sizes),
+        ranks=ranks,
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=(
             *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
+            *_reasons_of_ranks(exchanges, ranks, is_counted=bool(counts) and sizes is not None),
             *_not_counted(counts, sizes),
             *experts.traffic.reasons,
         ),
@@ -228,9 +230,11 @@ def _reasons(
             "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
             "those that share each expert are in the communication along etp"
         )
-    elif not has_rows:
+    elif not has_rows and not counts:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
-    elif _has_more_rows(exchanges, counts):
+    elif not has_rows:
+        yield "which forward each call is of is not known, and so not its rows: slowness and what unequal routes cost are null"
+    if len(exchanges) and _has_more_rows(exchanges, counts):
         yield (
             "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
             f"calls are those of the other ops, routes {'and rows' if has_sizes else 'of experts'} those of all"
@@ -241,3 +245,17 @@ def _reasons(
         yield "no ops of a pipeline: of calls the layer and the direction are null"
     elif len(exchanges) and (exchanges["layer"] < 0).any():
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
+
+
+def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], *, is_counted: bool) -> Iterable[str]:
+    """Lines on figures of ranks whose routes were counted (``is_counted``), or whose rows calls tell."""
+    if is_counted and any(rank.predicted_bytes is None for rank in ranks):
+        yield (
+            "forwards do not have equally many calls (some microbatches are recomputed, or ops were left out): `predicted_bytes` "
+            "and `flops` are null"
+        )
+    has_rows = len(exchanges) > 0 and (exchanges["rows"] >= 0).all() and (exchanges["backward"] >= 0).all()
+    if has_rows and any(rank.in_flight_rows is None for rank in ranks):
+        is_again = bool(exchanges["again"].any())
+        reason = "forwards run again, for which rows are not kept" if is_again else "some backwards have no known calls"
+        yield f"{reason}: `in_flight_rows` is null"
