@@ -105,11 +105,13 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     return numbers
 
 
-def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts], groups: Groups = ()) -> tuple[LayerLoad, ...]:
+def layer_loads(
+    exchanges: Slice, counts: Mapping[int, RankCounts], groups: Groups = (), layers_per_stage: Sequence[int] = ()
+) -> tuple[LayerLoad, ...]:
     """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone.
 
     ``groups`` are the ranks that exchange tokens, where the run's facts tell: then rows are those of all forwards, else of those
-    whose calls tell them.
+    whose calls tell them. ``layers_per_stage`` tells the stages of layers without exchanges.
     """
     numbers = layers_of_places(exchanges, counts)
     forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
@@ -124,8 +126,18 @@ def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts], groups: Grou
     ]
     if not loads:
         counted = sorted({layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()})
-        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts, groups) for nth, layer in enumerate(counted)]
+        known = _places_of_layers(counted, layers_per_stage)
+        loads = [_layer_load(place, layer, rows, counts, groups) for layer, place in zip(counted, known, strict=True)]
     return tuple(loads)
+
+
+def _places_of_layers(layers: Sequence[int], layers_per_stage: Sequence[int]) -> list[Place]:
+    """The stage of each layer with experts, and which one of the stage's it is; without stages which one of all."""
+    first_of_next = np.cumsum(layers_per_stage)
+    if not layers or not len(first_of_next) or layers[-1] >= first_of_next[-1]:
+        return [Place(UNKNOWN, nth) for nth in range(len(layers))]
+    stages = np.searchsorted(first_of_next, layers, side="right").tolist()
+    return [Place(stage, nth - stages.index(stage)) for nth, stage in enumerate(stages)]
 
 
 def _layer_load(

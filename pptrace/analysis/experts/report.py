@@ -102,7 +102,9 @@ def report_experts(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
-        layers=layer_loads(exchanges, counts, () if sizes is None else sizes.ep_groups),
+        layers=layer_loads(
+            exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage)
+        ),
         ranks=ranks,
         calls=_calls(exchanges, counts),
         routing=gain,
