@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +110,7 @@ def report_experts(
         routing=gain,
         reasons=(
             *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
-            *_reasons_of_ranks(exchanges, ranks, is_counted=bool(counts) and sizes is not None),
+            *_reasons_of_ranks(exchanges, ranks, () if sizes is None else counts),
             *_not_counted(counts, sizes),
             *experts.traffic.reasons,
         ),
@@ -249,13 +249,18 @@ def _reasons(
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
 
 
-def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], *, is_counted: bool) -> Iterable[str]:
-    """Lines on figures of ranks whose routes were counted (``is_counted``), or whose rows calls tell."""
-    if is_counted and any(rank.predicted_bytes is None for rank in ranks):
+def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Collection[int]) -> Iterable[str]:
+    """Lines on figures of ranks that ``counted`` routes of known sizes, or whose rows calls tell."""
+    nulls = {(rank.predicted_bytes is None, rank.flops is None) for rank in ranks if rank.rank in counted}
+    if (True, True) in nulls:
         yield (
             "forwards do not have equally many calls (some microbatches are recomputed, or ops were left out): `predicted_bytes` "
             "and `flops` are null"
         )
+    if (True, False) in nulls:
+        yield "not all ranks that share experts counted routes: `predicted_bytes` of some is null"
+    if (False, True) in nulls:
+        yield "no calls of backwards are known: `flops` is null"
     has_rows = len(exchanges) > 0 and (exchanges["rows"] >= 0).all() and (exchanges["backward"] >= 0).all()
     if has_rows and any(rank.in_flight_rows is None for rank in ranks):
         is_again = bool(exchanges["again"].any())

@@ -177,6 +177,9 @@ class ExpertVolume:
         assert options is not None
         if options.dispatcher == "padded":
             return rows / sizes.etp, rows / sizes.etp
+        if sizes.etp == 1:
+            own = self._totals[rank, layer]
+            return rows, int(own.kept.sum()) / own.forwards
         totals = [self._totals.get((each, layer)) for each in sharing]
         known = [each for each in totals if each is not None and len(each.kept) == sizes.num_experts]
         if len(known) < len(sharing) or len({each.forwards for each in known}) > 1:

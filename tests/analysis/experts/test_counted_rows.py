@@ -87,9 +87,9 @@ def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
     assert (line in part.reasons, line in whole.reasons) == (True, False)
 
 
-def reasons_of(exchanges: Slice, counts: dict[int, RankCounts]) -> str:
+def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) -> str:
     experts = {f"experts_{name}": value for name, value in asdict(expert_facts(ExpertOptions(2))).items()}
-    mesh = {"pp": 1, "dp": 2, "cp": 1, "tp": 1, "ep": 2, "etp": 1, "order": "tp-cp-dp-pp"}
+    mesh = {"pp": 1, "dp": 2 * etp, "cp": 1, "tp": 1, "ep": 2, "etp": etp, "order": "tp-cp-dp-pp"}
     facts = {0: {"model": facts_of_run(experts=experts.pop("experts_num"), **experts), "mesh": mesh}}
     report = report_experts(ExpertsOfRun(exchanges, counts), (), facts)
     assert report is not None
@@ -106,6 +106,12 @@ def test_figures_that_are_null_have_a_line() -> None:
     again.columns["again"][[2, 7]] = 1
     assert "recomputed, or ops were left out): `predicted_bytes` and `flops` are null" in reasons_of(again, counts)
     assert "forwards run again, for which rows are not kept: `in_flight_rows` is null" in reasons_of(again, counts)
+    forwards = reasons_of(exchanges(0, 0), counts)
+    assert "no calls of backwards are known: `flops` is null" in forwards
+    assert "`predicted_bytes`" not in forwards
+    shared = reasons_of(whole, {0: counts[0]}, etp=2)
+    assert "not all ranks that share experts counted routes: `predicted_bytes` of some is null" in shared
+    assert "`flops`" not in shared
     part = exchanges(0, 0)
     part.columns["microbatch"][[1, 3]] = 1
     assert "some backwards have no known calls: `in_flight_rows` is null" in reasons_of(part, counts)

@@ -158,5 +158,7 @@ def test_rows_that_come_to_ranks_that_share_experts_need_the_counts_of_all_of_th
         routes = {(rank, 0, 0): kept for rank in range(4) if rank != missing}
         volume = ExpertVolume(facts_of(mix, 1), mesh_info(mix), routes)
         assert (volume.kept_bytes(0, 0, "none", in_pieces=True) is None) is (missing is not None)
+    alone = ExpertVolume(facts_of(PAIRS[0], 1), mesh_info(PAIRS[0]), {(0, 0, 0): kept})
+    assert alone.kept_bytes(0, 0, "none", in_pieces=True) is not None  # without etp a rank counts what comes to it
     uneven = {(0, 1, 0): kept, **{(rank, 0, 0): kept for rank in range(4)}}
     assert ExpertVolume(facts_of(mix, 1), mesh_info(mix), uneven).kept_bytes(0, 0, "none", in_pieces=True) is None
