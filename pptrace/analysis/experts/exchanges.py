@@ -37,7 +37,7 @@ EXCHANGES = (
 """Columns of exchanges, the transfer that compute hides among them. −1: not known.
 
 ``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
-are the rows that the rank handed in, ``rows`` those that it received, for its experts. ``op_`` is what the op around it fills
+are the rows that the rank handed in, ``rows`` those that its experts computed. ``op_`` is what the op around it fills
 in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
 begin: after the last call before that which takes rows back. ``out_row`` is the row of the dispatch in its rank's communication.
 """
@@ -110,13 +110,36 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
-    columns |= {"sent": sent[out], "rows": received[out], "out_row": place[out]}
+    shared = _calls_of_sharing(comms, steps)
+    rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns.in_turns[out])
+    columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
     came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
     columns["begin_ns"] = np.clip(free[back], came, np.maximum(calls["start_ns"][back], came))
     hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
     for call, at in (("out", out), ("back", back)):
         columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
     return Slice({name: columns[name] for name in EXCHANGES})
+
+
+def _calls_of_sharing(comms: Slice, steps: Sequence[int]) -> Slice:
+    """The calls of a rank with those that share its experts (etp), in order of time."""
+    chosen = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
+    chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
+    return comms.where(np.flatnonzero(chosen)).in_order_of("start_ns")
+
+
+def _rows_with_shared(shared: Slice, calls: Slice, out: Int64, received: Int64, in_turns: Bool) -> Int64:
+    """The rows of a rank's experts in exchanges that begin with ``out``: those that it received, or where it shares its experts all
+    that the first call along etp between dispatch and combine brings; −1 where that call's splits are not known, and in halves
+    that take turns, where it may be one of the other half.
+    """
+    if not len(shared):
+        return received
+    _, gathered = _rows_of_calls(shared)
+    at = np.searchsorted(shared["start_ns"], calls["start_ns"][out])
+    first = np.minimum(at, len(shared) - 1)
+    is_between = (at < len(shared)) & (shared["start_ns"][first] < calls["start_ns"][out + 1])
+    return np.where(in_turns, UNKNOWN, np.where(is_between, gathered[first], received))
 
 
 def _rows_of_calls(calls: Slice) -> tuple[Int64, Int64]:
