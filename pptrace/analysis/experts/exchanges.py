@@ -129,9 +129,9 @@ def _calls_of_sharing(comms: Slice, steps: Sequence[int]) -> Slice:
 
 
 def _rows_with_shared(shared: Slice, calls: Slice, out: Int64, received: Int64, in_turns: Bool) -> Int64:
-    """The rows of a rank's experts in exchanges that begin with ``out``: those that it received, or where it shares its experts all
-    that the first call along etp between dispatch and combine brings; −1 where that call's splits are not known, and in halves
-    that take turns, where it may be one of the other half.
+    """The rows of a rank's experts in exchanges that begin with ``out``: those that it received, or where it shares its experts
+    all that the first call along etp between dispatch and combine brings; −1 where that call's splits are not known, and in
+    halves that take turns, where it may be one of the other half.
     """
     if not len(shared):
         return received
