@@ -209,6 +209,14 @@ def _ordered_parts(ordered: Slice, values: Array) -> Iterator[Slice]:
         yield ordered.where(slice(start, end))
 
 
+def places_of_each(values: Array) -> list[npt.NDArray[np.int64]]:
+    """The places of each value, in the order of the values."""
+    if not len(values):
+        return []
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+
+
 def _plain(column: pd.Series[Any]) -> Any:
     if isinstance(column.dtype, pd.CategoricalDtype):
         return Texts(column.array.codes, tuple(column.array.categories))

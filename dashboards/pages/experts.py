@@ -25,6 +25,7 @@ from pptrace.report.tables.experts import expert_tables, gain_of_equal_rows, lat
 _NO_ROUTES = "Routes of each expert were not recorded; pptrace's own runtime counts them."
 _NO_ROWS = "The calls of experts do not tell how many rows they carry."
 _NO_MATCH = "The members of these calls are not known, or have no trace."
+_NO_CALLS = "No calls are known that bring rows to experts on other ranks."
 _NO_TRAFFIC = "Neither the calls nor counts of routes tell which rank's rows go where; below is why."
 
 _EQUAL = "1 is an equal share of the routes"
@@ -46,6 +47,7 @@ def body(loaded: Loaded) -> list[Node]:
                 "No experts", "Nothing communicates along ep in these traces, and no routes were counted.", "no-experts"
             )
         ]
+    no_rows, no_match = (_NO_ROWS, _NO_MATCH) if experts.calls else (_NO_CALLS, _NO_CALLS)
     of_many = (
         f"; of more than {MOST_RANKS} ranks, those for which others waited longest"
         if len(experts.ranks) > MOST_RANKS
@@ -60,13 +62,13 @@ def body(loaded: Loaded) -> list[Node]:
             _NO_ROUTES,
             note=_EQUAL,
         ),
-        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", _NO_ROWS, note=_OF_GROUP + of_many),
-        chart("Who is waited for", lateness_chart(experts), "expert-lateness", _NO_MATCH, note=_OF_OTHERS + of_many),
+        chart("Rows of each rank's experts", rows_chart(experts), "expert-rows", no_rows, note=_OF_GROUP + of_many),
+        chart("Who is waited for", lateness_chart(experts), "expert-lateness", no_match, note=_OF_OTHERS + of_many),
         chart(
             "Who is late, step by step",
             late_steps_chart(experts),
             "expert-late-steps",
-            _NO_MATCH,
+            no_match,
             note=late_in_most_steps(experts.steps) or "colour: the rank for which the others waited longest",
         ),
         chart(

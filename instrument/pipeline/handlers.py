@@ -135,6 +135,7 @@ def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
 def _forward_in_pieces(run: StepRun, cell: Cell) -> Pieces[Tensor]:
     """The forward, which pauses only where the program runs in pieces."""
     program, stage, tape = run.program, run.program.stages[cell.stage], Tape()
+    run.buffers.begin_forward()
     stage_input = None if program.plan.previous_stage(cell.stage) is None else run.buffers.take_input(cell)
     kwargs = program.forward_kwargs(run.step, cell)
     x = run.batch.tokens_of(cell.microbatch) if stage_input is None else stage_input

@@ -51,10 +51,13 @@ class MicrobatchBuffers:
     def take_input(self, cell: Cell) -> Tensor:
         return _take(self._inputs, cell, "input")
 
+    def begin_forward(self) -> None:
+        """Count a forward that begins; the backward with which it takes turns may be done before it ends."""
+        self.peak_in_flight = max(self.peak_in_flight, len(self._forwards) + 1)
+
     def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
         """Store the graph of a forward that has run, until :meth:`take_forward`."""
         self._forwards[cell] = ForwardState(stage_input, get_gradient_edge(output), tape or Tape())
-        self.peak_in_flight = max(self.peak_in_flight, len(self._forwards))
 
     def take_forward(self, cell: Cell) -> ForwardState:
         return _take(self._forwards, cell, "forward")

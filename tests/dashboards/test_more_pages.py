@@ -336,6 +336,18 @@ def test_a_run_with_experts_has_the_pictures_and_tables_of_its_page() -> None:
     assert unknown == set(pictures) - {"expert-matrix"}
 
 
+def test_where_no_rank_sends_rows_to_another_the_page_says_so() -> None:
+    """One rank has all experts: nothing is unknown of calls that there are not."""
+    report = analyse(Experts(rows=((90, 80), (60, 60))).traces()).report
+    assert report.experts is not None
+    alone = replace(report.experts, calls=(), ranks=(), steps=(), traffic=None, routing=None)
+    analysis = replace(analyse(Experts(rows=((90, 80), (60, 60))).traces()), report=replace(report, experts=alone))
+    page = text(experts.body(Loaded((), analysis)))
+    assert "No calls are known that bring rows to experts on other ranks." in page
+    assert "do not tell how many rows" not in page
+    assert "members of these calls" not in page
+
+
 def _without_counts(report: Report) -> Report:
     assert report.experts is not None
     layers = tuple(replace(layer, routes=None) for layer in report.experts.layers)

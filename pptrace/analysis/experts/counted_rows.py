@@ -45,11 +45,13 @@ def ratios_of_layer(groups: Groups, counts: Mapping[int, RankCounts], layer: int
     return np.concatenate(ratios) if ratios and len(groups[0]) > 1 else None
 
 
-def rows_and_ratio(rank: int, groups: Groups, counts: Mapping[int, RankCounts]) -> tuple[int, float | None] | None:
-    """(rows of a rank in all forwards, these over the mean of its group); None where they are not known."""
-    group = next((group for group in groups if rank in group), ())
-    rows = rows_of_group(group, counts) if len(group) > 1 else None
-    if rows is None:
-        return None
-    own, mean = int(rows[group.index(rank)].sum()), float(rows.sum() / len(group))
-    return own, own / mean if mean else None
+def rows_and_ratios(groups: Groups, counts: Mapping[int, RankCounts]) -> dict[int, tuple[int, float | None]]:
+    """Rank → (its rows in all forwards, these over the mean of its group); none where they are not known."""
+    found: dict[int, tuple[int, float | None]] = {}
+    for group in groups:
+        rows = rows_of_group(group, counts) if len(group) > 1 else None
+        if rows is None:
+            continue
+        of_ranks, mean = rows.sum(axis=1).tolist(), float(rows.sum() / len(group))
+        found |= {rank: (own, own / mean if mean else None) for rank, own in zip(group, of_ranks, strict=True)}
+    return found

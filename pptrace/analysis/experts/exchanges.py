@@ -37,7 +37,7 @@ EXCHANGES = (
 """Columns of exchanges, the transfer that compute hides among them. −1: not known.
 
 ``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
-are the rows that the rank handed in, ``rows`` those that it received, for its experts. ``op_`` is what the op around it fills
+are the rows that the rank handed in, ``rows`` those that its experts computed. ``op_`` is what the op around it fills
 in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
 begin: after the last call before that which takes rows back. ``out_row`` is the row of the dispatch in its rank's communication.
 """
@@ -99,7 +99,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
         for name in ("end_ns", "posted_ns")
     )
     calls, place, sent, received = calls.where(carries), place[carries], sent[carries], received[carries]
-    turns = turns_of(_op_of(calls, rows.ops), calls["posted_ns"] > calls["start_ns"], rows.ops)
+    turns = turns_of(_op_of(calls, rows.ops), calls, rows.ops)
     calls, place = calls.where(turns.order), place[turns.order]
     sent, received = sent[turns.order], received[turns.order]
     free = np.where(turns.in_turns, let_go[turns.order], ended[turns.order])
@@ -110,13 +110,36 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
-    columns |= {"sent": sent[out], "rows": received[out], "out_row": place[out]}
+    shared = _calls_of_sharing(comms, steps)
+    rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns.in_turns[out])
+    columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
     came = np.maximum(calls["end_ns"], calls["asked_ns"])[out]
     columns["begin_ns"] = np.clip(free[back], came, np.maximum(calls["start_ns"][back], came))
     hidden = lengths_within(compute, calls["transfer_start_ns"], calls["transfer_end_ns"])
     for call, at in (("out", out), ("back", back)):
         columns |= {f"{call}_{name}": calls[name][at] for name in CALL_COLUMNS} | {f"{call}_hidden_ns": hidden[at]}
     return Slice({name: columns[name] for name in EXCHANGES})
+
+
+def _calls_of_sharing(comms: Slice, steps: Sequence[int]) -> Slice:
+    """The calls of a rank with those that share its experts (etp), in order of time."""
+    chosen = comms.among("axis", (Axis.ETP,)) & (comms["group_size"] != 1)
+    chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))
+    return comms.where(np.flatnonzero(chosen)).in_order_of("start_ns")
+
+
+def _rows_with_shared(shared: Slice, calls: Slice, out: Int64, received: Int64, in_turns: Bool) -> Int64:
+    """The rows of a rank's experts in exchanges that begin with ``out``: those that it received, or where it shares its experts
+    all that the first call along etp between dispatch and combine brings; −1 where that call's splits are not known, and in
+    halves that take turns, where it may be one of the other half.
+    """
+    if not len(shared):
+        return received
+    _, gathered = _rows_of_calls(shared)
+    at = np.searchsorted(shared["start_ns"], calls["start_ns"][out])
+    first = np.minimum(at, len(shared) - 1)
+    is_between = (at < len(shared)) & (shared["start_ns"][first] < calls["start_ns"][out + 1])
+    return np.where(in_turns, UNKNOWN, np.where(is_between, gathered[first], received))
 
 
 def _rows_of_calls(calls: Slice) -> tuple[Int64, Int64]:
@@ -190,10 +213,13 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     plan.
 
     ``is_clear``: which calls belong together. In an overlapped pair those of both halves may take turns: where it is not known
-    how, it has to have those of a forward twice, none of them posted ahead.
+    how, it has to have those of its forward and of its backward, each waited for before the next one starts.
     """
-    op, half, in_turns, is_second, stage, microbatch = (
-        getattr(turns, name)[out] for name in ("op", "half", "in_turns", "is_second", "stage", "microbatch")
+    op, half, in_turns, is_second, stage, microbatch, second_stage, second_microbatch = (
+        getattr(turns, name)[out]
+        for name in (
+            *("op", "half", "in_turns", "is_second", "stage", "microbatch", "second_stage", "second_microbatch"),
+        )
     )
     unknown = np.full(len(op), UNKNOWN)
     if not len(op) or not len(ops):
@@ -208,35 +234,48 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
     sizes = np.diff(np.append(begins, len(op)))
     nth, size = np.arange(len(op)) - np.repeat(begins, sizes), np.repeat(sizes, sizes)
     forward = (output == Output.FORWARD) & ~is_pair
-    num_layers = _num_layers(stage, size, forward)
+    alone = np.unique(ops["stage"][ops.among("kind", (Kind.F,))])
+    num_layers = _num_layers(stage, stage[forward], size[forward], alone)
+    # A pair is its forward, then its backward, of another stage, where these do not take turns.
+    num_second = np.where(second_stage < 0, num_layers, _num_layers(second_stage, stage[forward], size[forward], alone))
+    is_known = is_pair & ~in_turns & (num_layers >= 0) & (num_second >= 0)
+    in_row = is_known & (size == num_layers + num_second)
+    repeats = is_known & (size == num_layers + 2 * num_second) & (num_second > 0)
+    is_behind = (in_row | repeats) & (nth >= num_layers)
     once, twice = size == num_layers, size == 2 * num_layers
     backward, recomputes = np.where(forward, 0, np.where(output < 0, UNKNOWN, 1)), twice & ~forward & ~is_pair
-    again = recomputes & (nth % 2 == 0)  # each layer runs again, then its backward
-    # A pair is its forward, then its backward, of another stage, where these do not take turns.
-    of_forward = np.where(in_turns, once & ~is_second, is_pair & twice & (nth < num_layers))
+    nth_back = np.where(is_behind, nth - num_layers, nth)
+    num_back = np.where(is_behind, num_second, num_layers)
+    recomputes |= repeats & is_behind
+    again = recomputes & (nth_back % 2 == 0)  # each layer runs again, then its backward
+    of_forward = np.where(in_turns, once & ~is_second, (in_row | repeats) & ~is_behind)
     backward[again | of_forward] = 0
     layer = np.select(
-        [(forward & once) | of_forward, once & at & (~is_pair | is_second), recomputes],
-        [nth, num_layers - 1 - nth, num_layers - 1 - nth // 2],
+        [(forward & once) | of_forward, recomputes, (once & at & (~is_pair | is_second)) | is_behind],
+        [nth, num_back - 1 - nth_back // 2, num_back - 1 - nth_back],
         UNKNOWN,
     )
-    is_elsewhere = is_pair & ~of_forward & ~in_turns
+    layer[is_behind & (second_stage < 0)] = UNKNOWN
     return {
         "backward": backward,
-        "stage": np.where(is_elsewhere, UNKNOWN, stage),
-        "microbatch": np.where(is_elsewhere, UNKNOWN, microbatch),
+        "stage": np.where(is_behind, second_stage, stage),
+        "microbatch": np.where(is_behind, second_microbatch, microbatch),
         "layer": layer,
         "again": again.astype(np.int64),
         "op_stage": op_stage,
         "op_microbatch": op_microbatch,
         "op_output": output,
-        "is_clear": (~is_pair | np.where(in_turns, once, twice & ~turns.is_ahead[out])).astype(np.int64),
+        "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_mixed[out])).astype(np.int64),
     }
 
 
-def _num_layers(stage: Int64, size: Int64, is_forward: Bool) -> Int64:
-    """The layers with experts of each stage: as many as most of its forwards have exchanges; −1 of a stage without forwards."""
-    num = np.full(len(stage), UNKNOWN)
-    for number in np.unique(stage[is_forward]).tolist():
-        num[stage == number] = int(np.median(size[is_forward & (stage == number)]))
+def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:
+    """The layers with experts of the stages ``of``: as many as most forwards of each have exchanges; −1 of one without forwards.
+
+    ``stage`` and ``size`` are those of exchanges of forwards, and the exchanges of their ops; ``alone`` are the stages that have
+    forwards at all.
+    """
+    num = np.where(np.isin(of, alone), 0, UNKNOWN)
+    for number in np.unique(stage).tolist():
+        num[of == number] = int(np.median(size[stage == number]))
     return num

@@ -31,7 +31,7 @@ class TokenSizes:
     """Sizes of a run with experts: bytes of a token, the way of tokens to experts, the ranks that share each expert, the tokens
     that a rank routes in a forward, and floating-point operations of a row (``row_flops``) in the part of an expert that a rank
     has. ``ep_groups`` are the ranks that exchange tokens, ``sharing_groups`` those whose experts compute the same tokens: of ep
-    and etp together.
+    and etp together. ``layers_per_stage`` are the layers of each stage of the model.
     """
 
     row_bytes: int
@@ -41,6 +41,7 @@ class TokenSizes:
     row_flops: int = 0
     ep_groups: tuple[tuple[int, ...], ...] = ()
     sharing_groups: tuple[tuple[int, ...], ...] = ()
+    layers_per_stage: tuple[int, ...] = ()
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that a rank exchanges tokens with, itself included; () where they are not known."""
@@ -79,6 +80,7 @@ def _sizes_of(
         4 * model.hidden * (model.expert_width // etp),
         tuple(sorted(groups)),
         tuple(sorted(sharing)),
+        tuple(model.layers_per_stage),
     )
 
 

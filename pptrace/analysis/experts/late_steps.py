@@ -12,15 +12,13 @@ from pptrace.analysis.experts.lateness import (
     COMBINE,
     DISPATCH,
     SLOW,
-    Floats,
     Lateness,
     has_most_rows,
     is_often,
     lateness_of,
-    slowness_of_rank,
-    times_of_experts,
 )
 from pptrace.analysis.experts.routing import groups_of, mean_rows
+from pptrace.analysis.experts.slowness import Floats, median_slowness, times_of_experts
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -97,6 +95,6 @@ class _Waits:
         before, after = self.before.caused[own], self.after.caused[own]
         if before.sum() >= after.sum():
             return "before"
-        if (slowness_of_rank(self.times.where(at), rank) or 1.0) >= SLOW:
+        if median_slowness(self.times.where(met)).get(rank, 1.0) >= SLOW:
             return "slow"
         return "rows" if (after * self.has_most[own]).sum() > after.sum() / 2 else None

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.experts.routing import groups_of, time_in_experts, time_per_row
+from pptrace.analysis.experts.routing import groups_of
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.slices import Slice
-
-Floats = npt.NDArray[np.float64]
 
 DISPATCH, COMBINE = "dispatch", "combine"
 ROLES = {DISPATCH: "out", COMBINE: "back"}
@@ -57,59 +55,6 @@ def lateness_of(exchanges: Slice, role: str) -> Lateness:
     lateness.is_last[known[firsts]] = total[of[firsts]] > 0  # who enters with all others is not last
     lateness.caused[known[firsts]] = total[of[firsts]]
     return lateness
-
-
-def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
-    """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
-    over exchanges whose rows are known.
-
-    What others would take is the median of theirs, moved to as many rows by what a row takes.
-    """
-    times = times_of_experts(exchanges)
-    ranks = np.unique(times["rank"][times["group"] >= 0]).tolist()
-    slowness = {rank: slowness_of_rank(times, rank) for rank in ranks}
-    return {rank: value for rank, value in slowness.items() if value is not None}
-
-
-def times_of_experts(exchanges: Slice) -> Slice:
-    """Times of each exchange: its ``rank`` and ``rows``, the time in its experts (``took``) and of one more row (``slope``),
-    ns, its ``group``, −1 where rows or members are not known, and a number of its stage and direction (``place``).
-    """
-    group, _ = groups_of(exchanges)
-    columns = {
-        "rank": exchanges["rank"],
-        "rows": exchanges["rows"],
-        "took": time_in_experts(exchanges).astype(np.float64),
-        "slope": time_per_row(exchanges),
-        "group": np.where(exchanges["rows"] < 0, UNKNOWN, group),
-        "place": exchanges["stage"] * 4 + exchanges["backward"] * 2 + exchanges["again"],
-    }
-    return Slice(columns)
-
-
-def slowness_of_rank(times: Slice, rank: int) -> float | None:
-    """The slowness of a rank by the times of its exchanges and those of others; None where no others have any like them."""
-    took, rows, group, place = (times[name] for name in ("took", "rows", "group", "place"))
-    is_own = times["rank"] == rank
-    own = np.flatnonzero(is_own & (group >= 0))
-    ratios = []
-    for value in np.unique(place[own]).tolist():
-        same = own[place[own] == value]
-        others = (place == value) & ~is_own & (group >= 0) & np.isin(group, group[same])
-        if others.any():
-            expected = _expected(took[others], rows[others], times["slope"][same[0]], rows[same])
-            ratios.append(took[same] / np.maximum(expected, 1))
-    return float(np.median(np.concatenate(ratios))) if ratios else None
-
-
-def _expected(took: Floats, rows: Int64, slope: float, own_rows: Int64) -> Floats:
-    """Time that exchanges with ``own_rows`` would take by others' times and rows: their median without rows, which is not
-    below 0, and for each row ``slope``, at most what a row takes them if all time is spent on rows.
-    """
-    has_rows = rows > 0
-    if has_rows.any():
-        slope = min(slope, float(np.median(took[has_rows] / rows[has_rows])))
-    return max(float(np.median(took - slope * rows)), 0.0) + slope * own_rows.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

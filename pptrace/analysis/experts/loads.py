@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
-from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratio
+from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in
-from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
+from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, last_like
+from pptrace.slices import Slice, last_like, places_of_each
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,9 +45,9 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
     if not counts or (has_rows and not _computes_more(exchanges, counts)):
         return exchanges
     rows = exchanges["rows"].copy()
-    layers = layers_of_places(exchanges, counts)
+    layers, of_ranks = layers_of_places(exchanges, counts), _places_of_ranks(exchanges)
     for rank, of_rank in counts.items():
-        own = np.flatnonzero(exchanges["rank"] == rank)
+        own = of_ranks.get(rank, _NONE)
         key = [exchanges["step"][own], _layer_numbers(exchanges.where(own), layers), exchanges["microbatch"][own]]
         is_first = (exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)
         forwards, counted = np.flatnonzero(is_first), np.arange(len(of_rank.step))
@@ -65,8 +65,16 @@ def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
 def _computes_more(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
     """Return whether a rank counted more rows in its forwards than calls brought it."""
     is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
-    brought = {rank: exchanges["rows"][is_first & (exchanges["rank"] == rank)].sum() for rank in counts}
-    return any(of_rank.rows.sum() > brought[rank] for rank, of_rank in counts.items())
+    brought = {rank: exchanges["rows"][own][is_first[own]].sum() for rank, own in _places_of_ranks(exchanges).items()}
+    return any(of_rank.rows.sum() > brought.get(rank, 0) for rank, of_rank in counts.items())
+
+
+def _places_of_ranks(exchanges: Slice) -> dict[int, Int64]:
+    """The places of each rank's exchanges."""
+    return {int(exchanges["rank"][own[0]]): own for own in places_of_each(exchanges["rank"])}
+
+
+_NONE: Int64 = np.zeros(0, dtype=np.int64)
 
 
 def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int]) -> Int64:
@@ -84,10 +92,11 @@ def _distinct_places(exchanges: Slice) -> tuple[list[Place], Int64]:
 def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict[Place, int]:
     """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
     numbers: dict[Place, int] = {}
+    known = exchanges.where((exchanges["layer"] >= 0) & (exchanges["stage"] >= 0))
+    of_ranks, names = _places_of_ranks(known), ("model_stage", "layer", "stage")
     for rank, of_rank in counts.items():
-        own = (exchanges["rank"] == rank) & (exchanges["layer"] >= 0) & (exchanges["stage"] >= 0)
-        names = ("model_stage", "layer", "stage")
-        places = np.unique(np.stack([exchanges[name][own] for name in names]), axis=1).T.tolist()
+        own = of_ranks.get(rank, _NONE)
+        places = np.unique(np.stack([known[name][own] for name in names]), axis=1).T.tolist()
         of_model = sorted({(model_stage, nth) for model_stage, nth, _ in places})
         layers = np.unique(of_rank.layer).tolist()
         if len(layers) == len(of_model):
@@ -96,11 +105,13 @@ def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict
     return numbers
 
 
-def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts], groups: Groups = ()) -> tuple[LayerLoad, ...]:
+def layer_loads(
+    exchanges: Slice, counts: Mapping[int, RankCounts], groups: Groups = (), layers_per_stage: Sequence[int] = ()
+) -> tuple[LayerLoad, ...]:
     """The loads of all layers, by stage and place; of layers without exchanges (one rank has all experts) from counts alone.
 
     ``groups`` are the ranks that exchange tokens, where the run's facts tell: then rows are those of all forwards, else of those
-    whose calls tell them.
+    whose calls tell them. ``layers_per_stage`` tells the stages of layers without exchanges.
     """
     numbers = layers_of_places(exchanges, counts)
     forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
@@ -115,8 +126,18 @@ def layer_loads(exchanges: Slice, counts: Mapping[int, RankCounts], groups: Grou
     ]
     if not loads:
         counted = sorted({layer for of_rank in counts.values() for layer in np.unique(of_rank.layer).tolist()})
-        loads = [_layer_load(Place(UNKNOWN, nth), layer, rows, counts, groups) for nth, layer in enumerate(counted)]
+        known = _places_of_layers(counted, layers_per_stage)
+        loads = [_layer_load(place, layer, rows, counts, groups) for layer, place in zip(counted, known, strict=True)]
     return tuple(loads)
+
+
+def _places_of_layers(layers: Sequence[int], layers_per_stage: Sequence[int]) -> list[Place]:
+    """The stage of each layer with experts, and which one of the stage's it is; without stages which one of all."""
+    first_of_next = np.cumsum(layers_per_stage)
+    if not layers or not len(first_of_next) or layers[-1] >= first_of_next[-1]:
+        return [Place(UNKNOWN, nth) for nth in range(len(layers))]
+    stages = np.searchsorted(first_of_next, layers, side="right").tolist()
+    return [Place(stage, nth - stages.index(stage)) for nth, stage in enumerate(stages)]
 
 
 def _layer_load(
@@ -203,15 +224,15 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
     """The loads of all ranks that exchanged; ``sizes`` are those of tokens, where the run's facts tell."""
     before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
     slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
+    counted = {} if sizes is None else rows_and_ratios(sizes.ep_groups, counts)
     loads = []
-    for rank in np.unique(exchanges["rank"]).tolist():
-        own = exchanges["rank"] == rank
-        forward = own & (exchanges["backward"] == 0) & (exchanges["again"] == 0)
+    for own in places_of_each(exchanges["rank"]):
+        rank = int(exchanges["rank"][own[0]])
+        forward = own[(exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)]
         if (exchanges["backward"][own] < 0).all():  # without ops nothing tells the direction
             forward = own
         of_rank, (rows, ratio) = counts.get(rank), _rows_of_rank(exchanges["rows"][forward], mean[forward])
-        if sizes is not None:
-            rows, ratio = rows_and_ratio(rank, sizes.ep_groups, counts) or (rows, ratio)
+        rows, ratio = counted.get(rank, (rows, ratio))
         stages = np.unique(exchanges["stage"][forward]).tolist()
         is_matched = bool((before.waited[own] >= 0).all())
         in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
@@ -270,12 +291,12 @@ def _has_both_ways(own: Slice) -> bool:
     return np.array_equal(there, back)
 
 
-def _total(exchanges: Slice, own: npt.NDArray[np.bool_], name: str) -> int | None:
+def _total(exchanges: Slice, own: Int64, name: str) -> int | None:
     both = np.stack([exchanges[f"{call}_{name}"][own] for call in ("out", "back")])
     return int(both.sum()) if (both >= 0).all() else None
 
 
-def _received(exchanges: Slice, own: npt.NDArray[np.bool_]) -> int | None:
+def _received(exchanges: Slice, own: Int64) -> int | None:
     """Bytes that come back; of calls of equal parts as much as is handed in."""
     total = 0
     for call in ("out", "back"):

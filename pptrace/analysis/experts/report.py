@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RoutingGain
+from pptrace.analysis.expert_parts import ExpertCalls, ExpertsReport, RankLoad, RoutingGain
 from pptrace.analysis.experts.counts import RankCounts, counts_of_ranks
 from pptrace.analysis.experts.exchanges import join_exchanges
 from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.late_steps import expert_steps
-from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of, slowness_of_ranks
+from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of
 from pptrace.analysis.experts.loads import (
     Place,
     common,
@@ -25,6 +25,7 @@ from pptrace.analysis.experts.loads import (
     with_rows,
 )
 from pptrace.analysis.experts.sent_rows import SentRows
+from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
 from pptrace.analysis.experts.traffic_matrix import report_traffic
 from pptrace.analysis.gain_interval import gain_interval
@@ -96,16 +97,20 @@ def report_experts(
     has_rows = bool(len(exchanges)) and bool((exchanges["rows"] >= 0).any())
     source = "counts" if counts else "splits" if has_rows else "calls"
     gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
+    ranks = rank_loads(exchanges, counts, sizes)
     return ExpertsReport(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
-        layers=layer_loads(exchanges, counts, () if sizes is None else sizes.ep_groups),
-        ranks=rank_loads(exchanges, counts, sizes),
+        layers=layer_loads(
+            exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage)
+        ),
+        ranks=ranks,
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=(
             *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
+            *_reasons_of_ranks(exchanges, ranks, () if sizes is None else counts),
             *_not_counted(counts, sizes),
             *experts.traffic.reasons,
         ),
@@ -210,7 +215,9 @@ def _calls_of(
 def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
     """Return whether ranks counted more forwards than there are exchanges."""
     is_forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
-    return any(len(of.step) > int((is_forward & (exchanges["rank"] == rank)).sum()) for rank, of in counts.items())
+    ranks, num = np.unique(exchanges["rank"][is_forward], return_counts=True)
+    forwards = dict(zip(ranks.tolist(), num.tolist(), strict=True))
+    return any(len(of.step) > forwards.get(rank, 0) for rank, of in counts.items())
 
 
 def _reasons(
@@ -225,9 +232,11 @@ def _reasons(
             "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
             "those that share each expert are in the communication along etp"
         )
-    elif not has_rows:
+    elif not has_rows and not counts:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
-    elif _has_more_rows(exchanges, counts):
+    elif not has_rows:
+        yield "which forward each call is of is not known, and so not its rows: slowness and what unequal routes cost are null"
+    if len(exchanges) and _has_more_rows(exchanges, counts):
         yield (
             "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
             f"calls are those of the other ops, routes {'and rows' if has_sizes else 'of experts'} those of all"
@@ -238,3 +247,22 @@ def _reasons(
         yield "no ops of a pipeline: of calls the layer and the direction are null"
     elif len(exchanges) and (exchanges["layer"] < 0).any():
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
+
+
+def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Collection[int]) -> Iterable[str]:
+    """Lines on figures of ranks that ``counted`` routes of known sizes, or whose rows calls tell."""
+    nulls = {(rank.predicted_bytes is None, rank.flops is None) for rank in ranks if rank.rank in counted}
+    if (True, True) in nulls:
+        yield (
+            "forwards do not have equally many calls (some microbatches are recomputed, or ops were left out): `predicted_bytes` "
+            "and `flops` are null"
+        )
+    if (True, False) in nulls:
+        yield "not all ranks that share experts counted routes: `predicted_bytes` of some is null"
+    if (False, True) in nulls:
+        yield "no calls of backwards are known: `flops` is null"
+    has_rows = len(exchanges) > 0 and (exchanges["rows"] >= 0).all() and (exchanges["backward"] >= 0).all()
+    if has_rows and any(rank.in_flight_rows is None for rank in ranks):
+        is_again = bool(exchanges["again"].any())
+        reason = "forwards run again, for which rows are not kept" if is_again else "some backwards have no known calls"
+        yield f"{reason}: `in_flight_rows` is null"

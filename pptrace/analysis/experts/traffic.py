@@ -55,7 +55,7 @@ def traffic_of(
         matrix, lines = (matrix, lines) if by_counts is None else (by_counts, other_lines)
     if matrix is None:
         return Traffic(None, tuple(_reasons(members, counts, sent)))
-    return Traffic(matrix, (*lines, *_disagreements(exchanges, sent, members)))
+    return Traffic(matrix, (*lines, *_without_bytes(matrix, sizes), *_disagreements(exchanges, sent, members)))
 
 
 def _members(exchanges: Slice, sizes: TokenSizes | None) -> dict[tuple[int, int], Group]:
@@ -199,6 +199,19 @@ def _reasons(
         yield "which ranks the calls of experts are of is not known: `traffic` is null"
     else:
         yield "splits of calls or counts of routes do not fit the members of their groups: `traffic` is null"
+
+
+def _without_bytes(matrix: TrafficMatrix, sizes: TokenSizes | None) -> Iterable[str]:
+    """A line where bytes of rows to other ranks are not known."""
+    if not (matrix.bytes[matrix.source != matrix.target] < 0).any():
+        return
+    if matrix.known_from == SPLITS:
+        reason = "of some calls the bytes of a row are not known, or differ"
+    elif sizes is None:
+        reason = "what a token takes is not among the facts of these traces"
+    else:
+        reason = f"with the dispatcher {sizes.dispatcher} other rows travel than those that are computed"
+    yield f"{reason}: `away_bytes` of `traffic` is null"
 
 
 def _disagreements(

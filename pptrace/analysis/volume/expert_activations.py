@@ -10,6 +10,9 @@ routes each of h numbers of e bytes, weights and logits of w bytes, E experts, R
     all-gather   R·h·e twice, R weights, 8·R places and 8 bytes for each route of all ranks
     shared MLP   n'·2·f'·e; of its coefficients what they weigh
 
+Where a forward runs in pieces (``instrument/expert/pieces.py``), what begins a piece is kept as well: the rows that came, those
+that came back, and what crosses a cut and is kept by nothing else (a shared MLP's output, weights that are read with 16 bits).
+
 Tests hold them against what is alive after the forward.
 """
 
@@ -47,6 +50,20 @@ class ExpertTensors:
         """Bytes with so many rows of this rank's experts."""
         num_bytes = self._router() + rows * (self.hidden + 2 * self.width) * self.item_bytes
         return num_bytes + self._travelled(rows) + self._places(rows) + self._shared() + self._losses()
+
+    def kept_at_cuts(self, arrived: float, back: float) -> float:
+        """Bytes that a forward in pieces keeps besides, with so many rows that came along ep and that came back.
+
+        Experts read the rows that came as they are where these are all of one expert, which no other rank shares.
+        """
+        is_shared = self.sharing * self.held_experts > self.num_experts
+        is_copied = self.held_experts > 1 or is_shared
+        num_bytes = (arrived * is_copied + back) * self.hidden * self.item_bytes
+        if self.options.shared_width and not COEFFICIENTS[self.options.shared]:
+            num_bytes += self.between * self.hidden * self.item_bytes
+        if self._is_narrow and not (self.options.scoring == "softmax-after" and self.options.scale == 1):
+            num_bytes += self._routes * self.weight_bytes
+        return num_bytes
 
     def kept_for_recompute(self, rows: float) -> float:
         """Bytes of the decisions that a recomputation follows."""

@@ -48,6 +48,18 @@ Routes = Mapping[tuple[int, int, int], LayerRoutes]
 """(rank, step, layer) → its forwards."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Totals:
+    """All forwards of a layer on a rank together: their number, ``rows`` that its experts computed, and ``kept`` (experts,)."""
+
+    forwards: int
+    rows: int
+    kept: Int64
+
+    def __add__(self, other: _Totals) -> _Totals:
+        return _Totals(self.forwards + other.forwards, self.rows + other.rows, self.kept + other.kept)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertVolume:
     """Predicts calls of layers with experts.
@@ -61,7 +73,7 @@ class ExpertVolume:
     facts: GptFacts
     mesh: MeshInfo
     routes: Routes = field(default_factory=dict)
-    _totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _sums: dict[tuple[int, int], _Totals] = field(default_factory=dict)
 
     def fixed(self, tensor: TensorSizes) -> BothWays:
         """Communication besides that along axes of experts: tokens that ranks of tp share out, and a shared MLP.
@@ -124,8 +136,14 @@ class ExpertVolume:
         """
         options = self.facts.experts
         assert options is not None
-        is_ahead = options.overlap and (self.mesh.ep or 1) > 1 and options.dispatcher != "all-gather"
+        is_ahead = options.overlap and self.has_journeys
         return self.facts.has_dropout or (options.shared_width > 0 and not (is_ahead and options.shared == "added"))
+
+    @property
+    def has_journeys(self) -> bool:
+        """Return whether rows travel to experts and back, so that other things can be computed meanwhile."""
+        options = self.facts.experts
+        return options is not None and (self.mesh.ep or 1) > 1 and options.dispatcher != "all-gather"
 
     @property
     def counts_rows(self) -> bool:
@@ -133,26 +151,52 @@ class ExpertVolume:
         options = self.facts.experts
         return options is not None and (options.dispatcher != "padded" or options.capacity_factor is None)
 
-    def kept_bytes(self, rank: int, layer: int, recompute: str) -> int | None:
+    def kept_bytes(self, rank: int, layer: int, recompute: str, *, in_pieces: bool = False) -> int | None:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
-        known.
+        known. ``in_pieces``: of forwards that pause while rows travel.
         """
         tensors, sizes = self._tensors(layer), self._sizes(layer)
         rows: float = sizes.num_experts * sizes.slots * sizes.etp
         if self.counts_rows:
-            if not self._totals:
-                self._add_totals()
-            computed, forwards = self._totals.get((rank, layer), (0, 0))
-            if not forwards:
+            totals = self._totals.get((rank, layer))
+            if totals is None:
                 return None
-            rows = computed / forwards
-        return round(tensors.kept_for_recompute(rows) if recompute == "full" else tensors.kept(rows))
+            rows = totals.rows / totals.forwards
+        if recompute == "full":
+            return round(tensors.kept_for_recompute(rows))
+        if not in_pieces:
+            return round(tensors.kept(rows))
+        travelled = self._travelled(rank, layer, sizes, rows)
+        return None if travelled is None else round(tensors.kept(rows) + tensors.kept_at_cuts(*travelled))
 
-    def _add_totals(self) -> None:
-        """Fill (rows, forwards) of each (rank, layer), all steps together."""
-        for (rank, _, layer), each in self.routes.items():
-            rows, forwards = self._totals.get((rank, layer), (0, 0))
-            self._totals[rank, layer] = rows + int(each.rows.sum()), forwards + len(each.rows)
+    def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float] | None:
+        """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``; None where
+        they are not known.
+        """
+        options, sharing = self.facts.experts, self._sharing(rank)
+        assert options is not None
+        if options.dispatcher == "padded":
+            return rows / sizes.etp, rows / sizes.etp
+        if sizes.etp == 1:
+            own = self._totals[rank, layer]
+            return rows, int(own.kept.sum()) / own.forwards
+        totals = [self._totals.get((each, layer)) for each in sharing]
+        known = [each for each in totals if each is not None and len(each.kept) == sizes.num_experts]
+        if len(known) < len(sharing) or len({each.forwards for each in known}) > 1:
+            return None
+        kept = np.stack([each.kept for each in known])[:, np.newaxis]
+        together = rows_of_layer(sizes, kept, sharing.index(rank), 0)
+        return together.arriving / known[0].forwards, together.own / known[0].forwards
+
+    @property
+    def _totals(self) -> Mapping[tuple[int, int], _Totals]:
+        """The totals of each (rank, layer), all steps together."""
+        if not self._sums:
+            for (rank, _, layer), each in self.routes.items():
+                totals = _Totals(len(each.rows), int(each.rows.sum()), each.kept.sum(0))
+                before = self._sums.get((rank, layer))
+                self._sums[rank, layer] = totals if before is None else before + totals
+        return self._sums
 
     def _tensors(self, layer: int) -> ExpertTensors:
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)

@@ -51,8 +51,10 @@ class MemoryPrediction:
         self._sizes = ActivationSizes(volume.facts, mesh.tp or 1, mesh.cp or 1, bool(model.get("dropout")), on_device)
         self.stores_scores = model.get("attention_kernel") == _SCORES_STORED
         self.sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))
-        self._is_in_pieces = bool(model.get("experts_overlap")) and any(
-            action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank
+        has_pairs = any(action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank)
+        options, experts = volume.facts.experts, volume.experts
+        self._is_in_pieces = (
+            has_pairs and options is not None and options.overlap and experts is not None and experts.has_journeys
         )
 
     @property
@@ -62,8 +64,6 @@ class MemoryPrediction:
             return "stages that sleep keep no activations of a model"
         if self.stores_scores:
             return "the attention ran without a fused kernel, and what it stores is not known"
-        if self._is_in_pieces:
-            return "overlapped pairs run in pieces, whose cuts keep more than layers do"
         if self._has_jitter:
             return "the router sees noise, and what that keeps is not predicted"
         if self._volume.plan.splits_backward:
@@ -76,7 +76,7 @@ class MemoryPrediction:
         if gradients is None or pp_rank is None:
             return None
         numbers = sum(parameter.numel for parameter in gradients.parameters())
-        has_stages = not (self.sleeps or self.stores_scores or self._is_in_pieces or self._has_jitter)
+        has_stages = not (self.sleeps or self.stores_scores or self._has_jitter)
         of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
         return PredictedParts(
             self._weights(gradients),
@@ -130,7 +130,7 @@ class MemoryPrediction:
         experts = self._volume.experts
         if experts is None or not self._volume.facts.experts_of(layer):
             return None
-        return experts.kept_bytes(rank, layer, recompute)
+        return experts.kept_bytes(rank, layer, recompute, in_pieces=self._is_in_pieces)
 
     def _activations(self, rank: int, pp_rank: int) -> int | None:
         """The most along the plan, of forwards whose backward has not run; None where that of a stage is not known."""

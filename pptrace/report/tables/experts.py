@@ -197,8 +197,8 @@ def _calls_table(calls: Sequence[ExpertCalls]) -> ReportTable:
 
 
 def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
-    """One line on the rank that others wait for most in more than half of the steps, with the usual reason; "" where none is, or
-    there is one step alone.
+    """One line on the rank that others wait for most in more than half of the steps, with the reason of most of these; "" where
+    none is, or there is one step alone.
     """
     known = [step for step in steps if step.wait_ns is not None]
     ranks = Counter(step.late_rank for step in known if step.late_rank is not None)
@@ -207,8 +207,9 @@ def late_in_most_steps(steps: Sequence[ExpertStep]) -> str:
     ((rank, count),) = ranks.most_common(1)
     if count <= len(known) / 2:
         return ""
-    ((reason, _),) = Counter(step.reason for step in known if step.late_rank == rank).most_common(1)
-    return f"rank {rank} is the one that others wait for most in {count:,} of {len(known):,} steps{_BECAUSE[reason]}"
+    ((reason, num),) = Counter(step.reason for step in known if step.late_rank == rank).most_common(1)
+    because = _BECAUSE[reason if num > count / 2 else None]
+    return f"rank {rank} is the one that others wait for most in {count:,} of {len(known):,} steps{because}"
 
 
 def why_late(step: ExpertStep) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instrument.expert.options import Dispatcher, ExpertOptions
-from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratio
+from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes
@@ -59,9 +59,9 @@ def test_the_ratio_of_a_layer_is_that_of_its_forwards() -> None:
 def test_ranks_with_other_forwards_or_without_counts_are_not_compared() -> None:
     other = counts_of({0: ROWS[0]}) | counts_of({1: ROWS[1]}, [0, 0, 0, 1])
     for counts in (other, counts_of({0: ROWS[0]}), {}):
-        assert rows_and_ratio(0, GROUPS, counts) is None
+        assert rows_and_ratios(GROUPS, counts) == {}
     assert ratios_of_layer(GROUPS, other, 1) is None
-    assert rows_and_ratio(0, ((0,), (1,)), counts_of(ROWS)) is None  # a rank that has all experts
+    assert rows_and_ratios(((0,), (1,)), counts_of(ROWS)) == {}  # a rank that has all experts
 
 
 def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() -> None:
@@ -85,3 +85,42 @@ def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
     assert part.padding_share is None
     line = "no counts of rank 1: routes of experts are those of the other ranks' tokens"
     assert (line in part.reasons, line in whole.reasons) == (True, False)
+
+
+def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) -> str:
+    experts = {f"experts_{name}": value for name, value in asdict(expert_facts(ExpertOptions(2))).items()}
+    mesh = {"pp": 1, "dp": 2 * etp, "cp": 1, "tp": 1, "ep": 2, "etp": etp, "order": "tp-cp-dp-pp"}
+    facts = {0: {"model": facts_of_run(experts=experts.pop("experts_num"), **experts), "mesh": mesh}}
+    report = report_experts(ExpertsOfRun(exchanges, counts), (), facts)
+    assert report is not None
+    return "\n".join(report.reasons)
+
+
+def test_figures_that_are_null_have_a_line() -> None:
+    """Of two forwards and backwards of a layer one runs again; then a backward is left out."""
+    counts = counts_of({0: [30, 30], 1: [10, 10]}, [0, 0])
+    whole = exchanges(0, 0, 1, 1)
+    assert "`predicted_bytes`" not in reasons_of(whole, counts)
+    assert "`in_flight_rows`" not in reasons_of(whole, counts)
+    again = exchanges(0, 0, 0, 1, 1)
+    again.columns["again"][[2, 7]] = 1
+    assert "recomputed, or ops were left out): `predicted_bytes` and `flops` are null" in reasons_of(again, counts)
+    assert "forwards run again, for which rows are not kept: `in_flight_rows` is null" in reasons_of(again, counts)
+    forwards = reasons_of(exchanges(0, 0), counts)
+    assert "no calls of backwards are known: `flops` is null" in forwards
+    assert "`predicted_bytes`" not in forwards
+    shared = reasons_of(whole, {0: counts[0]}, etp=2)
+    assert "not all ranks that share experts counted routes: `predicted_bytes` of some is null" in shared
+    assert "`flops`" not in shared
+    part = exchanges(0, 0)
+    part.columns["microbatch"][[1, 3]] = 1
+    assert "some backwards have no known calls: `in_flight_rows` is null" in reasons_of(part, counts)
+
+
+def test_rows_that_counts_tell_and_calls_do_not_are_no_unknown_loads() -> None:
+    columns = {**exchanges(0, 0, 1).columns, "rows": np.full(6, -1)}
+    unknown = Slice(columns)
+    assert "loads of ranks" in reasons_of(unknown, {})
+    counted = reasons_of(unknown, counts_of({0: [30], 1: [10]}, [0]))
+    assert "loads of ranks" not in counted
+    assert "and so not its rows: slowness and what unequal routes cost are null" in counted

@@ -95,7 +95,7 @@ def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:
     mesh = {"pp": 1, "dp": 4, "cp": 1, "tp": 2, "ep": 2, "etp": 2, "order": "tp-cp-dp-pp"}
     groups = ((0, 2), (1, 3), (4, 6), (5, 7))
     sharing = ((0, 1, 2, 3), (4, 5, 6, 7))
-    expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups, sharing)
+    expected = TokenSizes(2 * 32, "padded", 2, 2 * 16 // 2, 4 * 32 * 6 // 2, groups, sharing, (4,))
     assert sizes_of_run([{"model": model, "mesh": mesh}]) == expected
     assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": None}}]) is None
     assert sizes_of_run([{"model": model, "mesh": {**mesh, "ep": 3}}]) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.experts.loads import Place, layers_of_places, with_model_stages
+from pptrace.analysis.experts.exchanges import no_exchanges
+from pptrace.analysis.experts.loads import Place, layer_loads, layers_of_places, with_model_stages
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
@@ -36,3 +37,16 @@ def test_copies_of_a_stage_have_its_layers() -> None:
 def test_without_a_plan_layers_are_in_order_of_the_stages() -> None:
     found = layers_of(None)
     assert [found[Place(0, 0)], found[Place(0, 1)], found[Place(3, 0)], found[Place(3, 1)]] == [0, 2, 4, 6]
+
+
+def test_layers_without_exchanges_are_in_the_stages_that_the_model_has() -> None:
+    """Each rank has all experts of its own stage; where the sizes do not fit the layers, stages are not known."""
+    counts = {0: counted([0, 2]), 1: counted([3, 4])}
+
+    def places_of(layers_per_stage: tuple[int, ...]) -> list[tuple[int | None, int | None, int | None]]:
+        loads = layer_loads(with_model_stages(no_exchanges(), None), counts, (), layers_per_stage)
+        return [(load.layer, load.stage, load.nth) for load in loads]
+
+    assert places_of((3, 1, 2)) == [(0, 0, 0), (2, 0, 1), (3, 1, 0), (4, 2, 0)]
+    for unknown in ((), (3, 1)):
+        assert places_of(unknown) == [(0, None, 0), (2, None, 1), (3, None, 2), (4, None, 3)]

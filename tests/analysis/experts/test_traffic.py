@@ -198,8 +198,10 @@ def test_counts_tell_where_routes_go_whatever_the_calls_carry() -> None:
         assert part is not None
         assert (part.known_from, part.num_rows, part.away_rows) == ("counts", 31, 12)
         assert part.away_bytes == (None if width is None else 12 * width)
-        assert traffic.reasons == ()
-    both = TokenSizes(64, "padded", 1, ep_groups=((0, 1), (2, 3)))
+        line = f"with the dispatcher {dispatcher} other rows travel than those that are computed: "
+        line += "`away_bytes` of `traffic` is null"
+        assert traffic.reasons == ((line,) if width is None else ())
+    both = TokenSizes(64, "all-to-all", 1, ep_groups=((0, 1), (2, 3)))
     traffic = traffic_of(no_exchanges(), {**counts, 2: counts[0]}, {}, both)
     assert len(cells_of(traffic.matrix)) == 4
     assert traffic.reasons == (
@@ -222,9 +224,12 @@ def test_counts_are_taken_where_they_are_of_more_forwards_than_calls_with_splits
     tables = tables_of([Call(0, (0, 1), np.zeros((2, 2), dtype=np.int64), np.array([[1, 2], [3, 4]]))])
     for kept, known_from, num_rows in (([[1, 2]], "splits", 10), ([[1, 2], [4, 4]], "counts", 22)):
         counts = {rank: counts_of(kept, rank, 1, range(len(kept))) for rank in (0, 1)}
-        part = report_traffic(traffic_of_tables(tables, counts).matrix)
+        traffic = traffic_of_tables(tables, counts)
+        part = report_traffic(traffic.matrix)
         assert part is not None
         assert (part.known_from, part.num_rows) == (known_from, num_rows)
+        line = "what a token takes is not among the facts of these traces: `away_bytes` of `traffic` is null"
+        assert traffic.reasons == ((line,) if known_from == "counts" else ())
 
 
 def test_a_rank_may_be_in_groups_of_several_sizes() -> None:
@@ -235,7 +240,10 @@ def test_a_rank_may_be_in_groups_of_several_sizes() -> None:
         rank: (Slice({**exchanges.columns, "out_bytes": np.full(len(exchanges), -1)}), comms)
         for rank, (exchanges, comms) in tables.items()
     }
-    matrix = traffic_of_tables(unknown).matrix
+    without_bytes = traffic_of_tables(unknown)
+    matrix = without_bytes.matrix
+    line = "of some calls the bytes of a row are not known, or differ: `away_bytes` of `traffic` is null"
+    assert without_bytes.reasons == (line,)
     assert matrix is not None
     assert (matrix.bytes[matrix.rows > 0] == -1).all()
     assert matrix.table()["bytes"].isna().any()

@@ -15,6 +15,7 @@ from pptrace.analysis.aligned import RankRows
 from pptrace.analysis.experts.exchanges import exchanges_of
 from pptrace.analysis.experts.turns import turns_of
 from pptrace.intervals import EMPTY
+from pptrace.model.tables import UNKNOWN
 from pptrace.schedule.actions import Action, Kind, parse_action
 from pptrace.slices import Slice
 
@@ -23,12 +24,15 @@ RANK, STEP, WIDTH = 3, 7, 16
 
 @dataclass
 class Exchange:
-    """One that the rank made: of which half and layer, how many rows it sent and received, and when its experts ran."""
+    """One that the rank made: of which half and layer, how many rows it sent and received, whether it runs ``again``, and when
+    its experts ran.
+    """
 
     action: Action
     layer: int
     sent: int
     received: int
+    again: bool = False
     begin_ns: int = 0
     back_ns: int = 0
 
@@ -40,6 +44,9 @@ class Program:
     rng: random.Random
     layers: dict[int, int]
     is_ahead: bool = True
+    in_turns: bool = True
+    recomputes: bool = False
+    through: bool = False
     now: int = 0
     ops: list[dict[str, object]] = field(default_factory=list)
     calls: list[dict[str, object]] = field(default_factory=list)
@@ -48,8 +55,11 @@ class Program:
     def half(self, action: Action) -> Iterator[None]:
         """The pieces of a forward or backward, as :class:`instrument.expert.pieces.Tape` cuts them."""
         numbers = range(self.layers[action.stage])
-        for layer in numbers if action.kind is Kind.F else reversed(numbers):
-            exchange = Exchange(action, layer, self.rng.randint(1, 99), self.rng.randint(1, 99))
+        order = list(numbers if action.kind is Kind.F else reversed(numbers))
+        twice = self.recomputes and action.kind is Kind.B
+        for nth, layer in enumerate(layer for layer in order for _ in range(1 + twice)):
+            again = twice and nth % 2 == 0
+            exchange = Exchange(action, layer, self.rng.randint(1, 99), self.rng.randint(1, 99), again)
             self.made.append(exchange)
             self.now += self.rng.randint(1, 9)  # what comes before the experts
             call = self.call(exchange.sent, exchange.received)
@@ -84,7 +94,15 @@ class Program:
         action, start = parse_action(text), self.now
         if action.parts:
             first, second = (self.half(part) for part in action.parts)
-            alternate(first, second)  # type: ignore[arg-type]
+            if self.through:
+                next(first, None)
+                run_through(second)  # type: ignore[arg-type]
+                run_through(first)  # type: ignore[arg-type]
+            elif self.in_turns:
+                alternate(first, second)  # type: ignore[arg-type]
+            else:
+                run_through(first)  # type: ignore[arg-type]
+                run_through(second)  # type: ignore[arg-type]
         else:
             run_through(self.half(action))  # type: ignore[arg-type]
         whole = action.parts[0] if action.parts else action
@@ -110,31 +128,73 @@ def _slice(rows: list[dict[str, object]]) -> Slice:
     )
 
 
-def program_of(seed: int, *, is_ahead: bool = True) -> Program:
+def program_of(
+    seed: int, *, is_ahead: bool = True, in_turns: bool = True, recomputes: bool = False, through: bool = False
+) -> Program:
     """Forwards and backwards of both stages alone, then pairs of either stage's forward and the other's backward."""
     rng = random.Random(seed)
-    program = Program(rng, {0: rng.randint(0, 3), 5: rng.randint(0, 3)}, is_ahead)
+    program = Program(
+        rng, {0: rng.randint(0, 3), 5: rng.randint(0, 3)}, is_ahead, in_turns, recomputes or through, through
+    )
     for text in ("0F0", "5F0", "5B0", "0B0", "0F1", "(0F2;5B1)OVERLAP_F_B", "(5F2;0B1)OVERLAP_F_B", "5B2", "0B2"):
         program.run(text)
     return program
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_exchanges_of_pairs_that_take_turns_are_those_that_the_runtime_s_loop_made(seed: int) -> None:
-    program = program_of(seed)
-    if not program.calls:
-        return
-    found = exchanges_of(RANK, program.rows, [STEP], EMPTY)
-    columns = ("backward", "stage", "microbatch", "layer", "sent", "rows", "begin_ns", "back_start_ns")
-    rows = sorted(zip(*(found[name].tolist() for name in columns), strict=True))
-    assert rows == sorted(
+COLUMNS = ("backward", "again", "stage", "microbatch", "layer", "sent", "rows", "begin_ns", "back_start_ns")
+
+
+def found_in(program: Program, rows: RankRows | None = None) -> list[tuple[int, ...]]:
+    found = exchanges_of(RANK, rows or program.rows, [STEP], EMPTY)
+    return sorted(zip(*(found[name].tolist() for name in COLUMNS), strict=True))
+
+
+def made_by(program: Program) -> list[tuple[int, ...]]:
+    return sorted(
         (
-            int(one.action.kind is Kind.B),
+            int(one.action.kind is Kind.B and not one.again),
+            int(one.again),
             *(one.action.stage, one.action.microbatch, one.layer, one.sent, one.received, one.begin_ns, one.back_ns),
         )
         for one in program.made
     )
-    assert not found["again"].any()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_exchanges_of_pairs_that_take_turns_are_those_that_the_runtime_s_loop_made(seed: int) -> None:
+    program = program_of(seed)
+    if program.calls:
+        assert found_in(program) == made_by(program)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
+@pytest.mark.parametrize("recomputes", [False, True], ids=["once", "recomputed"])
+@pytest.mark.parametrize("seed", range(25))
+def test_exchanges_of_pairs_that_run_one_half_after_the_other_are_those_of_both_stages(
+    seed: int, recomputes: bool, is_ahead: bool
+) -> None:
+    """Whatever numbers of layers with experts they have."""
+    program = program_of(seed, is_ahead=is_ahead, in_turns=False, recomputes=recomputes)
+    if program.calls:
+        assert found_in(program) == made_by(program)
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("has_splits", [False, True], ids=["equal parts", "splits"])
+def test_a_backward_that_runs_through_while_a_call_of_its_forward_is_under_way_is_left_out(
+    seed: int, has_splits: bool
+) -> None:
+    """A backward that recomputes has no pauses, its forward some (``--recompute-microbatches-beyond``)."""
+    program = program_of(seed, through=True)
+    if not program.calls:
+        return
+    rows, made = program.rows, made_by(program)
+    if not has_splits:
+        num = len(program.calls)
+        equal = {"splits": np.full(num, "", dtype=object), "bytes": np.ones(num), "received_bytes": np.ones(num)}
+        rows = RankRows(rows.ops, rows.spans, Slice({**rows.comms.columns, **equal}))
+        made = [(*one[:5], UNKNOWN, UNKNOWN, *one[7:]) for one in made]
+    assert set(found_in(program, rows)) <= set(made)
 
 
 def test_the_programs_have_halves_of_all_lengths() -> None:
@@ -145,16 +205,16 @@ def test_the_programs_have_halves_of_all_lengths() -> None:
 
 @pytest.mark.parametrize("seed", range(3, 9))
 def test_of_pairs_that_do_not_post_ahead_or_have_other_numbers_of_calls_nothing_is_told(seed: int) -> None:
-    program = program_of(seed, is_ahead=False)
+    program = program_of(seed)
     ops, calls = program.rows.ops, program.rows.comms
     op = np.searchsorted(ops["start_ns"], calls["start_ns"], side="right") - 1
-    assert not turns_of(op, np.zeros(len(op), dtype=np.bool_), ops).in_turns.any()
-    is_ahead = np.ones(len(op), dtype=np.bool_)
+    waiting = Slice({**calls.columns, "posted_ns": calls["start_ns"], "asked_ns": calls["start_ns"]})
+    assert not turns_of(op, waiting, ops).in_turns.any()
     of_pairs = np.isin(op, np.flatnonzero(ops["pair"] != ""))
-    assert (turns_of(op, is_ahead, ops).in_turns == of_pairs).all()
+    assert (turns_of(op, calls, ops).in_turns == of_pairs).all()
     if of_pairs.any():
         without = np.delete(np.arange(len(op)), np.flatnonzero(of_pairs)[0])
-        left = turns_of(op[without], is_ahead[without], ops)
+        left = turns_of(op[without], calls.where(without), ops)
         assert left.in_turns.sum() < of_pairs.sum() - 1
         assert sorted(left.order.tolist()) == list(range(len(without)))
 
@@ -172,7 +232,9 @@ def test_a_pair_whose_halves_are_not_known_takes_no_turns(pair: str) -> None:
             "pair": np.array(["", pair], dtype=object),
         }
     )
-    turns = turns_of(np.array([0, 0, 1, 1, 1, 1]), np.ones(6, dtype=np.bool_), ops)
+    start = np.arange(6)
+    calls = Slice({"start_ns": start, "posted_ns": start + 1, "asked_ns": start + 2})
+    turns = turns_of(np.array([0, 0, 1, 1, 1, 1]), calls, ops)
     is_known = pair.startswith("(0F2;0B1)")
     assert turns.in_turns.tolist() == [False, False, *[is_known] * 4]
     assert turns.order.tolist() == ([0, 1, 2, 4, 3, 5] if is_known else list(range(6)))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
-from instrument.models.gpt import Block, GptConfig
+from instrument.models.gpt import Block, GptConfig, Recompute
 from instrument.pipeline.memory import StorageWatch
 from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.analysis.volume.expert_step import ExpertVolume, LayerRoutes
-from tests.instrument.models.cases.mixes import expert_facts
+from pptrace.analysis.volume.memory import MemoryPrediction
+from pptrace.analysis.volume.step import StepVolume
+from tests.analysis.volume.held_layers import hold_layers
+from tests.instrument.models.cases.mixes import Mix, expert_facts, facts_of, mesh_info
 from tests.support.gpt_runs import facts, mesh
+from tests.support.pool import Pool
 
 SEQUENCES, LENGTH, HIDDEN, HEADS = 3, 16, 32, 8
 EVERYTHING: dict[str, Any] = {"shared_width": 12, "shared": Shared.RESIDUAL, "aux_loss": 0.1, "z_loss": 0.1}
@@ -74,3 +80,85 @@ def test_a_padded_buffer_with_a_capacity_needs_no_counts_and_others_do() -> None
         options = ExpertOptions(8, dispatcher=Dispatcher(dispatcher), capacity_factor=factor)
         volume = ExpertVolume(facts(experts=expert_facts(options)), mesh())
         assert (volume.kept_bytes(0, 0, "none") is not None) is is_known
+
+
+OVERLAPPED = ExpertOptions(4, 2, width=20, overlap=True)
+ON_RANKS = [
+    Mix(dp=2, ep=2, experts=OVERLAPPED),
+    Mix(dp=2, ep=2, experts=replace(OVERLAPPED, num=2, shared_width=8, shared=Shared.GATED), bfloat16=True),
+    Mix(dp=2, ep=2, experts=replace(OVERLAPPED, dispatcher=Dispatcher.PADDED, shared_width=8)),
+    Mix(dp=2, ep=2, experts=replace(OVERLAPPED, dispatcher=Dispatcher.ALL_GATHER)),
+    Mix(tp=2, etp=2, experts=OVERLAPPED),
+]
+PAIRS = [
+    Mix(pp=2, dp=2, ep=2, schedule="dualpipe-v", experts=options)
+    for options in (
+        OVERLAPPED,
+        replace(OVERLAPPED, shared_width=8, capacity_factor=0.5),
+        replace(OVERLAPPED, num=2, shared_width=8, shared=Shared.RESIDUAL),
+        replace(OVERLAPPED, num=2, dispatcher=Dispatcher.PADDED, capacity_factor=1.0),
+        replace(OVERLAPPED, dispatcher=Dispatcher.PADDED, aux_loss=0.1, scale=2.0),
+        replace(OVERLAPPED, dispatcher=Dispatcher.ALL_GATHER, shared_width=8),
+        replace(OVERLAPPED, overlap=False),
+    )
+]
+NARROW = [
+    replace(PAIRS[0], bfloat16=True, experts=replace(OVERLAPPED, scoring=scoring, scale=scale, shared_width=8))
+    for scoring, scale in (
+        (Scoring.SOFTMAX_AFTER, 1.0),
+        (Scoring.SOFTMAX_AFTER, 2.0),
+        (Scoring.SOFTMAX_BEFORE, 1.0),
+        (Scoring.SIGMOID, 1.0),
+    )
+] + [replace(PAIRS[0], bfloat16=True)]
+SHARING = [
+    Mix(pp=2, tp=2, schedule="dualpipe-v", ep=2, experts=replace(OVERLAPPED, shared_width=8)),
+    Mix(pp=2, tp=2, schedule="dualpipe-v", ep=2, sequence=True, dropout=0.1, experts=OVERLAPPED),
+    Mix(pp=2, cp=2, schedule="dualpipe-v", ep=2, recompute=Recompute.SELECTIVE, experts=OVERLAPPED),
+    Mix(pp=2, cp=2, schedule="dualpipe-v", ep=2, recompute=Recompute.FULL, experts=OVERLAPPED),
+    Mix(pp=2, tp=2, schedule="dualpipe-v", etp=2, experts=OVERLAPPED),
+]
+SHARED_BY_TWO = [
+    Mix(pp=2, tp=2, dp=2, schedule="dualpipe-v", ep=2, etp=2, experts=options)
+    for options in (OVERLAPPED, replace(OVERLAPPED, num=2), replace(OVERLAPPED, num=2, dispatcher=Dispatcher.PADDED))
+]
+
+
+@pytest.mark.parametrize(
+    "mixes", [ON_RANKS, PAIRS, NARROW, SHARING, SHARED_BY_TWO], ids=["alone", "pairs", "narrow", "meshes", "etp"]
+)
+def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(mixes: list[Mix], pool: Pool) -> None:
+    """Of layers that compute while rows travel, by themselves and in pieces; all layers have the same routes."""
+    held = pool.run(hold_layers, mixes, world=mixes[0].world, timeout_s=120)
+    for index, mix in enumerate(mixes):
+        of_ranks = [of_rank[index] for of_rank in held]
+        routes = {
+            (rank, 0, layer): LayerRoutes(np.array([each.kept]), np.array([each.rows]))
+            for rank, each in enumerate(of_ranks)
+            for layer in range(mix.layers)
+        }
+        run, plan = facts_of(mix, 1), mix.plan
+        memory = MemoryPrediction(
+            StepVolume(run, mesh_info(mix), plan, routes), {"dropout": mix.dropout}, on_device=False
+        )
+        sizes = ActivationSizes(run, mix.tp, mix.cp, has_dropout=mix.dropout > 0, on_device=False)
+        for rank, each in enumerate(of_ranks):
+            stage = plan.stages_of(rank // (mix.world // mix.pp))[0]
+            ends = (sizes.embedding() if stage == 0 else 0) + (sizes.head() if stage == plan.chain_length - 1 else 0)
+            predicted = memory.of_rank(rank)
+            assert predicted is not None
+            num_layers = run.layers_per_stage[stage]
+            assert predicted.activations_of_stage[stage] == num_layers * each.num_bytes + ends, (mix, rank)
+
+
+def test_rows_that_come_to_ranks_that_share_experts_need_the_counts_of_all_of_them() -> None:
+    mix = SHARED_BY_TWO[0]
+    kept = LayerRoutes(np.array([[1, 2, 3, 4]]), np.array([20]))
+    for missing in (None, 1, 2):
+        routes = {(rank, 0, 0): kept for rank in range(4) if rank != missing}
+        volume = ExpertVolume(facts_of(mix, 1), mesh_info(mix), routes)
+        assert (volume.kept_bytes(0, 0, "none", in_pieces=True) is None) is (missing is not None)
+    alone = ExpertVolume(facts_of(PAIRS[0], 1), mesh_info(PAIRS[0]), {(0, 0, 0): kept})
+    assert alone.kept_bytes(0, 0, "none", in_pieces=True) is not None  # without etp a rank counts what comes to it
+    uneven = {(0, 1, 0): kept, **{(rank, 0, 0): kept for rank in range(4)}}
+    assert ExpertVolume(facts_of(mix, 1), mesh_info(mix), uneven).kept_bytes(0, 0, "none", in_pieces=True) is None

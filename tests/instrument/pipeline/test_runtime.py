@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from instrument.backward_split.split import Linear
+from instrument.data.text import Batch
+from instrument.expert.pieces import Pieces, Tape
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.step import RankProgram
+from instrument.pipeline.step import RankProgram, StepRun
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Kind, parse_action
@@ -71,12 +73,40 @@ def test_the_buffers_name_what_is_not_there() -> None:
 def test_the_buffers_keep_the_graph_and_not_the_output() -> None:
     buffers = MicrobatchBuffers()
     weight = torch.ones(3, requires_grad=True)
+    buffers.begin_forward()
     buffers.put_forward(Cell(0, 0), None, weight * 2)
     assert buffers.peak_in_flight == 1
     torch.autograd.backward(buffers.take_forward(Cell(0, 0)).edge, torch.ones(3))
     assert weight.grad is not None
     assert weight.grad.tolist() == [2.0, 2.0, 2.0]
     assert is_empty(buffers)
+
+
+class Pausing(nn.Module):
+    """A stage that pauses once in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def in_pieces(self, x: Tensor, tape: Tape, **_: object) -> Pieces[Tensor]:
+        yield
+        return x * self.weight
+
+
+def test_a_forward_is_in_flight_from_its_begin_while_the_backward_of_its_pair_runs() -> None:
+    plan, stage = plan_of("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), Pausing()
+    program = RankProgram(
+        plan, 0, {0: stage}, lambda output, target: (output - target).sum(), ANYTHING, Recorder(), in_pieces=True
+    )
+    numbers = torch.arange(6.0).view(2, 3)
+    run = StepRun(program, 0, Batch(numbers, numbers), MicrobatchBuffers())
+    for action in plan.ranks[0]:
+        HANDLERS[action.kind](run, (action,))
+    assert run.buffers.peak_in_flight == 2
+    assert stage.weight.grad is not None
+    assert stage.weight.grad.tolist() == (numbers.sum(0) / 2).tolist()
+    assert is_empty(run.buffers)
 
 
 def test_every_kind_has_a_handler() -> None:

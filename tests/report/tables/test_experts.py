@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pptrace.analysis.expert_parts import (
     ExpertsReport,
     ExpertStep,
@@ -73,6 +75,15 @@ def test_the_rank_that_is_late_in_most_steps_is_named_in_the_short_text() -> Non
     assert late_in_most_steps((late(0, 3), late(1, 3, "before"), late(2, 3, "before"), unknown)) == (
         "rank 3 is the one that others wait for most in 3 of 3 steps: it comes late to the layers"
     )
+
+
+@pytest.mark.parametrize(
+    "reasons", [("slow", None), (None, "slow"), ("slow", "rows", "before"), ("rows", None, "slow", "rows")]
+)
+def test_no_reason_is_given_that_is_not_that_of_most_of_these_steps(reasons: tuple[str | None, ...]) -> None:
+    steps = tuple(late(number, 3, reason) for number, reason in enumerate(reasons))
+    num = len(reasons)
+    assert late_in_most_steps(steps) == f"rank 3 is the one that others wait for most in {num} of {num} steps"
 
 
 def test_steps_and_pairs_of_ranks_are_tables_of_the_whole_report() -> None:
