@@ -354,7 +354,7 @@ def test_a_gain_is_a_part_of_what_the_same_work_takes_now() -> None:
     assert result.scenarios[0].gain_share == pytest.approx(3 / 22)
     words = "would take 13.6% off what the same work takes: 0.057 ms instead of 0.066"
     assert words in headline(result)
-    assert span_words(result.scenarios[0], result).endswith("instead of 0.07 for the same work")
+    assert span_words(result.scenarios[0], result).endswith("instead of 0.066 for the same work")
     assert "13.6%" in whatif_tables(result)[0].rows[0]
 
 
