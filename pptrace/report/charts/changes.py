@@ -145,7 +145,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 class _Names:
-    """Places of names beside their points, of which none covers another name or another point, nor a whisker if it can be."""
+    """Places of names next to their points, of which none covers another name or another point, nor a whisker if it can be."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], whiskers: Sequence[Whisker]) -> None:
         self._ranges = x, y

@@ -34,7 +34,7 @@ def test_a_simulation_and_its_report_are_read_back_as_they_were_written(name: st
 def test_a_searched_or_handmade_plan_is_the_one_that_the_simulation_names(tmp_path: Path) -> None:
     path = tmp_path / "simulation.json"
     searched = registry.build("zb-auto", 4, 8, costs=OpCosts(10, 25, 5, 3))
-    by_hand = from_csv("0F0,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n", "mine")
+    by_hand = from_csv("0F0,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n", "by hand")
     for plan, name in ((searched, "zb-auto"), (by_hand, "custom")):
         written = simulation_object(simulate(plan, uniform(10, 30, wgrad_ns=5)), with_ops=True)
         path.write_text(dump(written))
@@ -43,7 +43,7 @@ def test_a_searched_or_handmade_plan_is_the_one_that_the_simulation_names(tmp_pa
 
 
 def test_the_plan_of_a_simulation_goes_by_the_numbers_of_its_ranks(tmp_path: Path) -> None:
-    plan = from_csv("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "mine")
+    plan = from_csv("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "by hand")
     written = json.loads(dump(simulation_object(simulate(plan, uniform(10, 30)), with_ops=True)))
     written["ranks"].reverse()
     (tmp_path / "simulation.json").write_text(json.dumps(written))
