@@ -87,6 +87,8 @@ def test_a_kernel_launched_before_the_recording_was_called_then_and_belongs_to_n
         rank.add(Category.KERNEL, SEND[3], start, start + 10, device=0, stream=NCCL_STREAM, correlation=number)
     rank.correlation = 100
     rank.kernel("gemm", 30, 55, 60)
+    rank.correlation = 109  # the other one's number lies between those of recorded calls
+    rank.kernel("gemm", 80, 85, 90)
     events = rank.trace().events
     assert (find_calls(events)["host_ns"] - START).tolist() == [29, 70]
     assert (find_calls(events)["start_ns"] - START).tolist() == [40, 70]
