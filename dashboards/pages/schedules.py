@@ -37,7 +37,8 @@ def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     """The page, with the schedule and sizes of the address, or those of the run, where it has them."""
     name, *values = _of_run(loaded)
     if (asked := choice_of(query, "schedule", list(SCHEDULES))) is not None:
-        name, values = asked, [number_of(query, key) for key, *_ in _NUMBERS]
+        name, values = asked, [None for _ in values]
+    values = [number_of(query, key) if key in query else value for (key, *_), value in zip(_NUMBERS, values, strict=True)]
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     for (key, label, hint, least), value in zip(_NUMBERS, values, strict=True):

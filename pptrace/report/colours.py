@@ -14,7 +14,7 @@ KIND_COLOURS: Mapping[str, str] = {
     "I": "#E69F00",
     "W": "#009E73",
     "OVERLAP_F_B": "#8A4B9B",
-    "GRAD_SYNC": "#A9467F",
+    "GRAD_SYNC": "#CC79A7",
     "OPTIMIZER": "#66717F",
     "DATA": "#9AA3AD",
     "GC": "#F0E442",

@@ -77,7 +77,7 @@ def test_a_schedule_on_paper_is_that_of_the_address_or_of_the_run() -> None:
     assert [asked[name] for name in sizes] == ["gpipe", 3, 6, None, 0.25]
     of_run = values_of(schedules.layout(loaded, query_of("?schedule=none&pp=3")))
     assert of_run["plan-schedule"] == "zbv"
-    assert of_run["plan-pp"] == 4
+    assert (of_run["plan-pp"], of_run["plan-microbatches"]) == (3, 8)
 
 
 def test_layers_of_stages_and_the_axis_of_links_are_those_of_the_address() -> None:
