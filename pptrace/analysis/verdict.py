@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 from pptrace.analysis.step_parts import LATE_OPS
+from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
 
@@ -79,15 +80,19 @@ def _with_routes(step: StepReport) -> Mapping[str, int] | None:
 
 
 def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[Finding]) -> dict[str, int]:
-    """The parts by their names, with what findings about hosts explain apart from hosts, then from the unexplained one, and late
-    receives from that one.
+    """The parts by their names, apart what findings explain of them: those about hosts of hosts, then of the unexplained one, late
+    receives of that one, late members of ops and communication.
     """
     left, apart = dict(of_names), {}
+    of_members = tuple(_NAMES[cause] for cause in ("straggler", "jitter", "communication"))
     for finding in findings:
-        reason, is_of_host = finding.evidence.get("reason"), finding.evidence.get("cause") == "host"
-        if (is_of_host and reason) or reason == LATE_RECEIVES:
+        reason = finding.evidence.get("reason")
+        explained = {LATE_RECEIVES: (_NAMES["unexplained"],), LATE_MEMBER: of_members}.get(str(reason), ())
+        if reason and finding.evidence.get("cause") == "host":
+            explained = (of_host, _NAMES["unexplained"])
+        if explained:
             ns = finding.gain_ns or 0
-            for name in (of_host, _NAMES["unexplained"]) if is_of_host else (_NAMES["unexplained"],):
+            for name in explained:
                 taken = max(min(ns, left.get(name, 0)), 0)
                 left, ns = {**left, name: left.get(name, 0) - taken}, ns - taken
             apart[f"{reason}{_place(finding)}"] = max(finding.gain_ns or 0, 0) - ns
@@ -209,10 +214,11 @@ def _largest(
 ) -> str:
     """Name the largest finding to act on, and what it would give back: not the schedule itself, nor the unexplained.
 
-    A cause is that of this step, as the shares before it (``of_names``) are; what a replay says that a place gives back, and
-    anything else, is a mean over the steps.
+    A cause is that of this step, as the shares before it (``of_names``) are, but no more than its finding where reasons explain a
+    part of it; what a replay says that a place gives back, and anything else, is a mean over the steps.
     """
     parts = step.span_parts or {}
+    are_explained = any("reason" in finding.evidence for finding in findings)
     gains: list[tuple[int, str]] = []
     for finding in findings:
         cause = str(finding.evidence.get("cause"))
@@ -227,7 +233,10 @@ def _largest(
             gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
         elif cause in parts:
             name = _name(step, cause)
-            gains.append(((of_names or {}).get(name, parts[cause]), f"of {name}{_place(finding)}"))
+            gain = (of_names or {}).get(name, parts[cause])
+            if are_explained:
+                gain = min(gain, finding.gain_ns or 0)
+            gains.append((gain, f"of {name}{_place(finding)}"))
         else:
             average = "on average " if num_steps > 1 else ""
             gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))

@@ -81,6 +81,17 @@ def test_what_findings_about_hosts_explain_is_not_unexplained() -> None:
     assert "15% late start (rank 3), 5% pauses; " in both
 
 
+def test_what_a_late_member_explains_is_apart_from_ops_that_vary_and_is_won_back_once() -> None:
+    vary = Waterfall(200_000, 0, 0, 1_700_000, 100_000, 0, 0)
+    rank_2, rank_0 = {"where": {"rank": 2}, "reason": "late member"}, {"where": {"rank": 0}}
+    late = Finding(Severity.WARNING, "Straggler", "", 1_300_000, {"cause": "straggler", **rank_2})
+    other = Finding(Severity.WARNING, "Jitter", "", 400_000, {"cause": "jitter", **rank_0})
+    assert verdict_of(step_of(2_000_000, vary), findings=(late, other)) == (
+        "The step takes 2.0 ms: 10% compute, 65% late member (rank 2), 20% ops that vary, 5% exposed communication; "
+        "the most to win back is 1.3 ms a step of late member (rank 2)."
+    )
+
+
 def test_the_largest_gain_is_that_of_a_warning() -> None:
     """The fill and drain of the schedule is what was chosen; a finding without a gain has none to compare."""
     findings = (
