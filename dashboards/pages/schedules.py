@@ -38,7 +38,9 @@ def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     name, *values = _of_run(loaded)
     if (asked := choice_of(query, "schedule", list(SCHEDULES))) is not None:
         name, values = asked, [None for _ in values]
-    values = [number_of(query, key) if key in query else value for (key, *_), value in zip(_NUMBERS, values, strict=True)]
+    values = [
+        number_of(query, key) if key in query else value for (key, *_), value in zip(_NUMBERS, values, strict=True)
+    ]
     schedule = dcc.Dropdown(id="plan-schedule", options=list(SCHEDULES), value=name, clearable=False, searchable=False)
     fields = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
     for (key, label, hint, least), value in zip(_NUMBERS, values, strict=True):

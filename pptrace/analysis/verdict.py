@@ -80,8 +80,8 @@ def _with_routes(step: StepReport) -> Mapping[str, int] | None:
 
 
 def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[Finding]) -> dict[str, int]:
-    """The parts by their names, apart what findings explain of them: those about hosts of hosts, then of the unexplained one, late
-    receives of that one, late members of ops and communication.
+    """The parts by their names, with what findings explain of them apart. Findings about hosts explain hosts, then what is left
+    unexplained, late receives the latter, late members ops and communication.
     """
     left, apart = dict(of_names), {}
     of_members = tuple(_NAMES[cause] for cause in ("straggler", "jitter", "communication"))
