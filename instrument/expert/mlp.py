@@ -36,7 +36,7 @@ class LayerWork(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWork(LayerWork):
-    """Of one expert after another, with the inputs and the output gradients of each."""
+    """Those of one expert after another, by the inputs and the output gradients of each."""
 
     layer: ExpertLinear
     parts: Sequence[Tensor]
@@ -52,7 +52,7 @@ class ExpertWork(LayerWork):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWork(LayerWork):
-    """Of all experts at once, with the inputs and the output gradients of all rows."""
+    """Those of all experts at once, by the inputs and the output gradients of all rows."""
 
     layer: ExpertLinear
     rows: Tensor
