@@ -36,7 +36,7 @@ class LayerWork(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWork(LayerWork):
-    """Those of one expert after another, by the inputs and the output gradients of each."""
+    """Weight gradients of one expert after another, by the inputs and the output gradients of each."""
 
     layer: ExpertLinear
     parts: Sequence[Tensor]
@@ -52,7 +52,7 @@ class ExpertWork(LayerWork):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWork(LayerWork):
-    """Those of all experts at once, by the inputs and the output gradients of all rows."""
+    """Weight gradients of all experts at once, by the inputs and the output gradients of all rows."""
 
     layer: ExpertLinear
     rows: Tensor
