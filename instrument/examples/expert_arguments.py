@@ -35,6 +35,7 @@ _FIELD_OF: Mapping[str, str] = {
     "--force-routes": "forced",
     "--replay-routes": "routes",
     "--overlap-experts": "overlap",
+    "--grouped-experts": "grouped",
 }
 """Option → field of :class:`ExpertOptions`."""
 _DEFAULTS = {field.name: field.default for field in fields(ExpertOptions) if field.default is not MISSING}
@@ -90,6 +91,11 @@ def add_experts(add: Add) -> None:
     )
     option("--replay-routes", "for measurements: routes of a table (docs/training.md)", metavar="FILE.npy")
     option("--overlap-experts", "compute while tokens travel to experts and back", action="store_true")
+    option(
+        "--grouped-experts",
+        "multiply the rows of all experts at once, where the GPU has a kernel for it (docs/training.md)",
+        action="store_true",
+    )
 
 
 def read_experts(options: argparse.Namespace) -> ExpertOptions | None:

@@ -22,8 +22,9 @@ from instrument.expert.dispatch import RowDispatch, TokenDispatch, make_dispatch
 from instrument.expert.exchange import Journey
 from instrument.expert.forced import forced_routes
 from instrument.expert.groups import ExpertGroups, alone
-from instrument.expert.linear import ExpertLinear, Held, LateWeights, run_experts
+from instrument.expert.linear import ExpertLinear, Held
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
+from instrument.expert.mlp import LateWeights, run_experts
 from instrument.expert.noise import ForwardKey, TokenIds
 from instrument.expert.options import Dispatcher, ExpertOptions, Forced, SecondChoice
 from instrument.expert.padded import make_padded
@@ -202,7 +203,7 @@ class ExpertLayer(nn.Module):
         begun = None if self.shared is None else self.shared.begin(x)
 
         def compute(rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-            return run_experts(rows, rows_of_expert, self.inner, self.outer, late, aliases)
+            return run_experts(rows, rows_of_expert, self.inner, self.outer, self.options.grouped, late, aliases)
 
         journey = Journey(dispatch.compute(journey.arrive(), compute), dispatch.exchange.mirrored)
         shared = None if self.shared is None or begun is None else self.shared.end(begun[0])
@@ -212,7 +213,7 @@ class ExpertLayer(nn.Module):
         return self.shared.join(output, shared, begun[1])
 
     def _compute(self, rows: Tensor, rows_of_expert: Sequence[int]) -> Tensor:
-        return run_experts(rows, rows_of_expert, self.inner, self.outer)
+        return run_experts(rows, rows_of_expert, self.inner, self.outer, self.options.grouped)
 
     def _route(self, logits: Tensor, ids: TokenIds | None) -> Routes:
         options, parts = self.options, self._parts

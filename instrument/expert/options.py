@@ -85,6 +85,8 @@ class ExpertOptions:
         pyramid: number of experts of each layer that has some, in place of ``num``, which is the largest of them.
         shared: what is made of the shared MLP.
         overlap: compute while tokens travel: the shared MLP, weights' gradients, the other half of an overlapped pair.
+        grouped: multiply the rows of all experts of a rank at once (:mod:`instrument.expert.grouped`), not one expert's after
+            another's.
 
     Raises:
         UsageError: sizes or coefficients that no router can have.
@@ -112,6 +114,7 @@ class ExpertOptions:
     pyramid: tuple[int, ...] = ()
     shared: Shared = Shared.ADDED
     overlap: bool = False
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("num", 1), ("top_k", 1), ("every", 1), ("width", 1), ("shared_width", 0)):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from instrument.collectives import Pending
 from instrument.data.text import TextData
-from instrument.expert import exchange, layer, linear
+from instrument.expert import exchange, layer, mlp
 from instrument.expert.options import ExpertOptions
 from instrument.mesh import Mesh, MeshShape, make_mesh
 from instrument.models.feed import BatchFeed, make_feed
@@ -85,18 +85,18 @@ def sleeping(stage: GptStage, seconds: float) -> GptStage:
 
 def sleeping_experts(seconds: float) -> None:
     """Let experts sleep in forward, as long in backward, and as long for their weights, whenever these are computed."""
-    run, of, gradient = linear.run_experts, linear._Gradients.of, linear.ExpertWork.gradient
-    patched: Any = linear
+    run, of, gradient = mlp.run_experts, mlp._Gradients.of, mlp.ExpertWork.gradient
+    patched: Any = mlp
 
     def slow_run(*arguments: Any) -> Tensor:
         output: Tensor = _Sleep.apply(run(*arguments), seconds, 1)
         return output
 
-    def slow_of(part: Any) -> linear._Gradients:
+    def slow_of(part: Any) -> mlp._Gradients:
         time.sleep(seconds)
         return of(part)
 
-    def slow_gradient(self: linear.ExpertWork) -> Any:
+    def slow_gradient(self: mlp.ExpertWork) -> Any:
         time.sleep(seconds / 2)  # of one of two layers
         return gradient(self)
 

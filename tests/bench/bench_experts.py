@@ -1,6 +1,6 @@
 """Forward and backward of our layer with experts against a plain one of torch's parts, on gloo.
 
-    python tests/bench/bench_experts.py [--ep 2] [--tokens 512] [--hidden 256] [--experts 8] [--top-k 2] [--rounds 10]
+    python tests/bench/bench_experts.py [--ep 2] [--tokens 512] [--hidden 256] [--experts 8] [--top-k 2] [--rounds 10] [--grouped]
 
 Theirs is what one writes with torch's own parts, as torchtitan's ``TokenDispatcher`` does: ``topk``, a sort by expert,
 ``all_to_all_single_autograd``, an ``nn.Linear`` for each matrix of an expert, and a weighted sum. Same values, sizes, processes,
@@ -50,6 +50,7 @@ class Setting:
     top_k: int
     rounds: int
     steps: int
+    grouped: bool
 
 
 class PlainLayer(nn.Module):
@@ -147,7 +148,8 @@ def work(rank: int, port: int, setting: Setting, answers: SimpleQueue[tuple[Seco
     dist.init_process_group("gloo", store=store, rank=rank, world_size=setting.ep)
     recorder = Recorder()
     groups = ExpertGroups(AxisGroup(dist.group.WORLD, Axis.EP, recorder), AxisGroup(None, Axis.CP, recorder))
-    ours = ExpertLayer(setting.hidden, ExpertOptions(setting.experts, setting.top_k), alone().region, groups)
+    experts = ExpertOptions(setting.experts, setting.top_k, grouped=setting.grouped)
+    ours = ExpertLayer(setting.hidden, experts, alone().region, groups)
     nn.init.normal_(ours.router.weight, generator=torch.Generator().manual_seed(0))
     ours.draw_experts(0, 0.05)
     theirs = PlainLayer(ours, setting.top_k)
@@ -175,11 +177,19 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10, help="turns of each side")
     parser.add_argument("--steps", type=int, default=3, help="in a row in each turn")
+    parser.add_argument("--grouped", action="store_true", help="multiply all experts' rows at once")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for tokens in options.tokens:
         setting = Setting(
-            options.ep, tokens, options.hidden, options.experts, options.top_k, options.rounds, options.steps
+            options.ep,
+            tokens,
+            options.hidden,
+            options.experts,
+            options.top_k,
+            options.rounds,
+            options.steps,
+            options.grouped,
         )
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         answers = mp.get_context("spawn").SimpleQueue()

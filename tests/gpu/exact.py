@@ -68,6 +68,7 @@ SMALL_MESHES = ("pp tp sp",)
 
 _OPTIONS = ExpertOptions(4, 2, aux_loss=0.05, z_loss=0.01)
 _OVERLAPPED = replace(_OPTIONS, overlap=True, shared_width=8)
+_GROUPED = replace(_OPTIONS, grouped=True)
 _EXPERTS = Mix(dp=2, ep=2, experts=_OPTIONS, clip=0.3)
 EXPERTS: Mapping[str, Mix] = MappingProxyType(
     {
@@ -80,6 +81,10 @@ EXPERTS: Mapping[str, Mix] = MappingProxyType(
         "tp sp, folded": replace(_EXPERTS, tp=2, ep=4, sequence=True, experts=_OVERLAPPED),
         "etp": replace(_EXPERTS, tp=2, ep=2, etp=2),
         "cp": replace(_EXPERTS, cp=2, dp=2, ep=4, zero=1),
+        "grouped, split backward": replace(_EXPERTS, pp=2, schedule="zb-h1", zero=1, experts=_GROUPED),
+        "grouped, overlapped pairs": replace(
+            _EXPERTS, pp=2, schedule="dualpipe", experts=replace(_OVERLAPPED, grouped=True)
+        ),
     }
 )
 NCCL_MESHES = (

@@ -38,7 +38,7 @@ from tests.support.pool import Pool
 MOST_RANKS, STEPS, LAYERS, TOLERANCE = 8, 4, 4, 1e-9
 ALONE = {
     **dict.fromkeys(("pp", "dp", "cp", "tp", "ep", "etp", "ulysses", "microbatch_size"), 1),
-    **dict.fromkeys(("sequence_parallel", "overlap", "lean", "negotiate", "overlap_experts"), False),
+    **dict.fromkeys(("sequence_parallel", "overlap", "lean", "negotiate", "overlap_experts", "grouped_experts"), False),
     "schedule": "1f1b",
     **dict.fromkeys(("chunks", "group_size", "memory_limit", "prefetch", "split", "microbatches", "bucket_mb"), None),
     "zero": 0,
@@ -86,6 +86,7 @@ def draw(random: Random, folder: Path) -> list[str]:
     give("force-routes", *[each for each in Forced if each is not Forced.REPLAYED], chance=0.25)
     give("replay-routes", _table(random, folder), "nowhere.npy", chance=0.08)
     switch("overlap-experts", 0.3)
+    switch("grouped-experts", 0.5)
     give("order", "-".join(random.sample(("tp", "cp", "dp", "pp"), 4)), chance=0.2)
     switch("sequence-parallel", 0.4)
     switch("overlap", 0.15)

@@ -31,6 +31,7 @@ CASES: list[dict[str, Any]] = [
     {"scoring": Scoring.SIGMOID, "aux_loss": 0.1, "overlap": True},
     {"scoring": Scoring.SIGMOID, "top_k": 1, "shared_width": 12, "shared": Shared.GATED},
     {"capacity_factor": 0.5},
+    {"grouped": True},
     {"dispatcher": Dispatcher.PADDED},
     {"dispatcher": Dispatcher.ALL_GATHER},
     EVERYTHING,
@@ -85,6 +86,7 @@ def test_a_padded_buffer_with_a_capacity_needs_no_counts_and_others_do() -> None
 OVERLAPPED = ExpertOptions(4, 2, width=20, overlap=True)
 ON_RANKS = [
     Mix(dp=2, ep=2, experts=OVERLAPPED),
+    Mix(dp=2, ep=2, experts=replace(OVERLAPPED, grouped=True)),
     Mix(dp=2, ep=2, experts=replace(OVERLAPPED, num=2, shared_width=8, shared=Shared.GATED), bfloat16=True),
     Mix(dp=2, ep=2, experts=replace(OVERLAPPED, dispatcher=Dispatcher.PADDED, shared_width=8)),
     Mix(dp=2, ep=2, experts=replace(OVERLAPPED, dispatcher=Dispatcher.ALL_GATHER)),

@@ -106,14 +106,17 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v") if ALL else ("1f
 
 
 def grid() -> list[Mix]:
-    """Every mesh within eight ranks, and on it every schedule and dispatcher, with and without overlap."""
+    """Every mesh within eight ranks, and on it every schedule and dispatcher, with and without overlap; in turns all experts at
+    once.
+    """
     mixes = []
     for pp, dp, cp, tp, ep, etp in product((1, 2), (1, 2), (1, 2), (1, 2), SIZES_OF_EP, (1, 2)):
         if pp * dp * cp * tp > 8 or (dp * cp * tp) % (ep * etp):
             continue
         schedules = SCHEDULES if pp > 1 else ("1f1b",)
         for schedule, dispatcher, overlap in product(schedules, Dispatcher, (False, True)):
-            options = replace(OPTIONS, dispatcher=dispatcher, overlap=overlap, shared_width=8)
+            grouped = len(mixes) // 2 % 2 == 1
+            options = replace(OPTIONS, dispatcher=dispatcher, overlap=overlap, shared_width=8, grouped=grouped)
             zero = int(dp * cp > 1 and overlap)
             mixes.append(
                 Mix(
@@ -140,6 +143,7 @@ def pairs_of(mix: Mix) -> set[tuple[tuple[str, object], ...]]:
     names = ("pp", "tp", "cp", "dp", "ep", "etp", "schedule")
     settings: list[tuple[str, object]] = [(name, getattr(mix, name)) for name in names]
     settings += [("dispatcher", mix.experts.dispatcher), ("overlap", mix.experts.overlap)]
+    settings.append(("grouped", mix.experts.grouped))
     return set(combinations(settings, 2))
 
 
@@ -162,6 +166,18 @@ def test_every_two_settings_together_train_as_one_process_does(pool: Pool) -> No
         mixes = list(of_shape)
         for first in range(0, len(mixes), MOST_TOGETHER):  # each call has a time limit
             check(pool, mixes[first : first + MOST_TOGETHER])
+
+
+def test_all_experts_at_once_train_the_same(pool: Pool) -> None:
+    """Recomputed, in pieces, with weights' gradients later, experts without tokens, and buckets that fire nevertheless."""
+    options = replace(OPTIONS, num=8, grouped=True)
+    hot = replace(options, forced=Forced.HOT, top_k=2)
+    mix = replace(MIX, dp=2, ep=2, experts=options)
+    check(pool, [replace(mix, recompute=Recompute.FULL), replace(mix, zero=1, bucket_bytes=1000, experts=hot)])
+    in_pieces = replace(options, overlap=True, shared_width=8)
+    mix = replace(mix, pp=2)
+    check(pool, [replace(mix, schedule="zb-h1", zero=1, ahead=2)])
+    check(pool, [replace(mix, schedule="dualpipe", experts=in_pieces)])
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4] if ALL else [2])

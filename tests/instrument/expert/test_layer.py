@@ -49,6 +49,7 @@ def test_ranks_that_share_experts_give_what_one_with_all_of_them_does(pool: Pool
     for index, tokens in enumerate(CASES):
         seen = [row[index] for row in outcomes]
         assert max(error for each in seen for error in each.errors) < TOLERANCE, (tokens, seen)
+        assert not any(each.at_once for each in seen)
         assert sum(sum(each.rows_of_expert) for each in seen) == size * 2 * tokens.num * tokens.options.top_k
     all_to_one = [row[CASES.index(Tokens(SWITCH, to_expert=6))] for row in outcomes]
     held = 8 // size
@@ -141,6 +142,17 @@ def test_ranks_that_share_each_expert_give_the_same(pool: Pool, split: bool) -> 
         assert there.uneven is not None
         assert mark.uneven.sent_rows == there.uneven.received_rows
     assert sum(outcomes[0][0].rows_of_expert) == sum(there.uneven.received_rows)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_all_experts_at_once_give_the_same(pool: Pool, split: bool) -> None:
+    """With every dispatcher, experts and ranks without rows, weights' gradients later, and ranks that share each expert."""
+    cases = [*CASES, *PADDED, *([] if split else GATHERED + OVERLAPPED + IDLE)]
+    cases = [replace(tokens, options=replace(tokens.options, width=6, grouped=True)) for tokens in cases]
+    for etp in (1, 2):
+        for index, seen in enumerate(zip(*pool.run(compare, cases, split, etp, world=4), strict=True)):
+            assert max(error for each in seen for error in each.errors) < TOLERANCE, (etp, cases[index], seen)
+            assert all(each.at_once for each in seen)
 
 
 def check_marks(marks: list[tuple[CollectiveMark, ...]], size: int) -> None:

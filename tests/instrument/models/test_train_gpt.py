@@ -285,6 +285,7 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--experts", "8", "--router-groups", "3"], 1, "8 experts do not go into 3 groups"),
         (["--experts", "8", "--drop-order", "weights"], 1, "--drop-order is for experts with a capacity"),
         (["--overlap-experts"], 1, "--overlap-experts is for a model with experts"),
+        (["--grouped-experts"], 1, "--grouped-experts is for a model with experts"),
         (["--experts", "4", "--tp", "4", "--seq", "66"], 4, "66 tokens of a sequence do not divide among tp=4 ranks"),
         (
             ["--experts", "4", "--tp", "4", "--shared-expert-width", "6"],

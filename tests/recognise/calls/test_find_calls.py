@@ -256,6 +256,9 @@ def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> N
         "void permute_kernel<x>(y)",
         "flash_fwd",
         "void gather_kernel(x)",
+        "void at::cuda::detail::prepare_grouped_gemm_data<cutlass::bfloat16_t, cutlass::bfloat16_t>(x)",
+        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<"
+        "cutlass::gemm::GroupProblemShape<cute::tuple<int, int, int> >, x> > >(y)",
         "void at::native::nccl_like_reduce_kernel(int)",
         "void my_ncclTest(x)",
         "void rcclike_kernel()",

@@ -78,13 +78,14 @@ def _drawn(generator: torch.Generator, *shape: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Largest errors of outputs, gradients of tokens, of the gate and of this rank's experts; the rows of its experts; the routes
-    of its tokens to each expert; marks.
+    of its tokens to each expert; marks; whether all experts ran at once.
     """
 
     errors: tuple[float, ...]
     rows_of_expert: tuple[int, ...]
     counts: tuple[int, ...]
     marks: tuple[CollectiveMark, ...]
+    at_once: bool
 
 
 def compare(cases: list[Tokens], split: bool, etp: int = 1, is_dense: bool = True) -> list[Seen]:
@@ -131,12 +132,24 @@ def _compare(tokens: Tokens, groups: ExpertGroups, split: bool, is_dense: bool) 
         return output
 
     output, marks = heard(group, both_ways)
+    at_once = any("GroupedExperts" in name for name in graph_names(output))
     assert split or {id(parameter) for parameter in fired} == {id(parameter) for parameter in layer.parameters()}
     assert kept.routes is not None
     dispatch = kept.routes.dispatch
     known = tuple(mark for mark in marks if isinstance(mark, CollectiveMark))
     errors = _errors(layer, whole, tokens, (output, x)) if is_dense else ()
-    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known)
+    return Seen(tuple(errors), tuple(dispatch.rows_of_expert), tuple(dispatch.counts.tolist()), known, at_once)
+
+
+def graph_names(output: Tensor) -> set[str]:
+    """The names of all functions in the graph of a tensor."""
+    seen, waiting = set(), [output.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            waiting.extend(following for following, _ in function.next_functions)
+    return {function.name() for function in seen}
 
 
 def overlapped_order(tokens: Tokens) -> list[str]:
