@@ -148,7 +148,10 @@ def _has_groups(plan: Plan, name: str, size: int) -> bool:
 def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:
     """The usual costs of each rank's ops and of a message, ns, for schedules that are searched; these have a stage per rank."""
     shares = stage_map_of(costs, change, costs.plan.pp, name).shares
-    of_stages = np.einsum("ons,so->no", shares, costs.typical()) * change.microbatch_size
+    ops = np.maximum(shares.sum(axis=2).T * costs.parts_of_ops * change.microbatch_size, np.finfo(np.float64).tiny)
+    usual = costs.typical()
+    work, fixed = (np.einsum("ons,so->no", shares, part) for part in (usual, costs.fixed_shares * usual))
+    of_stages = (work + fixed * (1 / ops - 1)) * change.microbatch_size
     of_ranks = tuple(
         (forward, back, weight) for forward, back, weight in np.rint(of_stages).astype(int)[:, _KINDS].tolist()
     )
@@ -163,7 +166,7 @@ def stage_map_of(costs: StageCosts, change: Change, num_stages: int, name: str) 
         UsageError: the split does not fit the schedule or the model.
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
-    return stage_map(costs.typical(), measured, wanted)
+    return stage_map(costs.of_layers(), measured, wanted)
 
 
 def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: str) -> Iterator[StageMap]:
@@ -173,9 +176,9 @@ def other_stage_maps(costs: StageCosts, change: Change, num_stages: int, name: s
     Two stages do not tell whether that is in their layers. A step may be shortest with a part of it there.
     """
     measured, wanted = _layers_before_and_after(costs, change, num_stages, name)
-    ends = most_in_ends(costs.typical(), measured)
+    ends = most_in_ends(costs.of_layers(), measured)
     if ends is not None:
-        yield from (stage_map(costs.typical(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
+        yield from (stage_map(costs.of_layers(), measured, wanted, ends * part) for part in _PARTS_IN_ENDS)
 
 
 def _layers_before_and_after(

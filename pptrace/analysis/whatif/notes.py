@@ -24,8 +24,8 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         share = costs.assumed.weight_share
         half = "half of a B (0.4 to 0.6 in the interval)"
         yield f"W is taken to be {half if share is None else f'{share:g} of a B (--wgrad-share)'}"
-    if costs.assumed.fixed is not None and (does_other_parts or plan.splits_backward != costs.plan.splits_backward):
-        yield f"{costs.assumed.fixed:g} of what an op takes is taken to stay however much it does (--fixed-share)"
+    if does_other_parts or plan.splits_backward != costs.plan.splits_backward:
+        yield from _of_fixed_parts(costs)
     if plan.chain_length != costs.num_stages:
         yield (
             "layers of a stage are taken to cost alike"
@@ -61,6 +61,20 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
         yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:
         yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+
+
+def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:
+    if costs.assumed.fixed is not None:
+        yield f"{costs.assumed.fixed:g} of what a usual op takes is taken to stay however much it does (--fixed-share)"
+    elif costs.fixed.any():
+        forward, backward, weights = costs.fixed.tolist()
+        of_kinds = {"an F": forward}
+        of_kinds |= {"an I": backward, "a W": weights} if costs.splits_backward else {"a B": backward + weights}
+        parts = ", ".join(f"{ns / 1e6:.3g} ms of {kind}" for kind, ns in of_kinds.items() if ns)
+        yield (
+            f"{parts} are taken to stay however much it does, as stages with other numbers of layers show (in the interval, "
+            "nothing or 0.06 of a usual op)"
+        )
 
 
 def _has_pairs(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
-from pptrace.analysis.whatif.stage_costs import StageCosts, with_weight_share
+from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, with_weight_share
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
@@ -130,7 +130,7 @@ def typical(spans: Int64) -> int:
 
 def identity_map(costs: StageCosts) -> StageMap:
     layers = costs.layers or (1,) * costs.num_stages
-    return stage_map(costs.typical(), layers, layers)
+    return stage_map(costs.of_layers(), layers, layers)
 
 
 def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
@@ -147,8 +147,10 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
     others = () if change.prefetch is not None else baseline.other_messaging
-    maps = other_stage_maps(baseline.costs, change, plan.chain_length, plan.name)
-    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others, maps)]
+    wanted = (change, plan.chain_length, plan.name)
+    maps = other_stage_maps(baseline.costs, *wanted)
+    parts = [(part, stage_map_of(with_fixed_share(baseline.costs, part), *wanted)) for part in _other_fixed(costs)]
+    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others, maps, parts)]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(typical(replayed.spans) * factor)
     return Prediction(
@@ -174,7 +176,6 @@ def target_of(baseline: Baseline, change: Change, plan: Plan) -> tuple[StageCost
         scale=change.microbatch_size,
         link_speed=change.link_speed,
         placement=change.placement,
-        fixed=costs.assumed.fixed or 0.0,
         graphs=baseline.graphs if plan is costs.plan else {},
     )
     for ideal in change.ideals:
@@ -199,11 +200,13 @@ def _variants(
     replayed: Replayed,
     others: Iterable[Messaging] = (),
     maps: Iterable[StageMap] = (),
+    parts: Iterable[tuple[float, StageMap]] = (),
 ) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
     latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
-    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied.
+    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied. ``parts``
+    are other fixed parts of ops, each with the stages that come of it.
     """
     yield costs, target, replayed
     for messaging in others:
@@ -214,13 +217,20 @@ def _variants(
     shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
     assumed = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
-        assumed += [(costs, replace(target, fixed=_MOST_FIXED))] if costs.assumed.fixed is None else []
+        assumed += [(with_fixed_share(costs, part), replace(target, stages=stages)) for part, stages in parts]
         assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         assumed.append((costs, replace(target, latency_share=1.0)))
     if not target.stages.is_identity:
         assumed += [(costs, replace(target, stages=stages)) for stages in maps]
     yield from ((*variant, replay(*variant)) for variant in assumed)
+
+
+def _other_fixed(costs: StageCosts) -> tuple[float, ...]:
+    """Fixed parts that ops may have instead, as parts of the usual one; none where a user gives it."""
+    if costs.assumed.fixed is not None:
+        return ()
+    return (0.0, _MOST_FIXED) if costs.fixed.any() else (_MOST_FIXED,)
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.analysis.stragglers.costs import longest_of_steps
-from pptrace.analysis.whatif.stage_costs import BACKWARD, Floats, StageCosts, W
+from pptrace.analysis.whatif.fixed_part import Floats
+from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -32,9 +33,8 @@ class Target:
 
     ``scale`` is the size of a microbatch in parts of the measured, ``link_speed`` how many times as fast messages are;
     ``placement`` the measured pipeline rank that each of its ranks is, ``messaging`` how its messages travel, and ``prefetch``
-    how many ops before they are needed receives that block are posted. ``fixed`` is the part of a measured op that does not
-    depend on how much it has to do: an op that does half of it has all of that. ``latency_share`` is the part of a message that
-    is its link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``graphs`` are
+    how many ops before they are needed receives that block are posted. ``latency_share`` is the part of a message that is its
+    link's latency where that is not known. With ``scales_delays`` an op that does half begins half as late. ``graphs`` are
     those of the plan that were made so far; targets with other assumptions share them.
     """
 
@@ -45,7 +45,6 @@ class Target:
     scale: float = 1.0
     link_speed: float = 1.0
     placement: tuple[int, ...] | None = None
-    fixed: float = 0.0
     latency_share: float = 0.0
     scales_delays: bool = False
     graphs: Graphs = field(default_factory=dict)
@@ -162,28 +161,44 @@ class _Builder:
         return self._rows(self.costs.inner, windows)
 
     def _rows(self, values: Floats, windows: slice) -> Floats:
-        by_output = self._by_output(values[windows])
-        rows = by_output[:, self._stage, self._source, self._output]
-        rows += np.where(self._is_whole, by_output[:, self._stage, self._source, W], 0.0)
-        fixed = self.target.fixed
-        rows *= (1 - fixed) + fixed / self.ops_in_rows if fixed else 1.0
-        pairs = np.flatnonzero(self.target.plan.table.second_slot >= 0)
+        by_output, fixed = self._by_output(values[windows]), self._fixed(values[windows])
+        rows = self._ops(by_output, fixed, (self._stage, self._source, self._output), self._is_whole)
+        table = self.target.plan.table
+        pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            stage, source = self._second
-            backwards = by_output[:, stage, source, BACKWARD]
-            whole = self.target.plan.table.second_kind[pairs] == Kind.B.code
-            backwards = backwards + np.where(whole, by_output[:, stage, source, W], 0.0)
+            backward = np.full(len(pairs), BACKWARD)
+            backwards = self._ops(by_output, fixed, (*self._second, backward), table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
+
+    def _ops(
+        self, by_output: Floats, fixed: Floats | None, where: tuple[Int64, Int64, Int64], whole: npt.NDArray[np.bool_]
+    ) -> Floats:
+        """Ops at (stage, measured microbatch, output), those of ``whole`` with their gradients of weights too.
+
+        What does half of an op has half of what it takes, and the other half of the ``fixed`` part of it.
+        """
+        stage, source, output = where
+
+        def of(values: Floats) -> Floats:
+            return values[:, stage, source, output] + np.where(whole, values[:, stage, source, W], 0.0)
+
+        ops = of(by_output)
+        return ops if fixed is None else ops + of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
+
+    def _fixed(self, values: Floats) -> Floats | None:
+        """The fixed part of values, by the stages of the plan; None where there is none."""
+        shares = self.costs.fixed_shares
+        return self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
 
     @cached_property
     def ops_in_rows(self) -> Floats:
         """Measured ops whose work each row has together, in parts of ops: 1/2 of a row that does half of one."""
-        share = 1 - self.costs.weight_share
-        whole = np.array([1.0, 1.0, 1.0] if self.costs.splits_backward else [1.0, share, 1 - share])
-        of_stages = self.target.stages.shares.sum(axis=2) * whole[:, np.newaxis]
-        ops = of_stages[self._output, self._stage]
-        ops = ops + np.where(self._is_whole, of_stages[W, self._stage], 0.0)
+        return self._num_ops(self._stage, self._output, self._is_whole)
+
+    def _num_ops(self, stage: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
+        of_stages = self.target.stages.shares.sum(axis=2) * self.costs.parts_of_ops[:, np.newaxis]
+        ops = of_stages[output, stage] + np.where(whole, of_stages[W, stage], 0.0)
         in_rows: Floats = np.maximum(ops * self.target.scale, np.finfo(np.float64).tiny)
         return in_rows
 

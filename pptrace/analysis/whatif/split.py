@@ -24,7 +24,8 @@ _ALIKE = 0.05
 def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int, ...] | None:
     """The layers of each stage with which the rank that has most work has the least; at least one layer each.
 
-    Layers of a measured stage cost alike, and the embedding and the head stay at the ends. With one stage on each rank it is
+    Layers of a measured stage cost alike, the embedding and the head stay at the ends, and what ops take however much they do is
+    the same in all stages, so that it decides nothing. With one stage on each rank it is
     exact, by dynamic programming over stages (the linear partition problem); of several such splits the one whose squares sum to
     the least. With several, it is where no layer can move to another stage for the better. None where the layers of the stages
     are not known, or no split fits into the limit of memory.
@@ -32,7 +33,7 @@ def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int
     plan = costs.plan
     if costs.layers is None or len(costs.layers) < 2 or plan.num_chains > 1:
         return None
-    layers, ends = layer_costs(costs.typical(), costs.layers)
+    layers, ends = layer_costs(costs.of_layers(), costs.layers)
     if plan.num_chunks > 1:
         layers[[0, -1]] += ends
         return _of_chunks(layers, np.array(plan.placement), costs.layers)

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
-
-Floats = npt.NDArray[np.float64]
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
 ASSUMED_WEIGHT_SHARE = 0.5
@@ -35,7 +34,8 @@ UNMATCHED = -1.0
 class Assumed:
     """Assumptions of a user where the run does not tell; None: the usual value, and the interval has others.
 
-    ``weight_share`` is the part of a full backward that is W's, ``fixed`` the part of an op that it takes however much it does.
+    ``weight_share`` is the part of a full backward that is W's, ``fixed`` the part of a usual op that any takes however much it
+    does.
     """
 
     weight_share: float | None = None
@@ -62,6 +62,8 @@ class StageCosts:
 
     ``routed_work`` and ``routed_inner`` are the parts of ``work`` and ``inner`` that would be gone if all experts had equally
     many rows (1: all of it); None of a run without experts on several ranks.
+
+    ``fixed`` is what an op takes however much it does, ns, by output.
     """
 
     plan: Plan
@@ -75,6 +77,7 @@ class StageCosts:
     splits_backward: bool
     pair_factor: float
     latency: Floats
+    fixed: Floats
     weight_share: float = ASSUMED_WEIGHT_SHARE
     routed_work: Floats | None = None
     routed_inner: Floats | None = None
@@ -138,6 +141,22 @@ class StageCosts:
         medians: Floats = np.median(self.work, axis=(0, 2))
         return medians
 
+    @property
+    def fixed_shares(self) -> Floats:
+        """The part of an op of each stage that is its fixed part, shape (model stages, outputs)."""
+        usual = self.typical()
+        shares: Floats = np.minimum(np.divide(self.fixed, usual, out=np.zeros(usual.shape), where=usual > 0), 1.0)
+        return shares
+
+    def of_layers(self) -> Floats:
+        """The median of an op without its fixed part, shape (model stages, outputs)."""
+        return self.typical() * (1 - self.fixed_shares)
+
+    @property
+    def parts_of_ops(self) -> Floats:
+        """The part of a measured op that each output is: of a full backward two have one together."""
+        return np.array([1.0, 1.0, 1.0] if self.splits_backward else [1.0, 1 - self.weight_share, self.weight_share])
+
 
 def stage_costs(
     plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
@@ -156,6 +175,7 @@ def stage_costs(
     known = StageCosts(
         *(plan, costs.step, costs.ranks, work, inner, delay, transfer, layers, splits, factor),
         latency=np.full_like(transfer, np.nan),
+        fixed=measured_fixed_part(work, layers),
         routed_work=routed_work,
         routed_inner=routed_inner,
     )
@@ -299,6 +319,7 @@ def _split_whole_backwards(of_rows: _OfRows, work: Floats, inner: Floats) -> boo
 def with_assumed(costs: StageCosts, assumed: Assumed) -> StageCosts:
     """The costs with what a user takes for granted."""
     known = replace(costs, assumed=assumed)
+    known = known if assumed.fixed is None else with_fixed_share(known, assumed.fixed)
     return known if assumed.weight_share is None else with_weight_share(known, assumed.weight_share)
 
 
@@ -307,4 +328,10 @@ def with_weight_share(costs: StageCosts, share: float) -> StageCosts:
     work = costs.work.copy()
     both = work[..., BACKWARD] + work[..., W]
     work[..., BACKWARD], work[..., W] = both * (1 - share), both * share
-    return replace(costs, work=work, weight_share=share)
+    fixed = np.array([costs.fixed[F], *np.array([1 - share, share]) * (costs.fixed[BACKWARD] + costs.fixed[W])])
+    return replace(costs, work=work, weight_share=share, fixed=fixed)
+
+
+def with_fixed_share(costs: StageCosts, share: float) -> StageCosts:
+    """The costs with a fixed part of every op: so much of that of the usual stage."""
+    return replace(costs, fixed=share * np.median(costs.typical(), axis=0))

@@ -120,8 +120,9 @@ def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> 
             [[[rng.random() for _ in range(costs.num_stages)] for _ in range(plan.chain_length)] for _ in range(3)]
         )
         source = np.array([rng.randrange(costs.num_stages) for _ in range(plan.chain_length)])
-        fixed, scale = rng.choice((0.0, 0.1)), rng.choice((1.0, 0.5))
-        target = Target(plan, StageMap(shares, source), scale=scale, fixed=fixed)
+        costs = replace(costs, fixed=rng.choice((0.0, 100.0)) * np.array([1.0, 2.0, 0.5]))
+        scale = rng.choice((1.0, 0.5))
+        target = Target(plan, StageMap(shares, source), scale=scale)
         builder = _Builder(costs, target)
         work, late = builder.durations(slice(1, 3))
         inner, table = builder.inner(slice(1, 3)), plan.table
@@ -142,14 +143,12 @@ def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> 
                     stage, microbatch = divmod(slot // 3, plan.num_microbatches)
                     stage %= plan.chain_length
                     at = microbatch * costs.plan.num_microbatches // plan.num_microbatches
-                    ns, communicating = (
-                        sum(shares[output, stage] @ values[window + 1, :, at, output] for output in outputs)
-                        for values in (costs.work, costs.inner)
-                    )
                     num_ops = sum(shares[output, stage].sum() * weights[output] for output in outputs) * scale
-                    factor = 1 - fixed + fixed / num_ops if half == 0 and fixed else 1.0
-                    total += ns * factor
-                    of_inner += communicating * factor
+                    for output in outputs:
+                        stays = np.minimum(costs.fixed[output] / costs.typical()[:, output], 1)
+                        factors = shares[output, stage] * (1 - stays + stays / num_ops)
+                        total += factors @ costs.work[window + 1, :, at, output]
+                        of_inner += factors @ costs.inner[window + 1, :, at, output]
                     if half == 0:
                         assert builder.ops_in_rows[row] == pytest.approx(num_ops)
                         assert late[window, row] == costs.delay[window + 1, source[stage], at, outputs[0]]
@@ -315,12 +314,17 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     own = stage_map(costs.typical(), layers, layers)
     same = Target(costs.plan, own)
     replayed = replay(costs, same)
-    assert [target.fixed for _, target, _ in _variants(costs, same, replayed)] == [0.0]
+    parts = [(0.06, own)]
+    assert [of.fixed.tolist() for of, _, _ in _variants(costs, same, replayed, parts=parts)] == [[0, 0, 0]]
     half = Target(costs.plan, own, scale=0.5)
-    targets, spans = zip(
-        *((target, replayed.spans) for _, target, replayed in _variants(costs, half, replay(costs, half))), strict=True
+    fixed, targets, spans = zip(
+        *(
+            ((of.fixed / np.median(costs.typical(), axis=0)).tolist(), target, replayed.spans)
+            for of, target, replayed in _variants(costs, half, replay(costs, half), parts=parts)
+        ),
+        strict=True,
     )
-    assert [target.fixed for target in targets] == [0.0, 0.06, 0.0, 0.0]
+    assert fixed == ([0.0] * 3, pytest.approx([0.06] * 3), [0.0] * 3, [0.0] * 3)
     assert [target.scales_delays for target in targets] == [False, False, True, False]
     assert [target.latency_share for target in targets] == [0.0, 0.0, 0.0, 1.0]
     assert (spans[1] > spans[0]).all()

@@ -489,7 +489,7 @@ def test_the_part_of_w_and_what_stays_of_an_op_are_those_that_a_user_gives(one_f
 
     both = predicted(plan, wgrad_share=0.5, fixed_share=0.2)
     assert both.span_ns == simulate(plan, uniform(10 * MS, 24 * MS)).makespan_ns
-    assert "0.2 of what an op takes is taken to stay however much it does (--fixed-share)" in both.note
+    assert "0.2 of what a usual op takes is taken to stay however much it does (--fixed-share)" in both.note
     halves = predicted(build("1f1b", 4, 16), microbatches=16, microbatch_size=0.5, fixed_share=0.2)
     assert halves.span_ns == simulate(build("1f1b", 4, 16), uniform(6 * MS, 12 * MS)).makespan_ns
     assert "--fixed-share" not in predicted(build("gpipe", 4, 8), fixed_share=0.2).note
