@@ -49,13 +49,14 @@ class Typical:
     """The median of a series of steps, ns (of an even number the lower one, which is a step's), and how certain it is.
 
     ``deviation`` is its standard deviation, None with too few steps, and ``freedom`` the degrees of freedom of that.
-    ``run_to_run`` is a deviation from run to run that comes on top of it, ns.
+    ``run_to_run`` is a deviation from run to run that comes on top of it, ns. A difference has ``most_freedom`` at most.
     """
 
     ns: int
     deviation: float | None = None
     freedom: float = inf
     run_to_run: float = 0.0
+    most_freedom: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def relative_difference(a: Typical, b: Typical) -> Difference | None:
         return None
     variances = [((of.deviation or 0.0) / of.ns) ** 2 for of in (a, b)]
     allowed = sum((of.run_to_run / of.ns) ** 2 for of in (a, b))
-    return _difference(log(b.ns / a.ns), variances, (a.freedom, b.freedom), allowed)
+    return _difference(log(b.ns / a.ns), variances, (a, b), allowed)
 
 
 def difference(a: Typical, b: Typical) -> Difference | None:
@@ -110,16 +111,15 @@ def difference(a: Typical, b: Typical) -> Difference | None:
     if a.deviation is None or b.deviation is None:
         return None
     allowed = a.run_to_run**2 + b.run_to_run**2
-    return _difference(b.ns - a.ns, [a.deviation**2, b.deviation**2], (a.freedom, b.freedom), allowed)
+    return _difference(b.ns - a.ns, [a.deviation**2, b.deviation**2], (a, b), allowed)
 
 
-def _difference(
-    estimate: float, variances: Sequence[float], freedoms: Sequence[float], run_to_run: float
-) -> Difference:
+def _difference(estimate: float, variances: Sequence[float], both: Sequence[Typical], run_to_run: float) -> Difference:
     """The difference of two values of these variances, each with its degrees of freedom; ``run_to_run`` is a known one."""
     total = sum(variances) + run_to_run
-    spread = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
-    deviation, freedom = sqrt(total), min(total**2 / spread, _KNOWN) if spread > 0 else _KNOWN
+    spread = sum(variance**2 / of.freedom for variance, of in zip(variances, both, strict=True))
+    most = min(_KNOWN, *(of.most_freedom for of in both))
+    deviation, freedom = sqrt(total), min(total**2 / spread, most) if spread > 0 else most
     t = estimate / deviation if deviation > 0 else inf if estimate else 0.0
     return Difference(estimate, deviation, freedom, student.p_value(t, freedom))
 
