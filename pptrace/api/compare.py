@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from itertools import chain
 from typing import Any, Literal
 
 import pandas as pd
 
-from pptrace.analysis.compare.compare import ComparedRun, compare_runs
-from pptrace.analysis.compare.result import Comparison, SpanChange
+from pptrace.analysis.compare.compare import compare_sides
+from pptrace.analysis.compare.result import Comparison, RunCounts, RunDeviations, SpanChange
+from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.arguments import require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, as_path
 from pptrace.api.run import Run
+from pptrace.errors import UsageError
 from pptrace.ingest import OnProgress
 from pptrace.ingest.inputs.resolve import require_path
-from pptrace.workflow.compare import compared_run, read_compared
+from pptrace.workflow.compare import compared_run, read_side
 
 _WIDTH = 140
 """Columns of the text."""
@@ -47,6 +51,16 @@ class RunComparison(ExportsJson, ExportsPage):
         ``high``.
         """
         return self.result.span
+
+    @property
+    def num_runs(self) -> RunCounts:
+        """The number of runs of A and of B."""
+        return self.result.num_runs
+
+    @property
+    def run_to_run(self) -> RunDeviations:
+        """What one run of A, and of B, deviates from another, as a share of the typical step; None with one run."""
+        return self.result.run_to_run
 
     @property
     def parts(self) -> pd.DataFrame:
@@ -105,8 +119,8 @@ class RunComparison(ExportsJson, ExportsPage):
 
 
 def compare(
-    a: FilePath | Run,
-    b: FilePath | Run,
+    a: OneRun | Sequence[OneRun],
+    b: OneRun | Sequence[OneRun],
     *,
     jobs: int | None = 1,
     progress: Callable[[float, int], None] | None = None,
@@ -122,26 +136,47 @@ def compare(
         (31322022, 88695878)
 
     Args:
-        a: a trace file, a directory with one trace per rank, a run directory, or a run that was loaded.
-        b: the same of the run that is compared with it.
+        a: a trace file, a directory with one trace per rank, a run directory, a directory of several runs of one program, or a
+            run that was loaded; or several of these, each a run or a directory of runs.
+        b: the same of the run, or runs, that it is compared with.
         jobs: processes that read; None takes one per core, as in :func:`pptrace.load`.
         progress: called with how many traces of a run have been read (a float: parts count) and how many there are.
         cache: whether to keep what was recognised in large files on disk, for the next time.
 
     Raises:
-        PptraceError: nothing can be read, or a run has no whole step; the message is one line.
+        PptraceError: nothing can be read, a run has no whole step, or those of a side are of different programs; the message is
+            one line.
     """
     if jobs is not None:
         require_whole("jobs", jobs, 1)
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
-    for run in (a, b):
+    sides = _runs_of(a), _runs_of(b)
+    for run in chain(*sides):
         if not isinstance(run, Run):
             require_path(as_path(run))  # rather than after minutes
     read = partial(_read, jobs=jobs, on_progress=on_progress, cache=cache)
-    return RunComparison(compare_runs(read(a), read(b)))
+    of_a, of_b = (list(chain.from_iterable(map(read, runs))) for runs in sides)
+    return RunComparison(compare_sides(of_a, of_b))
 
 
-def _read(run: FilePath | Run, jobs: int | None, on_progress: OnProgress | None, cache: bool) -> ComparedRun:
+OneRun = FilePath | Run
+"""A path of a run or of several, or a run that was loaded."""
+
+
+def _runs_of(side: OneRun | Sequence[OneRun]) -> Sequence[OneRun]:
+    """The runs of a side.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if isinstance(side, str | os.PathLike | Run) or not isinstance(side, Sequence):
+        return [side]
+    if not side:
+        raise UsageError("no run is given; expected a path or a loaded run, or several")
+    return side
+
+
+def _read(run: OneRun, jobs: int | None, on_progress: OnProgress | None, cache: bool) -> list[ComparedRun]:
     if isinstance(run, Run):
-        return compared_run(run.analysis, "the loaded run")
-    return read_compared(as_path(run), jobs, on_progress, cache)
+        return [compared_run(run.analysis, "the loaded run")]
+    return read_side(as_path(run), jobs, on_progress, cache)

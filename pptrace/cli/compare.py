@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from pptrace.analysis.compare.compare import ComparedRun, compare_runs
+from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.ingest.inputs.resolve import require_path
-from pptrace.workflow.compare import read_compared
+from pptrace.workflow.compare import read_side
 
 
 @click.command(name="compare")
@@ -29,21 +30,31 @@ from pptrace.workflow.compare import read_compared
 def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, show_all: bool, jobs: int | None) -> None:
     """Say whether run B is slower than run A, by how much, and in which parts of the step.
 
-    A and B are each a trace file, a directory with one trace per rank, or a run directory of `pptrace run`. They may differ in
-    schedule, sizes and versions: parts are matched by kind, stage, phase and axis.
+    A and B are each a trace file, a directory with one trace per rank, a run directory of `pptrace run`, or a directory of
+    several runs of one program. They may differ in schedule, sizes and versions: parts are matched by kind, stage, phase and
+    axis.
+
+    A program does not run alike twice. Several runs of each, taken in turns, show how much it differs:
+
+    \b
+        for i in 1 2 3 4 5; do
+            pptrace run -o runs/a/$i --no-analyze --steps 2:52 train.py
+            pptrace run -o runs/b/$i --no-analyze --steps 2:52 train.py --changed
+        done
+        pptrace compare runs/a runs/b
     """
     outputs = Outputs({"--json": json_file, "--html": html_file})
     for path in (a, b):
         require_path(path)  # rather than after minutes
-    comparison = RunComparison(compare_runs(_read(a, jobs), _read(b, jobs)))
+    comparison = RunComparison(compare_sides(_read(a, jobs), _read(b, jobs)))
     outputs.write({"--json": comparison.to_json, "--html": comparison.to_html})
     if not outputs.take_stdout:
         _print(comparison.result, show_all)
 
 
-def _read(path: Path, jobs: int | None) -> ComparedRun:
+def _read(path: Path, jobs: int | None) -> list[ComparedRun]:
     with reading_bar() as on_progress:
-        return read_compared(path, jobs, on_progress)
+        return read_side(path, jobs, on_progress)
 
 
 def _print(comparison: Comparison, show_all: bool) -> None:

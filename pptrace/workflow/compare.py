@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pptrace.analysis.compare.compare import ComparedRun
 from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
 from pptrace.analysis.compare.recording import recording_of
+from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.undisturbed import op_times
+from pptrace.analysis.result import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
+from pptrace.ingest.inputs.several import runs_at
 from pptrace.model.wording import counted
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
@@ -45,7 +47,25 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         core_wait,
         op_times(analysis.costs),
         recording_of(report.steps, analysis.costs),
+        str(path),
+        _period(report),
     )
+
+
+def _period(report: Report) -> tuple[int, int] | None:
+    """The first and the last time of its steps, ns."""
+    return min(step.start_ns for step in report.steps), max(step.end_ns for step in report.steps)
+
+
+def read_side(
+    path: Path, jobs: int | None = 1, on_progress: OnProgress | None = None, cache: bool = True
+) -> list[ComparedRun]:
+    """Read the run at a path, or each of the runs in it.
+
+    Raises:
+        PptraceError: as :func:`read_compared`, or it is not clear whether a directory holds one run or several.
+    """
+    return [read_compared(run, jobs, on_progress, cache) for run in runs_at(path)]
 
 
 def read_compared(

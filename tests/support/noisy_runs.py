@@ -27,7 +27,7 @@ _KINDS = {kind.code: str(kind) for kind in Kind}
 class Noise:
     """Deviation of ops as shares of their length: ``ops`` of each by itself, ``steps`` of whole steps, which follow one another
     with ``correlation``; ``long_ops`` of them take three times as long, the first steps are slower by ``warm_up``, and steps get
-    longer by ``drift`` from the first to the last, or shorter, as chance has it.
+    longer by ``drift`` from the first to the last, or shorter, as chance has it. ``runs`` is the deviation of whole runs.
     """
 
     ops: float = 0.03
@@ -36,6 +36,7 @@ class Noise:
     long_ops: float = 0.0
     warm_up: float = 0.0
     drift: float = 0.0
+    runs: float = 0.0
 
     def factors(self, num_steps: int, num_ops: int, rng: np.random.Generator) -> Factors:
         """The length of each op over its usual one, shape (steps, ops)."""
@@ -45,6 +46,8 @@ class Noise:
         factors *= 1 + self.warm_up * np.exp(-np.arange(num_steps))[:, np.newaxis]
         if self.drift:
             factors *= (1 + self.drift * rng.choice((-1, 1)) * np.linspace(-0.5, 0.5, num_steps))[:, np.newaxis]
+        if self.runs:
+            factors *= 1 + self.runs * rng.standard_normal()
         return np.maximum(factors, 0.1)
 
 

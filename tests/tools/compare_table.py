@@ -5,6 +5,8 @@
 
 Each pair is two runs of one program, and a third whose ops take 2 % longer. Without ``--sleeping`` they are tables of ops, 1F1B
 on four ranks with eight microbatches, read as a user's files are; with it, processes whose ops sleep, read from their traces.
+Steps that correlate have three times as many pairs, since there chance makes most of a hundred. Where runs deviate as a whole,
+each of the three is five runs.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from pptrace.analysis.compare.compare import ComparedRun, compare_runs  # noqa: E402
+from pptrace.analysis.compare.compare import compare_sides  # noqa: E402
 from pptrace.analysis.compare.result import ChangeVerdict  # noqa: E402
+from pptrace.analysis.compare.side import ComparedRun  # noqa: E402
 from pptrace.errors import UsageError  # noqa: E402
 from pptrace.workflow.compare import read_compared  # noqa: E402
 from tests.support.noisy_runs import Noise, NoisyRun  # noqa: E402
@@ -42,8 +46,15 @@ NOISES: Mapping[str, Noise] = {
     "ops 3 %, and steps that drift by 2 %": Noise(drift=0.02),
     "ops 3 %, one op in 500 takes three times as long": Noise(long_ops=0.002),
     "ops 3 %, and the first steps are up to 50 % slower": Noise(warm_up=0.5),
+    "ops 3 %, and runs 0.5 %; five runs of each": Noise(runs=0.005),
+    "ops 3 %, and runs 1.5 %; five runs of each": Noise(runs=0.015),
 }
+RUNS = 5
+"""Runs of each program where runs deviate as a whole."""
 HEADER = ("ops vary", "steps", "pairs", "alarms without a change", "… in any part", "2 % slower found", "… in a part")
+
+
+Side = Sequence[ComparedRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,9 @@ class Alarms:
     found: int = 0
     parts_found: int = 0
 
-    def with_pair(self, a: ComparedRun, other: ComparedRun, slower: ComparedRun) -> Alarms:
-        """Add the comparisons of A with a run like it, and with one that is slower."""
-        same, changed = compare_runs(a, other), compare_runs(a, slower)
+    def with_pair(self, a: Side, other: Side, slower: Side) -> Alarms:
+        """Add the comparisons of A with a run, or runs, like it, and with slower ones."""
+        same, changed = compare_sides(a, other), compare_sides(a, slower)
         return Alarms(
             self.pairs + 1,
             self.alarms + (same.verdict is not ChangeVerdict.NO_DIFFERENCE),
@@ -72,10 +83,14 @@ def alarms_of(run: NoisyRun, pairs: int, folder: Path) -> Alarms:
     """The alarms of pairs of tables of ops, all of different seeds."""
     counts = Alarms()
     slower = replace(run, slower=CHANGE)
-    for pair in range(pairs):
-        written = ((run, 3 * pair), (run, 3 * pair + 1), (slower, 3 * pair + 2))
-        read = [read_compared(like.write(folder / f"{seed}.csv", seed), cache=False) for like, seed in written]
-        counts = counts.with_pair(*read)
+    num_runs = RUNS if run.noise.runs else 1
+    seeds = count()
+
+    def read(like: NoisyRun) -> ComparedRun:
+        return read_compared(like.write(folder / "run.csv", next(seeds)), cache=False)
+
+    for _ in range(pairs):
+        counts = counts.with_pair(*([read(like) for _ in range(num_runs)] for like in (run, run, slower)))
     return counts
 
 
@@ -94,7 +109,7 @@ def sleeping_alarms(pairs: int, folder: Path) -> Alarms:
                 traces = folder / f"{pair}{name}"
                 traces.mkdir()
                 pool.run(sleep_through, like, str(traces), world=run.pp, timeout_s=300)
-                read.append(read_compared(traces, cache=False))
+                read.append([read_compared(traces, cache=False)])
             counts = counts.with_pair(*read)
     return counts
 
@@ -122,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _rows(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, ...]]:
     for name, noise in NOISES.items():
         run = NoisyRun(noise, steps=options.steps)
-        yield _row(name, options.steps, alarms_of(run, options.pairs, folder))
+        yield _row(name, options.steps, alarms_of(run, options.pairs * (3 if noise.correlation else 1), folder))
 
 
 def _sleeping_rows(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, ...]]:

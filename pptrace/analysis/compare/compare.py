@@ -3,102 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import exp
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import (
-    FEWEST_STEPS,
-    Typical,
-    difference,
-    holm,
-    relative_difference,
-    typical_of,
-)
-from pptrace.analysis.compare.facts import Facts, differing
+from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, Typical, difference, holm, relative_difference
+from pptrace.analysis.compare.facts import differing
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, Series, StepFigures
-from pptrace.analysis.compare.matching import match_figures, unmatched_names
-from pptrace.analysis.compare.recording import RecordedApart, Recording
+from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
+from pptrace.analysis.compare.recording import RecordedApart
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
     PartChange,
+    RunCounts,
+    RunDeviations,
     SpanChange,
     StepCounts,
 )
-from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
-from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
+from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
+from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
+from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedRun:
-    """One run as far as it is compared; ``warnings`` are lines about it.
-
-    ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
-    ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
-    """
-
-    figures: StepFigures
-    schedule: str
-    num_ranks: int
-    facts: Facts = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    core_wait: float | None = None
-    op_times: OpTimes | None = None
-    recording: Recording | None = None
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Return whether its ranks waited for a core for longer than is usual."""
-        return (self.core_wait or 0.0) > USUAL_CORE_WAIT
-
-    @cached_property
-    def undisturbed(self) -> Typical | None:
-        """The step without what disturbed it; None where too few steps or no plan tell."""
-        return None if self.op_times is None else self.op_times.undisturbed()
-
-    def typical(self, series: Int64) -> Typical:
-        """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
-
-
 def compare_runs(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """The change from A to B; both have a whole step."""
+    """The change from one run to another; both have a whole step."""
+    return compare_sides([a], [b])
+
+
+def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) -> Comparison:
+    """The change from A to B, of each of which there is a run or several; all have a whole step.
+
+    Raises:
+        TraceError: the runs of a side are of different programs, or copies; the message is one line.
+    """
+    a, b = side_of("A", runs_a), side_of("B", runs_b)
+    order = order_of(a, b)
     undisturbed = _undisturbed(a, b)
     span_a, span_b, note = _lengths(a.figures, b.figures)
-    lengths = undisturbed or (a.typical(span_a), b.typical(span_b))
-    span = _span_change(*lengths, is_undisturbed=undisturbed is not None)
+    usual = typical_of_sides(_of_each(a, span_a), _of_each(b, span_b), order)
+    lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
+    span = _span_change(lengths.a, lengths.b, is_undisturbed=undisturbed is not None)
     apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
-    parts = _part_changes(a, b, apart, is_undisturbed=undisturbed is not None)
+    parts = _part_changes(a, b, apart, order, is_undisturbed=undisturbed is not None)
     verdict = _verdict(span)
     warnings = (
         *_too_few(a, b),
-        *_busy_machines(a, b, None if undisturbed is None else (_middle(span_a), _middle(span_b))),
+        *_not_in_turns(a, b, order),
+        *_busy_machines(a, b, None if undisturbed is None else usual),
         *(() if undisturbed is not None else note),
         *_other_ranks(a, b),
         *_not_compared(a, b),
         *(() if apart is None else apart.lines()),
         *_of_runs(a, b),
     )
-    counts = StepCounts(a.figures.num_steps, b.figures.num_steps)
     return Comparison(
-        verdict, _detail(verdict, span, parts), span, counts, parts, differing(a.facts, b.facts), warnings
+        verdict,
+        _detail(verdict, span, parts, describe_counts(a, b)),
+        span,
+        StepCounts(a.figures.num_steps, b.figures.num_steps),
+        parts,
+        differing([run.facts for run in a.runs], [run.facts for run in b.runs]),
+        warnings,
+        RunCounts(len(a.runs), len(b.runs)),
+        RunDeviations(
+            _share(lengths.deviation_a, lengths.a.ns),
+            _share(lengths.deviation_b, lengths.b.ns),
+        ),
+        _share(lengths.trend, lengths.a.ns),
     )
 
 
-def _undisturbed(a: ComparedRun, b: ComparedRun) -> tuple[Typical, Typical] | None:
-    """The steps of both without what disturbed them, where ranks of either waited for cores and both tell."""
-    if not (a.is_disturbed or b.is_disturbed) or a.undisturbed is None or b.undisturbed is None:
+def _share(ns: float | None, of_ns: int) -> float | None:
+    return None if ns is None or of_ns <= 0 else ns / of_ns
+
+
+def _undisturbed(a: Side, b: Side) -> _OfRuns | None:
+    """The steps of the runs of both without what disturbed them, where ranks of either waited for cores and all runs tell."""
+    if not (a.is_disturbed or b.is_disturbed):
         return None
-    return a.undisturbed, b.undisturbed
+    of_a, of_b = a.undisturbed(), b.undisturbed()
+    return None if of_a is None or of_b is None else (of_a, of_b)
 
 
-def _middle(span: Int64) -> float:
-    return typical_of(span).ns / 1e6
+_OfRuns = tuple[Sequence[Typical], Sequence[Typical]]
+"""A value of each run of A and of each of B."""
+
+
+def _of_each(side: Side, lengths: Int64) -> list[Typical]:
+    """The typical step of each run."""
+    typical = side.typical(lengths.astype(np.float64))
+    assert typical is not None  # all runs have whole steps
+    return typical
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
@@ -127,61 +125,57 @@ def _verdict(span: SpanChange) -> ChangeVerdict:
 
 
 def _part_changes(
-    a: ComparedRun, b: ComparedRun, apart: RecordedApart | None, is_undisturbed: bool
+    a: Side, b: Side, apart: RecordedApart | None, order: Order | None, is_undisturbed: bool
 ) -> tuple[PartChange, ...]:
-    """The parts that are known in whole steps of both runs and not 0 in both, largest change first.
+    """The parts that are known in whole steps of all runs and not 0 in all, largest change first.
 
     Of parts that may differ by what was recorded it is not known whether they do. With ``is_undisturbed`` what ops compute is
     that of the least disturbed steps.
     """
-    matched = match_figures(a.figures, b.figures, a.schedule == b.schedule)
-    known = [(part, _known(part.a), _known(part.b)) for part in matched]
     typical = [
-        (part, *_typical_of_part(part.name, (a, of_a), (b, of_b), is_undisturbed))
-        for part, of_a, of_b in known
-        if _shows(of_a, of_b)
+        (part, typical_of_sides(*of_runs, order))
+        for part in match_figures(a.figures, b.figures, a.schedule == b.schedule)
+        if _shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
     found = [
-        None if apart is not None and apart.hides(part.name, part.place) else difference(of_a, of_b)
-        for part, of_a, of_b in typical
+        None if apart is not None and apart.hides(part.name, part.place) else difference(both.a, both.b)
+        for part, both in typical
     ]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
     changes = [
         PartChange(
-            part.name, dict(part.place), of_a.ns, of_b.ns, of_b.ns - of_a.ns, None if tests is None else next(marks)
+            part.name,
+            dict(part.place),
+            both.a.ns,
+            both.b.ns,
+            both.b.ns - both.a.ns,
+            None if tests is None else next(marks),
         )
-        for (part, of_a, of_b), tests in zip(typical, found, strict=True)
+        for (part, both), tests in zip(typical, found, strict=True)
     ]
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
 
 
-def _typical_of_part(
-    name: str, a: tuple[ComparedRun, Int64], b: tuple[ComparedRun, Int64], is_undisturbed: bool
-) -> tuple[Typical, Typical]:
-    (run_a, of_a), (run_b, of_b) = a, b
-    if is_undisturbed and name == COMPUTE:
-        least_a, least_b = least_disturbed(of_a), least_disturbed(of_b)
+def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
+    """A part of the step in each run of A and of B; None where a run lacks it."""
+    if is_undisturbed and part.name == COMPUTE:
+        least_a, least_b = a.least_disturbed(part.a), b.least_disturbed(part.b)
         if least_a is not None and least_b is not None:
             return least_a, least_b
-    return run_a.typical(of_a), run_b.typical(of_b)
+    of_a, of_b = a.typical(part.a), b.typical(part.b)
+    return None if of_a is None or of_b is None else (of_a, of_b)
 
 
-def _shows(a: Int64, b: Int64) -> bool:
-    """Return whether a part is known in both runs and is not 0 in all steps of both."""
-    return bool(len(a) and len(b) and (a.any() or b.any()))
+def _shows(a: Series, b: Series) -> bool:
+    """Return whether a part is not 0 in all steps of both."""
+    return any(bool(np.rint(np.nan_to_num(series)).any()) for series in (a, b))
 
 
-def _known(series: Series) -> Int64:
-    """The steps in which a figure is known, ns."""
-    known: Int64 = np.rint(series[~np.isnan(series)]).astype(np.int64)
-    return known
-
-
-def _too_few(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+def _too_few(a: Side, b: Side) -> Iterator[str]:
     few = [
-        f"{name} has {counted(run.figures.num_steps, 'whole step')}"
-        for name, run in (("A", a), ("B", b))
-        if run.figures.num_steps < FEWEST_STEPS
+        f"{side.name} has {'' if len(side.runs) == 1 else 'a run of '}{counted(side.fewest_steps, 'whole step')}"
+        for side in (a, b)
+        if side.fewest_steps < FEWEST_STEPS
     ]
     if few:
         yield (
@@ -190,18 +184,31 @@ def _too_few(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
         )
 
 
-def _busy_machines(a: ComparedRun, b: ComparedRun, measured: tuple[float, float] | None) -> Iterator[str]:
-    """A line about waits for cores; ``measured`` are the typical steps, ms, where undisturbed ones are compared."""
-    waits = [(name, run.core_wait) for name, run in (("A", a), ("B", b)) if run.is_disturbed]
-    if not waits:
+def _not_in_turns(a: Side, b: Side, order: Order | None) -> Iterator[str]:
+    if len(a.runs) + len(b.runs) > 2 and order is not None and not order.is_in_turns:
+        first, second = (a, b) if order.apart > 0 else (b, a)
+        yield (
+            f"the runs of {first.name} were taken before those of {second.name}: whatever else changed with time counts as a "
+            "change; take runs in turns, one of A and one of B"
+        )
+
+
+def _busy_machines(a: Side, b: Side, measured: TypicalOfSides | None) -> Iterator[str]:
+    """A line about waits for cores; ``measured`` are the typical steps where undisturbed ones are compared."""
+    disturbed = [side for side in (a, b) if side.is_disturbed]
+    if not disturbed:
         return
-    listed_waits = listed(f"{name} for {wait:.1%}" for name, wait in waits)
+    listed_waits = listed(
+        f"{side.name} for {'' if len(side.runs) == 1 else 'up to '}{side.most_core_wait:.1%}" for side in disturbed
+    )
     allowed = f"so {CORE_WAIT:.0%} of it is allowed for"
+    if len(a.runs) + len(b.runs) > 2:
+        allowed = "as the runs themselves show"
     if measured is not None:
         allowed = (
             "so the step and what it computes are compared as they were where nothing disturbed them, each op and message as in "
-            f"the least disturbed steps; typical ones took {milliseconds(measured[0] * 1e6)} ms in A and "
-            f"{milliseconds(measured[1] * 1e6)} ms in B"
+            f"the least disturbed steps; typical ones took {milliseconds(measured.a.ns)} ms in A and "
+            f"{milliseconds(measured.b.ns)} ms in B"
         )
     yield (
         f"ranks waited for a core ({listed_waits} of the time), because of other work on the machine or more threads than "
@@ -209,14 +216,14 @@ def _busy_machines(a: ComparedRun, b: ComparedRun, measured: tuple[float, float]
     )
 
 
-def _other_ranks(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+def _other_ranks(a: Side, b: Side) -> Iterator[str]:
     if a.num_ranks != b.num_ranks:
         yield (
             f"A has {counted(a.num_ranks, 'rank')} and B {b.num_ranks}: parts are means over the ranks of each run, or of a stage"
         )
 
 
-def _not_compared(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+def _not_compared(a: Side, b: Side) -> Iterator[str]:
     """Parts that one run alone tells."""
     lacking: dict[str, list[str]] = {}
     for name, run in unmatched_names(a.figures, b.figures):
@@ -226,22 +233,25 @@ def _not_compared(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
         yield f"{name} is not compared where one run alone has it: {what} in {' and '.join(runs)}"
 
 
-def _of_runs(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
-    """The lines about each run; those about both once."""
-    for line in dict.fromkeys((*a.warnings, *b.warnings)):
-        names = [name for name, run in (("A", a), ("B", b)) if line in run.warnings]
-        yield f"{' and '.join(names)}: {line}"
+def _of_runs(a: Side, b: Side) -> Iterator[str]:
+    """The lines about the runs of each side; those about both once."""
+    of_lines: dict[str, list[str]] = {}
+    for side in (a, b):
+        for line, runs in side.lines():
+            of_lines.setdefault(line, []).append(runs)
+    for line, sides in of_lines.items():
+        yield f"{' and '.join(sides)}: {line}"
 
 
-def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange]) -> str:
-    """The verdict in a sentence."""
+def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange], runs: str) -> str:
+    """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each."""
     step = "an undisturbed step" if span.is_undisturbed else "a typical step"
     lengths = f"{step} takes {milliseconds(span.a_ns)} ms in A and {milliseconds(span.b_ns)} ms in B"
     if span.change is not None:
         interval = (
             "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"
         )
-        lengths += f" ({span.change:+.2%}{interval})"
+        lengths += f" ({span.change:+.2%}{interval}{f', {runs}' if runs else ''})"
     if span.low is None or span.high is None:
         return f"Too few steps to tell a difference: {lengths}"
     if verdict is ChangeVerdict.NO_DIFFERENCE:

@@ -18,6 +18,8 @@ _SECRET = re.compile(
 """Names of options whose values are nobody's business."""
 _HIDDEN = "not shown"
 _MOST_HOSTS = 4
+_MOST_VALUES = 4
+_WAITED = "waited for a core"
 
 Facts = Mapping[str, str]
 """Facts of a run as text, by name."""
@@ -48,17 +50,34 @@ def facts_of(report: Report, of_ranks: Mapping[int, Mapping[str, Any]], run: Map
         **_options(run),
         "host": _distinct([*(facts.get("host") for facts in of_ranks.values()), run.get("host")]),
         "backend": _distinct(facts.get("backend") for facts in of_ranks.values()),
-        "waited for a core": _percent(core_wait_of(of_ranks)),
+        _WAITED: _percent(core_wait_of(of_ranks)),
         "device": _distinct(_device(facts.get("device")) for facts in of_ranks.values()),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 
-def differing(a: Facts, b: Facts) -> tuple[FactChange, ...]:
-    """The facts in which the runs differ, in the order of A's and then B's."""
-    names = dict.fromkeys((*a, *b))
-    changed = [FactChange(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+def differing(a: Sequence[Facts], b: Sequence[Facts]) -> tuple[FactChange, ...]:
+    """The facts in which runs differ, whichever of the runs of A and of B, in the order of A's and then B's."""
+    names = dict.fromkeys(name for run in (*a, *b) for name in run)
+    changed = [
+        FactChange(name, _together(name, a), _together(name, b))
+        for name in names
+        if len({run.get(name) for run in (*a, *b)}) > 1
+    ]
     return tuple(_hidden(fact) if _SECRET.search(fact.name) else fact for fact in changed)
+
+
+def _together(name: str, runs: Sequence[Facts]) -> str | None:
+    """A fact of the runs of a side: each value once; None where no run has it."""
+    values = [value for run in runs if (value := run.get(name)) is not None]
+    if not values:
+        return None
+    lacking = len(runs) - len(values)
+    rest = f" (not in {lacking} of {len(runs)} runs)" if lacking else ""
+    if name == _WAITED and len(set(values)) > 1:
+        least, *_, most = sorted(values, key=lambda value: float(value.partition("%")[0]))
+        return f"{least.partition(' ')[0]} to {most}{rest}"
+    return listed(dict.fromkeys(values), _MOST_VALUES) + rest
 
 
 def _hidden(fact: FactChange) -> FactChange:

@@ -5,7 +5,7 @@ Names of kernels, ops and groups take no part in it, so that runs of different s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,41 @@ def match_figures(a: StepFigures, b: StepFigures, is_same_schedule: bool) -> Ite
         if (of_a and of_b) or name == EXPOSED:
             level = level_of(of_a, of_b)
             yield from _match(name, _summed(of_a, level), _summed(of_b, level), a, b)
+
+
+def joined(runs: Sequence[StepFigures]) -> StepFigures:
+    """The figures of all steps of several runs, run after run.
+
+    A figure is not known (NaN) in the steps of a run that lacks it; a name that a run lacks has none.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    spans = [run.span for run in runs if run.span is not None]
+    names = {
+        name for run in runs for name in run.parts if name == EXPOSED or all(name in other.parts for other in runs)
+    }
+    return StepFigures(
+        np.concatenate(spans) if len(spans) == len(runs) else None,
+        np.concatenate([run.window for run in runs]),
+        {name: _joined_parts(name, runs) for name in sorted(names)},
+        all(run.knows_communication for run in runs),
+        runs[0].num_stages if len({run.num_stages for run in runs}) == 1 else None,
+    )
+
+
+def _joined_parts(name: str, runs: Sequence[StepFigures]) -> dict[Place, Series]:
+    """The figures of one name."""
+    of_runs = [run.parts.get(name, {}) for run in runs]
+    series: dict[Place, Series] = {}
+    for place in dict.fromkeys(place for of_run in of_runs for place in of_run):
+        of_place = (_or_nothing(of_run.get(place), name, place, run) for of_run, run in zip(of_runs, runs, strict=True))
+        series[place] = np.concatenate(
+            [
+                np.full(run.num_steps, np.nan) if of_run is None else of_run
+                for of_run, run in zip(of_place, runs, strict=True)
+            ]
+        )
+    return series
 
 
 def _match(name: str, of_a: Parts, of_b: Parts, a: StepFigures, b: StepFigures) -> Iterator[MatchedPart]:

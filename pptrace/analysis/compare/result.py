@@ -63,8 +63,30 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RunCounts:
+    """Runs of each side."""
+
+    a: int = 1
+    b: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunDeviations:
+    """Standard deviation of the typical step from one run of a side to another, as a share of it; None with one run, or with too
+    few steps.
+    """
+
+    a: float | None = None
+    b: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first."""
+    """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
+
+    ``trend`` is the change of the typical step from one run to the next in time, as a share of A's, that was taken out of both
+    sides; None where none was.
+    """
 
     verdict: ChangeVerdict
     detail: str
@@ -73,3 +95,11 @@ class Comparison:
     parts: tuple[PartChange, ...]
     facts: tuple[FactChange, ...]
     warnings: tuple[str, ...]
+    num_runs: RunCounts = RunCounts()
+    run_to_run: RunDeviations = RunDeviations()
+    trend: float | None = None
+
+    @property
+    def has_several_runs(self) -> bool:
+        """Return whether there are several runs of A or of B, which show how much runs differ."""
+        return self.num_runs.a + self.num_runs.b > 2

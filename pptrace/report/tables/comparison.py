@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from pptrace.analysis.compare.bootstrap import RUN_TO_RUN
 from pptrace.analysis.compare.compare import place_label
 from pptrace.analysis.compare.result import Comparison, FactChange, PartChange, SpanChange
 from pptrace.report import units
@@ -23,10 +24,14 @@ def comparison_tables(comparison: Comparison, amount: Amount) -> list[ReportTabl
 
 
 def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
-    span, counts = comparison.span, comparison.num_steps
+    span, counts, runs, deviations = comparison.span, comparison.num_steps, comparison.num_runs, comparison.run_to_run
+    is_several = comparison.has_several_runs
+    of_runs = (
+        [(str(runs.a), _deviation(deviations.a)), (str(runs.b), _deviation(deviations.b))] if is_several else [(), ()]
+    )
     rows = (
-        ("A", str(counts.a), units.milliseconds(span.a_ns), "", ""),
-        ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span)),
+        ("A", str(counts.a), units.milliseconds(span.a_ns), "", "", *of_runs[0]),
+        ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span), *of_runs[1]),
     )
     columns = (
         "run",
@@ -34,9 +39,26 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
         "undisturbed ms" if span.is_undisturbed else "typical ms",
         "change",
         "95 % interval",
+        *(("runs", "run to run") if is_several else ()),
     )
     notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
-    return ReportTable("compared-steps", "Steps", columns, rows, notes)
+    return ReportTable("compared-steps", "Steps", columns, rows, (*notes, *_notes_on_runs(comparison)))
+
+
+def _notes_on_runs(comparison: Comparison) -> Iterator[str]:
+    """Lines on how much runs differ, as far as that is known."""
+    if not comparison.has_several_runs:
+        if comparison.span.low is not None:
+            yield (
+                f"one run of each does not show how much runs differ from start to start: {RUN_TO_RUN:.1%} is allowed for; "
+                "several runs of each, taken in turns, show it (pptrace compare --help)"
+            )
+        return
+    yield "run to run: what one run deviates from another, beyond a line through all runs in time where one is taken out"
+    if 1 in (comparison.num_runs.a, comparison.num_runs.b):
+        yield "one run alone is taken to deviate as much as those of the other side do"
+    if comparison.trend is not None:
+        yield f"taken out: a change of {comparison.trend:+.2%} from each run to the next, whichever side it is of"
 
 
 def _parts_table(comparison: Comparison, amount: Amount) -> ReportTable:
@@ -76,6 +98,10 @@ def _facts_table(facts: Sequence[FactChange]) -> ReportTable:
 
 def _signed(change: float | None) -> str:
     return "–" if change is None else f"{change:+.2%}"
+
+
+def _deviation(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2%}"
 
 
 def _interval(span: SpanChange) -> str:

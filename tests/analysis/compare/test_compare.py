@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.compare.compare import ComparedRun, _shows, _verdict, compare_runs
+from pptrace.analysis.compare.compare import _shows, _verdict, compare_runs
 from pptrace.analysis.compare.figures import Place, figures_of, whole_steps
 from pptrace.analysis.compare.recording import RecordedApart, Recording
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange
+from pptrace.analysis.compare.side import ComparedRun
 from pptrace.model.traces import Trace
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.table import Amount
@@ -237,10 +238,10 @@ def test_a_run_is_slower_or_faster_where_no_change_is_outside_the_interval(
 
 @pytest.mark.parametrize(
     ("a", "b", "shows"),
-    [([0, 0], [0, 3], True), ([2, 0], [0, 0], True), ([0, 0], [0, 0], False), ([], [1], False), ([1], [], False)],
+    [([0, 0], [0, 3], True), ([2, np.nan], [0, 0], True), ([0, 0.4], [0, 0], False), ([np.nan], [0], False)],
 )
-def test_a_part_shows_where_it_is_known_of_both_and_in_any_step_not_0(a: list[int], b: list[int], shows: bool) -> None:
-    assert _shows(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) is shows
+def test_a_part_shows_where_it_is_not_0_in_any_step(a: list[float], b: list[float], shows: bool) -> None:
+    assert _shows(np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)) is shows
 
 
 def test_where_ranks_waited_for_cores_steps_are_compared_without_what_disturbed_them(tmp_path: Path) -> None:

@@ -61,19 +61,19 @@ def test_negative_numbers_belong_to_their_option(report: Report) -> None:
 
 
 def test_only_what_differs_is_shown_with_what_one_run_lacks() -> None:
-    changes = differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"})
+    changes = differing([{"a": "1", "b": "2", "c": "3"}], [{"a": "1", "b": "4", "d": "5"}])
     assert [(fact.name, fact.a, fact.b) for fact in changes] == [("b", "2", "4"), ("c", "3", None), ("d", None, "5")]
 
 
 @pytest.mark.parametrize("name", ["--token", "--hf-token", "--api-key", "--API_KEY", "--wandb.password", "--auth"])
 def test_values_of_secrets_are_not_shown(name: str) -> None:
-    (change,) = differing({name: "hunter2"}, {name: "hunter3"})
+    (change,) = differing([{name: "hunter2"}], [{name: "hunter3"}])
     assert (change.a, change.b) == ("not shown", "not shown")
 
 
 @pytest.mark.parametrize("name", ["--tokenizer", "--num-tokens", "--kv-heads", "--author", "--monkey"])
 def test_names_that_only_look_like_secrets_are_shown(name: str) -> None:
-    (change,) = differing({name: "8"}, {name: "16"})
+    (change,) = differing([{name: "8"}], [{name: "16"}])
     assert (change.a, change.b) == ("8", "16")
 
 

@@ -1,0 +1,223 @@
+"""One side of a comparison: the runs of one program, taken one after the other, as one series of steps that knows its runs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from pptrace.analysis.compare.bootstrap import Typical, typical_of
+from pptrace.analysis.compare.facts import Facts
+from pptrace.analysis.compare.figures import Series, StepFigures
+from pptrace.analysis.compare.matching import joined
+from pptrace.analysis.compare.recording import Recording
+from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.core_waits import USUAL_CORE_WAIT
+from pptrace.errors import TraceError
+from pptrace.model.tables import Int64
+from pptrace.model.wording import counted, listed
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedRun:
+    """One run as far as it is compared; ``warnings`` are lines about it, ``name`` is where it was read.
+
+    ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
+    ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
+    ``period`` is its first and its last time, ns; None where it is not known.
+    """
+
+    figures: StepFigures
+    schedule: str
+    num_ranks: int
+    facts: Facts = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    core_wait: float | None = None
+    op_times: OpTimes | None = None
+    recording: Recording | None = None
+    name: str = ""
+    period: tuple[int, int] | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether its ranks waited for a core for longer than is usual."""
+        return (self.core_wait or 0.0) > USUAL_CORE_WAIT
+
+    @cached_property
+    def undisturbed(self) -> Typical | None:
+        """The step without what disturbed it; None where too few steps or no plan tell."""
+        return None if self.op_times is None else self.op_times.undisturbed()
+
+    def typical(self, series: Int64) -> Typical:
+        """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
+        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The runs of one side, one or several, all of one program."""
+
+    name: str
+    runs: tuple[ComparedRun, ...]
+
+    @cached_property
+    def figures(self) -> StepFigures:
+        """The figures of the steps of all runs, run after run."""
+        return joined([run.figures for run in self.runs])
+
+    @property
+    def schedule(self) -> str:
+        return self.runs[0].schedule
+
+    @property
+    def num_ranks(self) -> int:
+        return self.runs[0].num_ranks
+
+    @property
+    def fewest_steps(self) -> int:
+        """The number of whole steps of the run that has fewest."""
+        return min(run.figures.num_steps for run in self.runs)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether the ranks of any run waited for a core for longer than is usual."""
+        return any(run.is_disturbed for run in self.runs)
+
+    @property
+    def most_core_wait(self) -> float:
+        """The share of the time for which ranks waited for a core, in the run where it is largest."""
+        return max(run.core_wait or 0.0 for run in self.runs)
+
+    @property
+    def recording(self) -> Recording | None:
+        """What was recorded of its runs, transfers as the mean over them; None where one does not tell."""
+        known = [run.recording for run in self.runs if run.recording is not None]
+        if len(known) < len(self.runs):
+            return None
+        shares = [one.known_transfers for one in known if one.known_transfers is not None]
+        return Recording(sum(shares) / len(shares) if shares else None, any(one.has_devices for one in known))
+
+    def undisturbed(self) -> list[Typical] | None:
+        """The step of each run without what disturbed it; None where one does not tell."""
+        steps = [run.undisturbed for run in self.runs]
+        known = [step for step in steps if step is not None]
+        return known if len(known) == len(steps) else None
+
+    def typical(self, series: Series) -> list[Typical] | None:
+        """The typical value of each run, of a series of all steps (NaN where it is not known); None where a run lacks it."""
+        known = [self._known(part) for part in self._of_runs(series)]
+        if not all(part.size for part in known):
+            return None
+        return [run.typical(part) for run, part in zip(self.runs, known, strict=True)]
+
+    def least_disturbed(self, series: Series) -> list[Typical] | None:
+        """The same in the least disturbed steps; None where a run has too few steps as well."""
+        found = [least_disturbed(self._known(part)) for part in self._of_runs(series)]
+        known = [part for part in found if part is not None]
+        return known if len(known) == len(found) else None
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """(warning, of which runs it is). Of those that differ in numbers alone the first one."""
+        alike: dict[tuple[str, int], list[str]] = {}
+        for run in self.runs:
+            seen: Counter[str] = Counter()
+            for line in dict.fromkeys(run.warnings):
+                words = _NUMBER.sub("", line)
+                alike.setdefault((words, seen[words]), []).append(line)
+                seen[words] += 1
+        for lines in alike.values():
+            yield lines[0], f"{self.name}{self._of_these(lines)}"
+
+    def _of_these(self, lines: Sequence[str]) -> str:
+        """Of which runs lines are that are alike, in words."""
+        is_same = len(set(lines)) == 1
+        if is_same and len(lines) == len(self.runs):
+            return ""
+        return f" ({len(lines)} of {len(self.runs)} runs{'' if is_same else ', numbers are of the first'})"
+
+    def _of_runs(self, series: Series) -> Sequence[Series]:
+        ends = np.cumsum([run.figures.num_steps for run in self.runs])
+        return np.split(series, ends[:-1])
+
+    @staticmethod
+    def _known(series: Series) -> Int64:
+        """The steps in which a figure is known, ns."""
+        known: Int64 = np.rint(series[~np.isnan(series)]).astype(np.int64)
+        return known
+
+
+def side_of(name: str, runs: Sequence[ComparedRun]) -> Side:
+    """The side of these runs.
+
+    Raises:
+        TraceError: they are of different programs, or one is a copy of another; the message is one line.
+    """
+    for run in runs[1:]:
+        for what, value, first in zip(_SAME, _structure(run), _structure(runs[0]), strict=True):
+            if value != first:
+                raise TraceError(
+                    f"{name}: {run.name} has {what} {value} and {runs[0].name} {first}; expected several runs of one program; "
+                    "give one run, or a directory of runs that differ in nothing"
+                )
+    for one, other in combinations(runs, 2):
+        if np.array_equal(one.figures.window, other.figures.window):
+            raise TraceError(
+                f"{name}: {other.name} has the steps of {one.name}, to the nanosecond; expected runs that were taken one after "
+                "the other, since a copy shows nothing of how runs differ; leave it out"
+            )
+    return Side(name, tuple(runs))
+
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+_SAME = ("schedule", "ranks", "stages", "microbatches", "chunks per rank", "times of")
+
+
+def _structure(run: ComparedRun) -> tuple[object, ...]:
+    """What all runs of a side have to have in common."""
+    of_devices = run.recording is not None and run.recording.has_devices
+    facts = (run.facts.get(fact) for fact in ("microbatches", "chunks per rank"))
+    return run.schedule, run.num_ranks, run.figures.num_stages, *facts, "devices" if of_devices else "the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Places of the runs of both sides in the order in which they were taken, from 0 on."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @property
+    def apart(self) -> float:
+        """The number of places for which B's runs come after A's, on average; below 0 where they come before."""
+        return sum(self.b) / len(self.b) - sum(self.a) / len(self.a)
+
+    @property
+    def is_in_turns(self) -> bool:
+        """Return whether a machine that changes with time changes the runs of both sides alike."""
+        return abs(self.apart) <= 1
+
+
+def order_of(a: Side, b: Side) -> Order | None:
+    """The order of the runs; None where their times do not tell it."""
+    periods = [run.period for side in (a, b) for run in side.runs]
+    known = [period for period in periods if period is not None]
+    if len(known) < len(periods) or any(end > start for (_, end), (start, _) in pairwise(sorted(known))):
+        return None
+    places = [sorted(known).index(period) for period in known]
+    return Order(tuple(places[: len(a.runs)]), tuple(places[len(a.runs) :]))
+
+
+def describe_counts(a: Side, b: Side) -> str:
+    """How many runs there are, in words: "5 runs of each"; "" with one of each."""
+    counts = len(a.runs), len(b.runs)
+    if counts == (1, 1):
+        return ""
+    if counts[0] == counts[1]:
+        return f"{counts[0]} runs of each"
+    return listed(f"{counted(count, 'run')} of {side.name}" for count, side in zip(counts, (a, b), strict=True))

@@ -1,0 +1,119 @@
+"""Resolve a PATH → the runs at it: one, as all other commands read it, or each of the runs that a directory holds.
+
+A directory holds several runs where it has no traces of its own, and its subdirectories are run directories, or have traces of
+the same ranks each. Subdirectories with different ranks are one job, as those of several hosts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from pptrace.errors import PptraceError, TraceError
+from pptrace.ingest.common.rank_names import rank_of_file_name
+from pptrace.ingest.formats import read_file
+from pptrace.ingest.inputs.directories import entries_of
+from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs
+from pptrace.model.wording import listed
+
+_FEW = 6
+"""Number of directories that a message names."""
+
+
+def runs_at(path: Path) -> tuple[Path, ...]:
+    """The runs at a path, in natural order of their names; the path itself where it is one.
+
+    Raises:
+        TraceError: it is not clear which traces are of one run; the message is one line.
+    """
+    if not path.is_dir() or (path / RUN_FILE).is_file():
+        return (path,)
+    try:
+        files = open_inputs([path]).files
+    except TraceError:
+        files = ()  # run directories alone, or nothing, which reading it says
+    if any(file.path.parent == path for file in files):
+        return (path,)
+    runs = [entry for entry in entries_of(path) if entry.is_dir() and (entry / RUN_FILE).is_file()]
+    folders: dict[Path, list[InputFile]] = {}
+    for file in files:
+        folders.setdefault(path / file.path.relative_to(path).parts[0], []).append(file)
+    if runs and folders:
+        raise TraceError(
+            f"{path}: holds run directories ({_names(runs)}) and other traces (in {_names(folders)}); expected one run, or a "
+            "directory of runs alone; give that"
+        )
+    if runs:
+        return tuple(runs)
+    if len(folders) == 1:
+        (folder,) = folders
+        inside = runs_at(folder)
+        return inside if len(inside) > 1 else (path,)
+    if files and not _are_runs(path, folders):
+        return (path,)
+    below = list(folders) if files else [entry for entry in entries_of(path) if entry.is_dir()]
+    is_side = _is_several if files else _holds_run_directories
+    if sides := list(filter(is_side, below)):
+        raise TraceError(
+            f"{path}: holds directories of several runs ({_names(sides)}); expected one run, or the runs of one program; give "
+            "one of them as A and another as B"
+        )
+    return tuple(folders) or (path,)
+
+
+def _is_several(folder: Path) -> bool:
+    return runs_at(folder) != (folder,)
+
+
+def _holds_run_directories(folder: Path) -> bool:
+    try:
+        return any((entry / RUN_FILE).is_file() for entry in entries_of(folder))
+    except TraceError:
+        return False
+
+
+def _names(folders: Sequence[Path] | Mapping[Path, object]) -> str:
+    return listed((folder.name for folder in folders), _FEW)
+
+
+def _are_runs(path: Path, folders: Mapping[Path, Sequence[InputFile]]) -> bool:
+    """Return whether the traces in each folder are a run of their own rather than ranks, or steps, of one run."""
+    if len(folders) < 2:
+        return False
+    named = [{rank_of_file_name(file.path.name) for file in files} for files in folders.values()]
+    if None in set().union(*named):
+        return _have_same_ranks(*list(folders.values())[:2])
+    if not any(one & other for one, other in combinations(named, 2)):
+        return False
+    if any(ranks != named[0] for ranks in named):
+        raise TraceError(
+            f"{path}: the traces in {_names(folders)} are of some ranks alike and of others not, by their names; expected "
+            "one run, or a directory of runs with all their ranks each; give one of them"
+        )
+    return _have_same_ranks(*([files[0]] for files in list(folders.values())[:2]))
+
+
+def _have_same_ranks(first: Sequence[InputFile], second: Sequence[InputFile]) -> bool:
+    """Return whether files of two folders are of the same ranks, and of the same steps where they are tables, by what is in them.
+
+    The name of a file may have the rank on its host alone.
+    """
+    try:
+        steps, others = _steps_of_ranks(first), _steps_of_ranks(second)
+    except PptraceError:
+        return False  # reading them says what is wrong
+    common = steps.keys() & others.keys()
+    if not common or None in common:
+        return False
+    return not all(steps[rank] and others[rank] and not steps[rank] & others[rank] for rank in common)
+
+
+def _steps_of_ranks(files: Sequence[InputFile]) -> dict[int | None, set[int]]:
+    """The steps that tables of ops have of each rank; none of other traces' ranks."""
+    steps: dict[int | None, set[int]] = {}
+    for trace in (trace for file in files for trace in read_file(file.path, file.format)):
+        of_rank = steps.setdefault(trace.info.rank, set())
+        if trace.ops is not None:
+            of_rank.update(trace.ops["step"].unique().tolist())
+    return steps
