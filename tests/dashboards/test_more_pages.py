@@ -203,9 +203,17 @@ def test_memory_over_time_that_was_not_recorded_says_how_to_record_it() -> None:
     assert "pptrace run --memory" in page
 
 
-def test_what_is_not_known_of_memory_is_in_words() -> None:
-    page = str(memory.body(Store([SAMPLES / "gpu_zbv_p2"]).get()))
-    assert "activations and the sum of all parts: the plan defers weight gradients" in page
+def test_what_is_not_known_of_memory_is_in_words(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(SAMPLES / "gpu_zbv_p2", run)
+    for trace in run.glob("rank*.json.gz"):
+        text = gzip.decompress(trace.read_bytes()).decode()
+        assert '"attention_kernel": "efficient"' in text
+        trace.write_bytes(
+            gzip.compress(text.replace('"attention_kernel": "efficient"', '"attention_kernel": "math"').encode())
+        )
+    page = str(memory.body(Store([run]).get()))
+    assert "activations and the sum of all parts: the attention ran without a fused kernel" in page
     assert "_bytes" not in page
 
 

@@ -21,6 +21,7 @@ from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.volume.expert_facts import ExpertFacts
 from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
+from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
 SHARING_AXES = (Axis.EP, Axis.ETP)
@@ -84,64 +85,82 @@ def _sizes_of(
     )
 
 
-def handed_in(own: Slice, rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> int | None:
-    """The bytes of a rank's exchanges; None where counts or sizes are not known, or passes are not as many for each forward."""
-    of_rank = counts.get(rank)
-    passes = passes_of(own, of_rank)
-    if of_rank is None or sizes is None or passes is None:
+def passes_of(own: Slice, forward: Int64, num_forwards: int) -> Int64 | None:
+    """Exchanges of each of a rank's forwards: one of it, one of its recomputation where there is one, and one of its backward;
+    None where they are not all known. Without any backward (evaluation) there is none of any.
+
+    Args:
+        own: the rank's exchanges.
+        forward: of each exchange the forward that it is of, −1: none that was counted.
+        num_forwards: that the rank counted.
+    """
+    if not len(own) or (forward < 0).any() or (own["backward"] < 0).any():
+        return None
+    is_back, is_again = own["backward"] == 1, own["again"] == 1
+    once, again, back = (
+        np.bincount(forward[chosen], minlength=num_forwards) for chosen in (~is_back & ~is_again, is_again, is_back)
+    )
+    is_whole = (once == 1).all() and (again <= 1).all() and (back == back[0]).all() and back[0] <= 1
+    return once + again + back if is_whole else None
+
+
+def handed_in(
+    passes: Int64 | None, rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes | None
+) -> int | None:
+    """The bytes of a rank's exchanges, by how many each forward has (:func:`passes_of`); None where those, counts or sizes are
+    not known.
+    """
+    if passes is None or sizes is None or rank not in counts:
         return None
     rows = _rows(rank, counts, sizes)
-    return None if rows is None else passes * sizes.row_bytes * rows
+    return None if rows is None else sizes.row_bytes * int((passes * rows).sum())
 
 
-def passes_of(own: Slice, counts: RankCounts | None) -> int | None:
-    """Exchanges of each forward of a rank: there is one in it, in its recomputation and in its backward; None where they are not
-    equally many.
-    """
-    forward = (own["backward"] == 0) & (own["again"] == 0)
-    passes = len(own) / max(int(forward.sum()), 1)
-    is_known = counts is not None and int(forward.sum()) == len(counts.step) and not (own["backward"] < 0).any()
-    return int(passes) if is_known and passes == int(passes) else None
-
-
-def expert_flops(own: Slice, counts: RankCounts | None, sizes: TokenSizes | None) -> int | None:
+def expert_flops(passes: Int64 | None, counts: RankCounts | None, sizes: TokenSizes | None) -> int | None:
     """Floating-point operations of a rank's experts in the matrix products of all exchanges: a forward's, as many again where it
     is recomputed, and twice as many in backward; rows of padding too.
     """
-    passes = passes_of(own, counts)
-    if counts is None or sizes is None or passes is None or passes < _FORWARD_AND_BACKWARD:
+    if passes is None or counts is None or sizes is None or (passes < _FORWARD_AND_BACKWARD).any():
         return None
-    return (passes + 1) * sizes.row_flops * int(counts.rows.sum())
+    return sizes.row_flops * int(((passes + 1) * counts.rows).sum())
 
 
 _FORWARD_AND_BACKWARD = 2
 
 
-def _rows(rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes) -> int | None:
-    """The tokens, routes or slots that a rank hands in to both calls of all its forwards."""
+def _rows(rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes) -> Int64 | None:
+    """The tokens, routes or slots that a rank hands in to both calls of each of its forwards."""
     of_rank = counts[rank]
     match sizes.dispatcher:
         case "all-to-all":
             arriving = _arriving(rank, counts, sizes)
-            return None if arriving is None else int(of_rank.kept.sum()) + arriving
+            return None if arriving is None else of_rank.kept.sum(axis=1) + arriving
         case "padded":
-            return 2 * int(of_rank.rows.sum()) // sizes.etp
+            return 2 * of_rank.rows // sizes.etp
         case "all-gather":
-            return 2 * int((of_rank.num // np.maximum(of_rank.held, 1)).sum()) * sizes.num_tokens
+            return 2 * (of_rank.num // np.maximum(of_rank.held, 1)) * sizes.num_tokens
     return None
 
 
-def _arriving(rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes) -> int | None:
-    """The rows that come to a rank along ep: what its experts compute, unless it shares them and computes those of others too."""
+def _arriving(rank: int, counts: Mapping[int, RankCounts], sizes: TokenSizes) -> Int64 | None:
+    """The rows that come to a rank along ep in each of its forwards: what its experts compute, unless it shares them and computes
+    those of others too.
+    """
     own = counts[rank]
     if sizes.etp == 1:
-        return int(own.rows.sum())
-    group = sizes.group_of(rank)
-    if not group or not set(group) <= set(counts):
-        return None
-    total = 0
-    for layer in np.unique(own.layer).tolist():
-        place = int(np.flatnonzero(own.layer == layer)[0])
-        held = slice(int(own.first[place]), int(own.first[place] + own.held[place]))
-        total += sum(int(counts[each].kept[counts[each].layer == layer, held].sum()) for each in group)
-    return total
+        return own.rows
+    members = [counts.get(each) for each in sizes.group_of(rank)]
+    expert = np.arange(own.kept.shape[1])
+    is_held = (expert >= own.first[:, np.newaxis]) & (expert < (own.first + own.held)[:, np.newaxis])
+    total = np.zeros(len(own.step), dtype=np.int64)
+    for each in members:
+        if each is None or not _has_forwards_of(each, own):
+            return None
+        total += np.where(is_held, each.kept, 0).sum(axis=1)
+    return total if members else None
+
+
+def _has_forwards_of(one: RankCounts, other: RankCounts) -> bool:
+    """Return whether two ranks counted forwards of the same layers in the same order."""
+    is_like = np.array_equal(one.step, other.step) and np.array_equal(one.layer, other.layer)
+    return is_like and one.kept.shape == other.kept.shape

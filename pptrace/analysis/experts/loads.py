@@ -4,105 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from pptrace.analysis.expert_parts import LayerLoad, RankLoad
 from pptrace.analysis.experts.counted_rows import Floats, Groups, ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in
+from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of
 from pptrace.analysis.experts.lateness import COMBINE, DISPATCH, lateness_of
+from pptrace.analysis.experts.places import Place, distinct_places, forward_of_each, layers_of_places
 from pptrace.analysis.experts.routing import groups_of, mean_rows, time_in_experts
 from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.model.tables import UNKNOWN, Int64
-from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, last_like, places_of_each
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """Layer with experts: its stage (−1: not known), and which one of the stage's, from 0."""
-
-    stage: int
-    nth: int
-
-
-def with_model_stages(exchanges: Slice, plan: Plan | None) -> Slice:
-    """The exchanges with the stage of the model that each one's stage is (``model_stage``): where a pipeline rank has stages of
-    two chains, their order is not that of their layers.
-    """
-    stage = exchanges["stage"]
-    of_model = stage if plan is None else np.where(stage >= 0, stage % plan.chain_length, stage)
-    return Slice({**exchanges.columns, "model_stage": of_model})
-
-
-def with_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> Slice:
-    """The exchanges with rows from counts, where calls tell none, or other ones, because ranks that share each expert compute the
-    rows of all of them: the n-th forward of a layer in a step is its n-th count.
-    """
-    has_rows = bool((exchanges["rows"] >= 0).all())
-    if not counts or (has_rows and not _computes_more(exchanges, counts)):
-        return exchanges
-    rows = exchanges["rows"].copy()
-    layers, of_ranks = layers_of_places(exchanges, counts), _places_of_ranks(exchanges)
-    for rank, of_rank in counts.items():
-        own = of_ranks.get(rank, _NONE)
-        key = [exchanges["step"][own], _layer_numbers(exchanges.where(own), layers), exchanges["microbatch"][own]]
-        is_first = (exchanges["backward"][own] == 0) & (exchanges["again"][own] == 0)
-        forwards, counted = np.flatnonzero(is_first), np.arange(len(of_rank.step))
-        forwards = forwards[np.lexsort((forwards, key[1][forwards], key[0][forwards]))]
-        counted = counted[np.lexsort((counted, of_rank.layer, of_rank.step))]
-        if len(forwards) != len(counted) or (key[1][forwards] != of_rank.layer[counted]).any():
-            if has_rows:  # of one kind for all ranks
-                return exchanges
-            continue
-        found = last_like(key, [column[forwards] for column in key])
-        rows[own] = np.where(found >= 0, of_rank.rows[counted][found], UNKNOWN)
-    return Slice({**exchanges.columns, "rows": rows})
-
-
-def _computes_more(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
-    """Return whether a rank counted more rows in its forwards than calls brought it."""
-    is_first = (exchanges["backward"] == 0) & (exchanges["again"] == 0)
-    brought = {rank: exchanges["rows"][own][is_first[own]].sum() for rank, own in _places_of_ranks(exchanges).items()}
-    return any(of_rank.rows.sum() > brought.get(rank, 0) for rank, of_rank in counts.items())
-
-
-def _places_of_ranks(exchanges: Slice) -> dict[int, Int64]:
-    """The places of each rank's exchanges."""
-    return {int(exchanges["rank"][own[0]]): own for own in places_of_each(exchanges["rank"])}
-
-
-_NONE: Int64 = np.zeros(0, dtype=np.int64)
-
-
-def _layer_numbers(exchanges: Slice, layers: Mapping[Place, int]) -> Int64:
-    """The model's number of the layer of each exchange."""
-    places, number = _distinct_places(exchanges)
-    return np.array([layers.get(place, UNKNOWN) for place in places], dtype=np.int64)[number]
-
-
-def _distinct_places(exchanges: Slice) -> tuple[list[Place], Int64]:
-    """(the places of exchanges in their order, the index of each exchange's)."""
-    pairs, number = np.unique(np.stack((exchanges["stage"], exchanges["layer"])), axis=1, return_inverse=True)
-    return [Place(*pair) for pair in pairs.T.tolist()], number.ravel()
-
-
-def layers_of_places(exchanges: Slice, counts: Mapping[int, RankCounts]) -> dict[Place, int]:
-    """The model's number of each layer: those that a rank counted, in order of its stages; none where they are not as many."""
-    numbers: dict[Place, int] = {}
-    known = exchanges.where((exchanges["layer"] >= 0) & (exchanges["stage"] >= 0))
-    of_ranks, names = _places_of_ranks(known), ("model_stage", "layer", "stage")
-    for rank, of_rank in counts.items():
-        own = of_ranks.get(rank, _NONE)
-        places = np.unique(np.stack([known[name][own] for name in names]), axis=1).T.tolist()
-        of_model = sorted({(model_stage, nth) for model_stage, nth, _ in places})
-        layers = np.unique(of_rank.layer).tolist()
-        if len(layers) == len(of_model):
-            number = dict(zip(of_model, layers, strict=True))
-            numbers |= {Place(stage, nth): number[model_stage, nth] for model_stage, nth, stage in places}
-    return numbers
 
 
 def layer_loads(
@@ -116,7 +30,7 @@ def layer_loads(
     numbers = layers_of_places(exchanges, counts)
     forward = (exchanges["backward"] == 0) & (exchanges["again"] == 0) & (exchanges["layer"] >= 0)
     rows = exchanges.where(forward)
-    places, number = _distinct_places(rows)
+    places, number = distinct_places(rows)
     of_layer: dict[Place, list[int]] = {}  # bidirectional schedules have each layer in two stages
     for index, place in enumerate(places):
         of_layer.setdefault(Place(numbers[place], UNKNOWN) if place in numbers else place, []).append(index)
@@ -225,6 +139,7 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
     before, after = (lateness_of(exchanges, role) for role in (DISPATCH, COMBINE))
     slowness, took, mean = slowness_of_ranks(exchanges), time_in_experts(exchanges), mean_rows(exchanges)
     counted = {} if sizes is None else rows_and_ratios(sizes.ep_groups, counts)
+    forward_of = forward_of_each(exchanges, counts)
     loads = []
     for own in places_of_each(exchanges["rank"]):
         rank = int(exchanges["rank"][own[0]])
@@ -235,6 +150,7 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
         rows, ratio = counted.get(rank, (rows, ratio))
         stages = np.unique(exchanges["stage"][forward]).tolist()
         is_matched = bool((before.waited[own] >= 0).all())
+        passes = None if of_rank is None else passes_of(exchanges.where(own), forward_of[own], len(of_rank.step))
         in_flight, equal = (_in_flight(exchanges.where(own), values[own]) for values in (exchanges["rows"], mean))
         loads.append(
             RankLoad(
@@ -251,10 +167,10 @@ def rank_loads(exchanges: Slice, counts: Mapping[int, RankCounts], sizes: TokenS
                 caused_after_ns=int(after.caused[own].sum()) if is_matched else None,
                 bytes=_total(exchanges, own, "bytes"),
                 received_bytes=_received(exchanges, own),
-                predicted_bytes=handed_in(exchanges.where(own), rank, counts, sizes),
+                predicted_bytes=handed_in(passes, rank, counts, sizes),
                 in_flight_rows=None if in_flight is None else round(in_flight),
                 in_flight_ratio=in_flight / equal if in_flight and equal else None,
-                flops=expert_flops(exchanges.where(own), of_rank, sizes),
+                flops=expert_flops(passes, of_rank, sizes),
             )
         )
     return tuple(loads)
@@ -269,24 +185,33 @@ def _rows_of_rank(rows: Int64, mean: Floats) -> tuple[int | None, float | None]:
 
 
 def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
-    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, where
-    forwards run again, for which rows are not kept, and where the exchange of a forward or its backward is not known.
+    """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, and where the
+    exchange of a forward or its backward is not known.
+
+    A forward that runs again keeps no rows; its recomputation does.
     """
-    is_known = (own["backward"] >= 0).all() and (rows >= 0).all() and not own["again"].any()
+    is_known = (own["backward"] >= 0).all() and (rows >= 0).all()
     if not is_known or not len(rows) or not _has_both_ways(own):
         return None
+    key = [own[name] for name in _OF_FORWARD]
+    again = own["again"] == 1
+    is_repeated = (last_like(key, [column[again] for column in key]) >= 0) & (own["backward"] == 0) & ~again
     at = np.where(own["backward"] == 1, own["back_end_ns"], own["out_end_ns"])
     order = np.lexsort((at, own["step"]))
-    held = np.cumsum(np.where(own["backward"] == 1, -rows, rows)[order])
+    held = np.cumsum(np.where(own["backward"] == 1, -rows, np.where(is_repeated, 0, rows))[order])
     step = own["step"][order]
     begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
     before = np.concatenate(([0], held))[begins]
     return float((np.maximum.reduceat(held, begins) - before).max())
 
 
+_OF_FORWARD = ("step", "stage", "microbatch", "layer")
+"""Columns that tell of which forward an exchange is."""
+
+
 def _has_both_ways(own: Slice) -> bool:
     """Return whether each exchange of a forward has that of its backward: those of overlapped pairs may be left out."""
-    key = np.stack([own[name] for name in ("step", "stage", "microbatch", "layer")])
+    key = np.stack([own[name] for name in _OF_FORWARD])
     there, back = (np.unique(key[:, own["backward"] == way], axis=1) for way in (0, 1))
     return np.array_equal(there, back)
 

@@ -15,15 +15,8 @@ from pptrace.analysis.experts.findings import hot_spot, with_findings
 from pptrace.analysis.experts.handed_in import TokenSizes, sizes_of_run
 from pptrace.analysis.experts.late_steps import expert_steps
 from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of
-from pptrace.analysis.experts.loads import (
-    Place,
-    common,
-    layer_loads,
-    layers_of_places,
-    rank_loads,
-    with_model_stages,
-    with_rows,
-)
+from pptrace.analysis.experts.loads import common, layer_loads, rank_loads
+from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.sent_rows import SentRows
 from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
@@ -254,8 +247,8 @@ def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Coll
     nulls = {(rank.predicted_bytes is None, rank.flops is None) for rank in ranks if rank.rank in counted}
     if (True, True) in nulls:
         yield (
-            "forwards do not have equally many calls (some microbatches are recomputed, or ops were left out): `predicted_bytes` "
-            "and `flops` are null"
+            "of some forwards that were counted the calls, or those of their backward, are not known: `predicted_bytes` and "
+            "`flops` are null"
         )
     if (True, False) in nulls:
         yield "not all ranks that share experts counted routes: `predicted_bytes` of some is null"
@@ -263,6 +256,4 @@ def _reasons_of_ranks(exchanges: Slice, ranks: Sequence[RankLoad], counted: Coll
         yield "no calls of backwards are known: `flops` is null"
     has_rows = len(exchanges) > 0 and (exchanges["rows"] >= 0).all() and (exchanges["backward"] >= 0).all()
     if has_rows and any(rank.in_flight_rows is None for rank in ranks):
-        is_again = bool(exchanges["again"].any())
-        reason = "forwards run again, for which rows are not kept" if is_again else "some backwards have no known calls"
-        yield f"{reason}: `in_flight_rows` is null"
+        yield "some backwards have no known calls: `in_flight_rows` is null"

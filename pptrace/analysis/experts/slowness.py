@@ -17,9 +17,11 @@ Floats = npt.NDArray[np.float64]
 
 def slowness_of_ranks(exchanges: Slice) -> dict[int, float]:
     """Slowness of each rank: how many times as long it takes as the others of its groups would with as many rows: the median
-    over exchanges whose rows are known. Ranks of which no others have any like theirs have none.
+    over exchanges whose rows are known. Ranks of which no others have any like theirs have none; those without rows are like
+    others without rows alone.
 
-    What others would take is the median of theirs, moved to as many rows by what a row takes.
+    What others would take is the median of theirs, moved to as many rows by what a row takes. Down to few rows that is not
+    sure, so that who takes less than the least of the others is not slow.
     """
     return median_slowness(times_of_experts(exchanges))
 
@@ -87,18 +89,24 @@ class _Companions:
         slope = float(self.times["slope"][0])
         has_rows = np.flatnonzero(rows > 0)
         per_row, without_rows = _Sorted.of(took[has_rows] / rows[has_rows]), dict[float, _Sorted]()
+        least = _Sorted.of(took)
         for rank in self.ranks:
             own = slice(*np.searchsorted(every, (rank, rank + 1)))
-            if own.stop - own.start == len(every):
+            with_rows = slice(*np.searchsorted(has_rows, (own.start, own.stop)))
+            num_empty = own.stop - own.start - (with_rows.stop - with_rows.start)
+            others_empty = len(every) - len(has_rows) > num_empty
+            compared = np.arange(own.start, own.stop) if others_empty else has_rows[with_rows]
+            if own.stop - own.start == len(every) or not len(compared):
                 continue
-            of_row = per_row.median_without(slice(*np.searchsorted(has_rows, (own.start, own.stop))))
+            of_row = per_row.median_without(with_rows)
             of_rank = slope if of_row is None else min(slope, of_row)
             if of_rank not in without_rows:
                 without_rows[of_rank] = _Sorted.of(took - of_rank * rows)
             fixed = without_rows[of_rank].median_without(own)
             assert fixed is not None
-            expected = max(fixed, 0.0) + of_rank * rows[own].astype(np.float64)
-            yield rank, took[own] / np.maximum(expected, 1)
+            expected = max(fixed, 0.0) + of_rank * rows[compared].astype(np.float64)
+            most = np.maximum(took[compared] / max(least.least_without(own), 1.0), 1.0)
+            yield rank, np.minimum(took[compared] / np.maximum(expected, 1), most)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +123,12 @@ class _Sorted:
         places = np.empty(len(values), dtype=np.int64)
         places[order] = np.arange(len(values))
         return cls(values[order], places)
+
+    def least_without(self, left_out: slice) -> float:
+        """The least of all numbers but some of those that were given, by their places there, where others are left."""
+        out = np.sort(self.places[left_out])
+        num_below = int(np.argmax(np.append(out, len(self.values)) != np.arange(len(out) + 1)))
+        return float(self.values[num_below])
 
     def median_without(self, left_out: slice) -> float | None:
         """The median of all numbers but some of those that were given, by their places there; None where no others are left."""

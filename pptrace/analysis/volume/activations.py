@@ -67,6 +67,49 @@ class ActivationSizes:
         ends = (self.embedding() if is_first else 0) + (self.head() if is_last else 0)
         return sum(self.layer(recompute, each) for each in of_experts) + ends
 
+    def weight_work(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool) -> int:
+        """Bytes of one microbatch of a stage of the model that its W reads, which its I leaves; by what W reads of the experts of
+        its layers, None of one with an MLP.
+
+        Of each linear layer its input and its output's gradient, however the forward ran; norms are done with I.
+        """
+        ends = (self._embedding_work() if is_first else 0) + (self._head_work() if is_last else 0)
+        return sum(self._layer_work(each) for each in of_experts) + ends
+
+    def _layer_work(self, of_experts: int | None) -> int:
+        facts, head = self.facts, self.facts.head_dim * self.facts.item_bytes
+        query, kv = self._heads()
+        attention = self.whole + self.held * (query + 2 * kv) * head + self.held * query * head + self.row_gradient
+        if of_experts is not None:
+            return attention + of_experts
+        wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
+        return attention + self.whole + 2 * wide + self.row_gradient
+
+    def _embedding_work(self) -> int:
+        """The gradients of tokens and of positions, which a sum over sequences makes, and the indices of both."""
+        facts, length = self.facts, self.held // self.facts.microbatch_size
+        positions = self.between // facts.microbatch_size * facts.hidden * facts.item_bytes + length * _INDEX_BYTES
+        return positions + self.whole + (self.held * _INDEX_BYTES if self.tp > 1 else 0)
+
+    def _head_work(self) -> int:
+        return self.whole + self.held * self.facts.vocabulary // self.tp * self.facts.item_bytes
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the input of a column-parallel layer, which with SP I has gathered: b·s·h / cp."""
+        return self.held * self.facts.hidden * self.facts.item_bytes
+
+    @property
+    def row_gradient(self) -> int:
+        """Bytes of the output gradient of a row-parallel layer; with SP its bias reads the shard, its weight all of it."""
+        is_cut = self.facts.sequence_parallel and self.tp > 1
+        return self.whole + (self.whole // self.tp if is_cut else 0)
+
+    def _heads(self) -> tuple[int, int]:
+        """(query heads, key and value heads) of this rank."""
+        facts = self.facts
+        return facts.heads // self.tp, facts.kv_heads // self.tp if facts.kv_heads % self.tp == 0 else 1
+
     def _norm(self) -> int:
         """Mean and reciprocal deviation of each token, and the output, which the linear layer after it reads."""
         facts = self.facts
@@ -76,8 +119,7 @@ class ActivationSizes:
     def _attention(self, recompute: str) -> int:
         """q, k and v, the output and the log-sum-exp; with Ulysses the output also as it was exchanged."""
         facts = self.facts
-        query = facts.heads // self.tp
-        kv = facts.kv_heads // self.tp if facts.kv_heads % self.tp == 0 else 1
+        query, kv = self._heads()
         is_exchanged = facts.ulysses > 1 and recompute != "selective"
         if is_exchanged and kv % facts.ulysses:
             kv = facts.ulysses

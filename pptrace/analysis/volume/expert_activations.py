@@ -13,7 +13,10 @@ routes each of h numbers of e bytes, weights and logits of w bytes, E experts, R
 Where a forward runs in pieces (``instrument/expert/pieces.py``), what begins a piece is kept as well: the rows that came, those
 that came back, and what crosses a cut and is kept by nothing else (a shared MLP's output, weights that are read with 16 bits).
 
-Tests hold them against what is alive after the forward.
+From I to W a rank keeps R·2·(h + f)·e of its experts, n·E·w of the router's gradient and what the router reads, and the inputs
+and output gradients of the shared MLP.
+
+Tests hold them against what is alive after the forward, and after I.
 """
 
 from __future__ import annotations
@@ -71,6 +74,19 @@ class ExpertTensors:
         counts += self.sequences * self.num_experts * INDEX_BYTES if self.options.aux_loss else 0
         return self._routes * INDEX_BYTES + self._places(rows, again=True) + counts
 
+    def weight_work(self, rows: float) -> float:
+        """Bytes that W reads, which I leaves, with so many rows: inputs and output gradients of experts, router, shared MLP."""
+        options, e = self.options, self.item_bytes
+        num_bytes = rows * 2 * (self.hidden + self.width) * e + self.num_tokens * self.num_experts * self.weight_bytes
+        num_bytes += self._router_input()
+        keeps_norm, is_gathered = self._reads_norm, self.held != self.between
+        if options.shared_width:
+            whole, outputs = self.held * self.hidden * e, COEFFICIENTS[options.shared]
+            num_bytes += 2 * self.held * self.shared_width * e + whole + self.between * outputs * e
+            num_bytes += (whole + self._norm_bytes) * is_gathered  # the whole input; the shard of the output's gradient
+            keeps_norm |= not is_gathered or outputs > 0
+        return num_bytes + self._norm_bytes * keeps_norm
+
     @property
     def _routes(self) -> int:
         return self.num_tokens * self.options.top_k
@@ -83,11 +99,29 @@ class ExpertTensors:
         """Bytes of what leads to the choice and the weights."""
         options, w = self.options, self.weight_bytes
         num_bytes = self._routes * INDEX_BYTES + self.num_tokens * self.num_experts * w + self._weights()
-        if self._is_narrow:
-            num_bytes += self.num_tokens * self.hidden * w
-            if not options.shared_width:  # the norm's output is read as it was widened alone
-                num_bytes -= self.between * self.hidden * self.item_bytes
-        return num_bytes
+        if not options.shared_width and not self._reads_norm:  # nothing reads the norm's output itself
+            num_bytes -= self._norm_bytes
+        return num_bytes + self._router_input()
+
+    @property
+    def _norm_bytes(self) -> int:
+        return self.between * self.hidden * self.item_bytes
+
+    @property
+    def _is_copied(self) -> bool:
+        """Return whether the tokens that a rank routes are a copy: of several sequences, whose tokens ranks of tp share out."""
+        return self.num_tokens != self.between and self.sequences > 1
+
+    @property
+    def _reads_norm(self) -> bool:
+        """Return whether the router reads the output of the norm itself."""
+        return not self._is_narrow and not self._is_copied
+
+    def _router_input(self) -> int:
+        """Bytes of what the router reads, where that is not the norm's output: widened, or a copy."""
+        if self._reads_norm:
+            return 0
+        return self.num_tokens * self.hidden * (self.weight_bytes if self._is_narrow else self.item_bytes)
 
     def _weights(self) -> int:
         """Bytes of the weights on their way from scores to what the product with the experts' output reads."""

@@ -155,19 +155,30 @@ class ExpertVolume:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
         known. ``in_pieces``: of forwards that pause while rows travel.
         """
-        tensors, sizes = self._tensors(layer), self._sizes(layer)
-        rows: float = sizes.num_experts * sizes.slots * sizes.etp
-        if self.counts_rows:
-            totals = self._totals.get((rank, layer))
-            if totals is None:
-                return None
-            rows = totals.rows / totals.forwards
+        tensors, sizes, rows = self._tensors(layer), self._sizes(layer), self._mean_rows(rank, layer)
+        if rows is None:
+            return None
         if recompute == "full":
             return round(tensors.kept_for_recompute(rows))
         if not in_pieces:
             return round(tensors.kept(rows))
         travelled = self._travelled(rank, layer, sizes, rows)
         return None if travelled is None else round(tensors.kept(rows) + tensors.kept_at_cuts(*travelled))
+
+    def weight_work(self, rank: int, layer: int) -> int | None:
+        """Bytes of a layer's experts of one microbatch that W reads, by the mean of the rows of all forwards; None where they are
+        not known.
+        """
+        rows = self._mean_rows(rank, layer)
+        return None if rows is None else round(self._tensors(layer).weight_work(rows))
+
+    def _mean_rows(self, rank: int, layer: int) -> float | None:
+        """The mean of the rows that a rank's experts compute in a forward; None where they are not known."""
+        if not self.counts_rows:
+            sizes = self._sizes(layer)
+            return sizes.num_experts * sizes.slots * sizes.etp
+        totals = self._totals.get((rank, layer))
+        return None if totals is None else totals.rows / totals.forwards
 
     def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float] | None:
         """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``; None where

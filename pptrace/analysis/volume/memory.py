@@ -6,7 +6,7 @@ not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`pp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,7 +24,7 @@ _SCORES_STORED = "math"
 class PredictedParts:
     """Bytes of one rank. ``weights`` and ``optimizer`` are there between steps, ``gradients`` is the most of a step.
 
-    ``activations`` is the most along the plan, None where the plan splits backwards: what a W needs is not predicted.
+    ``activations`` is the most along the plan, with what is kept from I to W where it splits backwards.
     """
 
     weights: int
@@ -32,7 +32,7 @@ class PredictedParts:
     optimizer: int
     activations: int | None
     activations_of_stage: Mapping[int, int]
-    """Bytes of one microbatch by stage of the plan."""
+    """Bytes of one microbatch from its forward to its backward, by stage of the plan."""
 
 
 class MemoryPrediction:
@@ -66,8 +66,6 @@ class MemoryPrediction:
             return "the attention ran without a fused kernel, and what it stores is not known"
         if self._has_jitter:
             return "the router sees noise, and what that keeps is not predicted"
-        if self._volume.plan.splits_backward:
-            return "the plan defers weight gradients, and what they need is not predicted"
         return None
 
     def of_rank(self, rank: int) -> PredictedParts | None:
@@ -115,35 +113,51 @@ class MemoryPrediction:
 
     def _of_stage(self, rank: int, stage: int, recompute: str | None = None) -> int | None:
         """Bytes of one microbatch of a stage; None where those of experts are not known."""
-        facts, index = self._volume.facts, self._volume.plan.model_stage(stage)
-        recompute = recompute or facts.recompute
-        of_experts = [self._of_experts(rank, layer, recompute) for layer in facts.layers_of(index)]
-        if any(
-            each is None and facts.experts_of(layer)
-            for each, layer in zip(of_experts, facts.layers_of(index), strict=True)
-        ):
-            return None
-        is_first, is_last = index == 0, index == len(facts.layers_per_stage) - 1
-        return self._sizes.stage(of_experts, is_first, is_last, recompute)
+        how = recompute or self._volume.facts.recompute
+        of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how))
+        return None if of_experts is None else self._sizes.stage(of_experts, *self._ends(stage), how)
+
+    def _weight_work(self, rank: int, stage: int) -> int | None:
+        """Bytes of one microbatch of a stage from its I to its W; None where those of experts are not known."""
+        experts = self._volume.experts
+        of_experts = self._of_layers(stage, lambda layer: None if experts is None else experts.weight_work(rank, layer))
+        return None if of_experts is None else self._sizes.weight_work(of_experts, *self._ends(stage))
+
+    def _of_layers(self, stage: int, of_layer: Callable[[int], int | None]) -> list[int | None] | None:
+        """Bytes of the experts of each layer of a stage, None of one with an MLP; None where some are not known."""
+        facts = self._volume.facts
+        layers = facts.layers_of(self._volume.plan.model_stage(stage))
+        found = [of_layer(layer) if facts.experts_of(layer) else None for layer in layers]
+        is_known = all(
+            each is not None or not facts.experts_of(layer) for layer, each in zip(layers, found, strict=True)
+        )
+        return found if is_known else None
+
+    def _ends(self, stage: int) -> tuple[bool, bool]:
+        """(whether a stage has the embedding, whether it has the head)."""
+        index = self._volume.plan.model_stage(stage)
+        return index == 0, index == len(self._volume.facts.layers_per_stage) - 1
 
     def _of_experts(self, rank: int, layer: int, recompute: str) -> int | None:
         experts = self._volume.experts
-        if experts is None or not self._volume.facts.experts_of(layer):
-            return None
-        return experts.kept_bytes(rank, layer, recompute, in_pieces=self._is_in_pieces)
+        return None if experts is None else experts.kept_bytes(rank, layer, recompute, in_pieces=self._is_in_pieces)
 
     def _activations(self, rank: int, pp_rank: int) -> int | None:
-        """The most along the plan, of forwards whose backward has not run; None where that of a stage is not known."""
+        """The most along the plan, of forwards whose backward has not run and of I whose W has not; None where that of a stage is
+        not known.
+        """
         recomputed = self._volume.fully_recomputed(pp_rank)
-        of_action = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute))
+        of_forward = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute))
+        of_work = cache(lambda stage: self._weight_work(rank, stage))
         held = most = 0
         for half in iter_halves(self._volume.plan.ranks[pp_rank]):
-            if half.kind not in (Kind.F, Kind.B, Kind.I):
+            if half.kind not in (Kind.F, Kind.B, Kind.I, Kind.W):
                 continue
             is_recomputed = (half.stage, half.microbatch) in recomputed
-            num_bytes = of_action(half.stage, "full" if is_recomputed else None)
-            if num_bytes is None:
+            forward = of_forward(half.stage, "full" if is_recomputed else None)
+            work = of_work(half.stage) if half.kind in (Kind.I, Kind.W) else 0
+            if forward is None or work is None:
                 return None
-            held += num_bytes * (1 if half.kind is Kind.F else -1)
+            held += {Kind.F: forward, Kind.B: -forward, Kind.I: work - forward, Kind.W: -work}[half.kind]
             most = max(most, held)
         return most

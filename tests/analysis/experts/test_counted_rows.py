@@ -12,7 +12,8 @@ from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_rati
 from pptrace.analysis.experts.counts import RankCounts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes
-from pptrace.analysis.experts.loads import layer_loads, rank_loads, with_model_stages
+from pptrace.analysis.experts.loads import layer_loads, rank_loads
+from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
 from pptrace.slices import Slice
 from tests.instrument.models.cases.mixes import expert_facts
@@ -34,10 +35,11 @@ def counts_of(rows: dict[int, list[int]], layers: list[int] = LAYERS) -> dict[in
 
 
 def exchanges(*backward: int) -> Slice:
-    """Exchanges of both ranks with the first layer, in forwards (0) and backwards (1) of one microbatch."""
+    """Exchanges of both ranks with the first layer, in forwards (0) and backwards (1) of one microbatch after the other."""
     columns = {name: np.zeros(2 * len(backward), dtype=np.int64) for name in EXCHANGES}
     columns["rank"], columns["backward"] = np.repeat([0, 1], len(backward)), np.tile(backward, 2)
     columns["step"][:], columns["rows"] = 1, np.repeat([30, 10], len(backward))
+    columns["microbatch"] = np.tile([backward[:place].count(way) for place, way in enumerate(backward)], 2)
     columns["back_end_ns"] = columns["out_end_ns"] = np.tile(np.arange(len(backward)), 2)
     return with_model_stages(Slice(columns), None)
 
@@ -97,24 +99,23 @@ def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) ->
 
 
 def test_figures_that_are_null_have_a_line() -> None:
-    """Of two forwards and backwards of a layer one runs again; then a backward is left out."""
+    """Of two forwards and backwards of a layer one runs again; then backwards are left out."""
     counts = counts_of({0: [30, 30], 1: [10, 10]}, [0, 0])
     whole = exchanges(0, 0, 1, 1)
     assert "`predicted_bytes`" not in reasons_of(whole, counts)
     assert "`in_flight_rows`" not in reasons_of(whole, counts)
     again = exchanges(0, 0, 0, 1, 1)
-    again.columns["again"][[2, 7]] = 1
-    assert "recomputed, or ops were left out): `predicted_bytes` and `flops` are null" in reasons_of(again, counts)
-    assert "forwards run again, for which rows are not kept: `in_flight_rows` is null" in reasons_of(again, counts)
+    again.columns["again"][[2, 7]], again.columns["microbatch"][[2, 7]] = 1, 0
+    assert not any(f"`{name}`" in reasons_of(again, counts) for name in ("predicted_bytes", "flops", "in_flight_rows"))
+    lost = reasons_of(exchanges(0, 0, 1), counts)
+    assert "the calls, or those of their backward, are not known: `predicted_bytes` and `flops` are null" in lost
+    assert "some backwards have no known calls: `in_flight_rows` is null" in lost
     forwards = reasons_of(exchanges(0, 0), counts)
     assert "no calls of backwards are known: `flops` is null" in forwards
     assert "`predicted_bytes`" not in forwards
     shared = reasons_of(whole, {0: counts[0]}, etp=2)
     assert "not all ranks that share experts counted routes: `predicted_bytes` of some is null" in shared
     assert "`flops`" not in shared
-    part = exchanges(0, 0)
-    part.columns["microbatch"][[1, 3]] = 1
-    assert "some backwards have no known calls: `in_flight_rows` is null" in reasons_of(part, counts)
 
 
 def test_rows_that_counts_tell_and_calls_do_not_are_no_unknown_loads() -> None:

@@ -12,9 +12,12 @@ from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert_counts import ExpertCounts
 from pptrace.analysis.experts.counts import read_counts
 from pptrace.analysis.experts.exchanges import EXCHANGES
-from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, sizes_of_run
+from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of, sizes_of_run
+from pptrace.analysis.experts.loads import rank_loads
+from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.volume.experts import ExpertSizes, expert_calls
 from pptrace.axes import Axis
+from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 from tests.instrument.models.cases.mixes import expert_facts
 from tests.support.gpt_runs import facts_of_run
@@ -29,6 +32,12 @@ def exchanges(forwards: int, again: bool = False) -> Slice:
     for name, values in zip(("backward", "again"), zip(*kinds, strict=True), strict=True):
         columns[name] = np.repeat(values, forwards)
     return Slice(columns)
+
+
+def passes(forwards: int, again: bool = False) -> Int64 | None:
+    """The passes of so many forwards of one that was counted, each with its backward."""
+    own = exchanges(forwards, again)
+    return passes_of(own, np.arange(len(own)) % forwards - (forwards > 1), 1)
 
 
 @pytest.mark.parametrize("etp", [1, 2])
@@ -63,11 +72,11 @@ def test_bytes_by_counts_are_those_of_the_calls_of_tokens(dispatcher: str, etp: 
             if call.axis is Axis.EP and call.bytes > TOKENS * HIDDEN  # not those of counts, routes and weights
         ]
         assert len(calls) == 4
-        assert handed_in(exchanges(1), rank, known, of_run) == sum(call.bytes for call in calls)
-        again = handed_in(exchanges(1, again=True), rank, known, of_run)
+        assert handed_in(passes(1), rank, known, of_run) == sum(call.bytes for call in calls)
+        again = handed_in(passes(1, again=True), rank, known, of_run)
         assert again == 3 * sum(call.bytes for call in calls) // 2
     if (dispatcher, etp) == ("all-to-all", 2):  # what came along ep, only the others' counts tell
-        assert handed_in(exchanges(1), 0, {0: known[0]}, of_run) is None
+        assert handed_in(passes(1), 0, {0: known[0]}, of_run) is None
 
 
 def test_other_models_and_ops_with_other_calls_have_no_prediction() -> None:
@@ -75,16 +84,42 @@ def test_other_models_and_ops_with_other_calls_have_no_prediction() -> None:
     counts = read_counts(fact)
     assert counts is not None
     sizes, known = TokenSizes(8, "all-to-all", 1, row_flops=10), {0: counts}
-    assert handed_in(exchanges(1), 0, known, sizes) == 8 * 2 * (3 + 3)
-    assert handed_in(exchanges(2), 0, known, sizes) is None
-    assert handed_in(exchanges(1), 0, known, None) is None
-    assert handed_in(exchanges(1), 1, known, sizes) is None
-    assert handed_in(exchanges(1), 0, known, TokenSizes(8, "by-hand", 1)) is None
+    assert handed_in(passes(1), 0, known, sizes) == 8 * 2 * (3 + 3)
+    assert handed_in(passes(2), 0, known, sizes) is None
+    assert handed_in(passes(1), 0, known, None) is None
+    assert handed_in(passes(1), 1, known, sizes) is None
+    assert handed_in(passes(1), 0, known, TokenSizes(8, "by-hand", 1)) is None
     # a forward, another one where it is recomputed, and a backward of twice as much
-    assert expert_flops(exchanges(1), counts, sizes) == 3 * 10 * 3
-    assert expert_flops(exchanges(1, again=True), counts, sizes) == 4 * 10 * 3
-    assert expert_flops(exchanges(2), counts, sizes) is None
+    assert expert_flops(passes(1), counts, sizes) == 3 * 10 * 3
+    assert expert_flops(passes(1, again=True), counts, sizes) == 4 * 10 * 3
+    assert expert_flops(passes(2), counts, sizes) is None
     assert sizes_of_run([{"model": {"name": "other", "hidden": 3}, "mesh": {}}]) is None
+
+
+def test_forwards_some_of_which_are_recomputed_hand_in_their_rows_as_often_as_they_run() -> None:
+    """Two layers, two microbatches, of which the second is recomputed: layer by layer, each before its backward."""
+    forwards = [(microbatch, layer, 0, 0) for microbatch in (0, 1) for layer in (0, 1)]
+    backwards = [(0, 1, 1, 0), (0, 0, 1, 0), (1, 1, 0, 1), (1, 1, 1, 0), (1, 0, 0, 1), (1, 0, 1, 0)]
+    columns = {name: np.zeros(10, dtype=np.int64) for name in EXCHANGES}
+    for name, values in zip(
+        ("microbatch", "layer", "backward", "again"), zip(*forwards, *backwards, strict=True), strict=True
+    ):
+        columns[name] = np.array(values)
+    rows = {(0, 0): 3, (0, 1): 5, (1, 0): 7, (1, 1): 11}
+    columns["rows"] = np.array(
+        [rows[at] for at in zip(columns["microbatch"].tolist(), columns["layer"].tolist(), strict=True)]
+    )
+    columns["out_end_ns"] = columns["back_end_ns"] = np.arange(10)
+    counted = [[0, layer, [rows[microbatch, layer]]] for microbatch, layer, _, _ in forwards]
+    fact = {"num": 1, "top_k": 1, "first": 0, "forwards": counted, "chosen": [entry[2] for entry in counted]}
+    counts = read_counts(fact)
+    assert counts is not None
+    sizes = TokenSizes(8, "all-to-all", 1, row_flops=10)
+    (load,) = rank_loads(with_model_stages(Slice(columns), None), {0: counts}, sizes)
+    assert load.predicted_bytes == 8 * 2 * (2 * (3 + 5) + 3 * (7 + 11))
+    assert load.flops == 10 * (3 * (3 + 5) + 4 * (7 + 11))
+    # of the second one no rows are kept; as it runs again a layer at a time is there
+    assert load.in_flight_rows == 11
 
 
 def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pptrace.analysis.expert_parts import ExpertStep
 from pptrace.analysis.experts.late_steps import expert_steps
-from pptrace.analysis.experts.loads import with_model_stages
+from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
 from pptrace.slices import Slice
 from tests.analysis.experts.on_paper import Call, exchanges_of_all, random_calls

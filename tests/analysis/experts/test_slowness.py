@@ -38,9 +38,27 @@ def test_nobody_is_expected_to_take_less_for_a_row_than_others_of_its_group_do()
     assert [of_ranks[rank] for rank in (2, 3)] == pytest.approx([1.0, 1.0])
 
 
+def test_of_a_rank_without_rows_it_is_not_known_where_all_others_have_some() -> None:
+    """Experts without rows still take the time of their launches, of which those with rows tell nothing."""
+    given = exchanges(dict.fromkeys(ROWS, 10))
+    rank = given["rank"]
+    columns = {**given.columns, "rows": np.where(rank == 1, 0, given["rows"])}
+    columns["back_start_ns"] = np.where(rank == 1, 2, given["back_start_ns"])
+    assert slowness_of_ranks(Slice(columns)) == pytest.approx({0: 1.0, 2: 1.0, 3: 1.0}, abs=0.1)
+
+
+def test_who_takes_less_than_all_others_is_not_slow() -> None:
+    """Of one row nearly all is the time of launches; by what a row takes of many, it were slow."""
+    given = exchanges({0: 10, 1: 50, 2: 12, 3: 20})
+    few = np.isin(given["rank"], (1, 3))
+    columns = {**given.columns, "rows": np.where(few, 1, given["rows"])}
+    columns["back_start_ns"] = np.where(few, given["back_start_ns"] // 20, given["back_start_ns"])
+    assert slowness_of_ranks(Slice(columns))[1] == pytest.approx(1.0)
+
+
 def one_by_one(exchanges: Slice) -> dict[int, float]:
     """The definition: of each rank the median, over its exchanges, of the time that it takes over what the others of the same
-    groups, stage and direction would, by the medians of theirs.
+    groups, stage and direction would, by the medians of theirs; no more than over the least that these took.
     """
     times, found = times_of_experts(exchanges), {}
     took, rows, group, place = (times[name] for name in ("took", "rows", "group", "place"))
@@ -51,9 +69,12 @@ def one_by_one(exchanges: Slice) -> dict[int, float]:
         for value in np.unique(place[own]).tolist():
             same = own[place[own] == value]
             others = (place == value) & ~is_own & (group >= 0) & np.isin(group, group[same])
-            if others.any():
+            if (rows[others] > 0).all():
+                same = same[rows[same] > 0]
+            if others.any() and len(same):
                 expected = expected_of(took[others], rows[others], times["slope"][same[0]], rows[same])
-                ratios.append(took[same] / np.maximum(expected, 1))
+                most = np.maximum(took[same] / max(took[others].min(), 1), 1)
+                ratios.append(np.minimum(took[same] / np.maximum(expected, 1), most))
         if ratios:
             found[rank] = float(np.median(np.concatenate(ratios)))
     return found

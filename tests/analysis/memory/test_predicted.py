@@ -16,9 +16,11 @@ from pptrace.analysis.volume.gpt_facts import GptFacts
 from pptrace.analysis.volume.memory import MemoryPrediction, PredictedParts
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.model.mesh import MeshInfo
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import SCHEDULES, build
 from tests.analysis.memory.held import Held, Sharded, hold
 from tests.instrument.models.cases.mixes import expert_facts
+from tests.instrument.pipeline.cases.memory import predict
+from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.support.gpt_runs import facts, mesh
 from tests.support.pool import Pool
 
@@ -79,13 +81,36 @@ def test_activations_along_a_plan_are_those_that_the_runtime_predicts(schedule: 
             assert predicted.activations == expected.bytes
 
 
+@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zbv", "dualpipe-v", "dualpipe"])
+def test_activations_along_a_plan_that_splits_backwards_are_those_that_stages_keep(
+    schedule: str, recompute: Recompute, keep: int | None
+) -> None:
+    """What the stages of a real model keep after their forwards, and after their I, along the plan."""
+    case = Case(schedule, 2, 6, chunks=SCHEDULES[schedule].default_chunks, recompute=recompute, keep=keep)
+    config = case.config
+    run = facts(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.heads,
+        sequence=config.sequence,
+        microbatch_size=MICROBATCH_SIZE,
+        dtype="float64",
+        layers_per_stage=tuple(map(len, case.cut)),
+        recompute=recompute.value,
+        recompute_microbatches_beyond=keep,
+    )
+    for rank in range(2):
+        memory = MemoryPrediction(StepVolume(run, mesh(pp=2), case.plan), {}, on_device=False).of_rank(rank)
+        assert memory is not None
+        assert memory.activations == predict(case, rank)
+
+
 def test_what_is_not_known_is_not_predicted() -> None:
     two = mesh(pp=2)
     halves = facts(layers_per_stage=(2, 2))
     assert parts(halves, two).activations is not None
-    split = parts(halves, two, "zb-h1")
-    assert split.activations is None
-    assert split.activations_of_stage
     assert parts(halves, two, attention_kernel="math").activations is None
     assert parts(halves, two, sleep_forward_ms=5.0).activations is None
     assert parts(halves, two, sleep_forward_ms=0.0, attention_kernel="flash").activations is not None

@@ -30,12 +30,12 @@ class HeldLayer:
     rows: int
 
 
-def hold_layers(mixes: Sequence[Mix]) -> list[HeldLayer]:
+def hold_layers(mixes: Sequence[Mix], sequences: int = MICROBATCH_SIZE) -> list[HeldLayer]:
     """The first layer of each mix, whose forward runs in pieces if its schedule has overlapped pairs."""
-    return [_hold(mix) for mix in mixes]
+    return [_hold(mix, sequences) for mix in mixes]
 
 
-def _hold(mix: Mix) -> HeldLayer:
+def _hold(mix: Mix, sequences: int) -> HeldLayer:
     mesh = mesh_of(mix)
     runtime = runtime_of(mix, mesh, Recorder())
     stage = next(iter(runtime.program.stages.values()))
@@ -54,16 +54,16 @@ def _hold(mix: Mix) -> HeldLayer:
     block.experts._dispatch = noted  # type: ignore[method-assign]
     torch.manual_seed(mesh.dp_rank)
     length = parallel_of(runtime).activation_length(SEQUENCE)
-    x = torch.randn(MICROBATCH_SIZE, length, HIDDEN, dtype=mix.config.dtype).requires_grad_()
+    x = torch.randn(sequences, length, HIDDEN, dtype=mix.config.dtype).requires_grad_()
     tape, key, in_pieces = Tape(), MicrobatchKey(), runtime.program.in_pieces
     watch = StorageWatch(block.parameters())
     with watch:
         output = run_through(block.in_pieces(x * 1, tape, key, False)) if in_pieces else block(x * 1, key)
-        alive = _settled(watch) - output.untyped_storage().nbytes()
+        alive = settled(watch) - output.untyped_storage().nbytes()
     return HeldLayer(alive, *dispatches[0])
 
 
-def _settled(watch: StorageWatch) -> int:
+def settled(watch: StorageWatch) -> int:
     """The bytes that are alive when gloo's threads, which let go of a call's tensors after its wait, have done so."""
     lowest, num_equal = watch.live_bytes(), 0
     while num_equal < _EQUAL_READINGS:

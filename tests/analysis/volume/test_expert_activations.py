@@ -114,6 +114,7 @@ NARROW = [
     )
 ] + [replace(PAIRS[0], bfloat16=True)]
 SHARING = [
+    Mix(pp=2, tp=2, schedule="dualpipe-v", ep=2, experts=OVERLAPPED),
     Mix(pp=2, tp=2, schedule="dualpipe-v", ep=2, experts=replace(OVERLAPPED, shared_width=8)),
     Mix(pp=2, tp=2, schedule="dualpipe-v", ep=2, sequence=True, dropout=0.1, experts=OVERLAPPED),
     Mix(pp=2, cp=2, schedule="dualpipe-v", ep=2, recompute=Recompute.SELECTIVE, experts=OVERLAPPED),
@@ -127,11 +128,15 @@ SHARED_BY_TWO = [
 
 
 @pytest.mark.parametrize(
-    "mixes", [ON_RANKS, PAIRS, NARROW, SHARING, SHARED_BY_TWO], ids=["alone", "pairs", "narrow", "meshes", "etp"]
+    ("mixes", "sequences"),
+    [(ON_RANKS, 1), (PAIRS, 1), (NARROW, 1), (SHARING, 1), (SHARING, 2), (SHARED_BY_TWO, 1)],
+    ids=["alone", "pairs", "narrow", "meshes", "meshes, several sequences", "etp"],
 )
-def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(mixes: list[Mix], pool: Pool) -> None:
+def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(
+    mixes: list[Mix], sequences: int, pool: Pool
+) -> None:
     """Of layers that compute while rows travel, by themselves and in pieces; all layers have the same routes."""
-    held = pool.run(hold_layers, mixes, world=mixes[0].world, timeout_s=120)
+    held = pool.run(hold_layers, mixes, sequences, world=mixes[0].world, timeout_s=120)
     for index, mix in enumerate(mixes):
         of_ranks = [of_rank[index] for of_rank in held]
         routes = {
@@ -139,7 +144,7 @@ def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(mixes: list[
             for rank, each in enumerate(of_ranks)
             for layer in range(mix.layers)
         }
-        run, plan = facts_of(mix, 1), mix.plan
+        run, plan = replace(facts_of(mix, 1), microbatch_size=sequences), mix.plan
         memory = MemoryPrediction(
             StepVolume(run, mesh_info(mix), plan, routes), {"dropout": mix.dropout}, on_device=False
         )
