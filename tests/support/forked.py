@@ -77,7 +77,8 @@ def start_python(command: Sequence[str | Path], **options: Any) -> subprocess.Po
 def _can_fork() -> bool:
     import torch
 
-    return sys.platform == "linux" and not torch.cuda.is_available()
+    # a torch for GPUs starts threads where it is imported, GPU or not
+    return sys.platform == "linux" and torch.version.cuda is None and torch.version.hip is None
 
 
 @cache

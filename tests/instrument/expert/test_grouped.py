@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -63,6 +65,18 @@ class Experts:
         return [output.detach(), *(gradient for gradient in gradients if gradient is not None)]
 
 
+@contextmanager
+def without_waits() -> Iterator[None]:
+    """A call by which the host waits for the GPU is an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)  # that it is a prototype
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def compare(experts: Experts, how: str, tolerance: float) -> None:
     expected, found = experts.train(False), experts.train(True, how)
     for wanted, result in zip(expected, found, strict=True):
@@ -101,11 +115,8 @@ def test_the_kernel_gives_the_same_in_bfloat16_and_the_host_waits_for_nothing(ca
     for bias, etp in ((True, 1), (False, 1), (True, 2)):
         experts = Experts(ROWS_OF_EXPERT[case], torch.bfloat16, GPU, bias, etp)
         compare(experts, how, 2e-2)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with without_waits():
             experts.train(True, how)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

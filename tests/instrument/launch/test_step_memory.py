@@ -244,6 +244,7 @@ def test_the_devices_history_is_kept_only_of_a_device_that_is_used(monkeypatch: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_peak_of_a_gpu_is_that_of_the_step_and_the_script_reads_its_own() -> None:
     torch.cuda.init()
+    before = torch.cuda.memory_allocated()  # workspaces of earlier tests
     device = DevicePeaks()
     first = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
     del first
@@ -253,6 +254,6 @@ def test_the_peak_of_a_gpu_is_that_of_the_step_and_the_script_reads_its_own() ->
     level = device.level()
     assert level is not None
     assert level.peak - level.start == 16 * MIB
-    assert torch.cuda.max_memory_allocated() >= 64 * MIB
+    assert torch.cuda.max_memory_allocated() >= before + 64 * MIB
     torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() < 64 * MIB
+    assert torch.cuda.max_memory_allocated() < before + 64 * MIB
