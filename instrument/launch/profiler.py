@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import threading
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,7 +75,8 @@ class TraceProfiler:
         """Pay the costs of a first start (loading Kineto and CUPTI, buffers), so that no profiled step does."""
         if self._profile is not None:
             return
-        with by_pptrace():
+        with by_pptrace(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Profiler clears events")  # of torch up to 2.11, at every first cycle
             first = _new_profile(self._with_memory)
             first.start()
             first.stop()
