@@ -102,7 +102,7 @@ def report_experts(
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=(
-            *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
+            *_reasons(exchanges, counts, has_rows, gain, sizes),
             *_reasons_of_ranks(exchanges, ranks, () if sizes is None else counts),
             *_not_counted(counts, sizes),
             *experts.traffic.reasons,
@@ -214,16 +214,21 @@ def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
 
 
 def _reasons(
-    exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None, has_sizes: bool
+    exchanges: Slice,
+    counts: Mapping[int, RankCounts],
+    has_rows: bool,
+    gain: RoutingGain | None,
+    sizes: TokenSizes | None,
 ) -> Iterable[str]:
+    is_shared = sizes is not None and sizes.etp > 1
     if not counts:
         yield (
             "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
         )
     if not len(exchanges):
         yield (
-            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
-            "those that share each expert are in the communication along etp"
+            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared"
+            + ("; waits of those that share each expert are in the communication along etp" if is_shared else "")
         )
     elif not has_rows and not counts:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
@@ -232,7 +237,7 @@ def _reasons(
     if len(exchanges) and _has_more_rows(exchanges, counts):
         yield (
             "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
-            f"calls are those of the other ops, routes {'and rows' if has_sizes else 'of experts'} those of all"
+            f"calls are those of the other ops, routes {'and rows' if sizes is not None else 'of experts'} those of all"
         )
     if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"

@@ -10,7 +10,7 @@ import pytest
 from instrument.expert.options import Dispatcher, ExpertOptions
 from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.experts.exchanges import EXCHANGES
+from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.places import with_model_stages
@@ -116,6 +116,13 @@ def test_figures_that_are_null_have_a_line() -> None:
     shared = reasons_of(whole, {0: counts[0]}, etp=2)
     assert "not all ranks that share experts counted routes: `predicted_bytes` of some is null" in shared
     assert "`flops`" not in shared
+
+
+def test_waits_along_etp_are_mentioned_where_ranks_share_experts() -> None:
+    counts = counts_of(ROWS)
+    alone, shared = (reasons_of(with_model_stages(no_exchanges(), None), counts, etp) for etp in (1, 2))
+    assert "no calls along ep" in alone
+    assert ("along etp" in alone, "along etp" in shared) == (False, True)
 
 
 def test_rows_that_counts_tell_and_calls_do_not_are_no_unknown_loads() -> None:
