@@ -221,6 +221,7 @@ def _reasons(
     sizes: TokenSizes | None,
 ) -> Iterable[str]:
     is_shared = sizes is not None and sizes.etp > 1
+    in_no_op = exchanges["op_output"] < 0
     if not counts:
         yield (
             "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
@@ -234,15 +235,20 @@ def _reasons(
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
     elif not has_rows:
         yield "which forward each call is of is not known, and so not its rows: slowness and what unequal routes cost are null"
-    if len(exchanges) and _has_more_rows(exchanges, counts):
+    if len(exchanges) and _has_more_rows(exchanges, counts) and not in_no_op.any():
         yield (
             "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
             f"calls are those of the other ops, routes {'and rows' if sizes is not None else 'of experts'} those of all"
         )
     if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
-    if len(exchanges) and (exchanges["op_output"] < 0).all():
+    if len(exchanges) and in_no_op.all():
         yield "no ops of a pipeline: of calls the layer and the direction are null"
+    elif in_no_op.any():
+        yield (
+            "some calls are in no op that counts, as those of forwards that ran again after an update was taken back: their "
+            "layer and direction are null, and of their ranks `in_flight_rows`"
+        )
     elif len(exchanges) and (exchanges["layer"] < 0).any():
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
 
