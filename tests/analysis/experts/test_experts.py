@@ -18,6 +18,7 @@ from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
+from pptrace.workflow import analyse as workflow
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import START, Event, Job, make_trace, marked
 
@@ -162,6 +163,15 @@ def test_a_recomputation_that_brings_nothing_back_is_no_exchange() -> None:
     assert again == once
     assert set(once.values()) == {2 * 3 * 3}  # ranks, steps, microbatches
     assert {layer for layer, _, _ in once} == {4, 5}
+
+
+def test_routes_are_known_where_the_times_of_the_ranks_do_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated, related = workflow.estimate_clock, experts_of(HOT)
+    monkeypatch.setattr(workflow, "estimate_clock", lambda *given: replace(estimated(*given), uncertainty_ns=10**12))
+    experts = experts_of(HOT)
+    assert [layer.routes for layer in experts.layers] == [layer.routes for layer in related.layers]
+    assert (experts.ranks, experts.calls) == ((), ())
+    assert experts.reasons == ("the times of the ranks do not compare: who waits for whom is null, and loads of ranks",)
 
 
 def test_rows_are_in_flight_until_the_weight_gradients_have_read_them() -> None:
