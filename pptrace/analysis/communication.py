@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.analysis.volume.transformer import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
+from pptrace.model.splits import are_uneven
 from pptrace.slices import Slice
 
 BUS_FACTORS = {
@@ -17,7 +19,10 @@ BUS_FACTORS = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
 }
-"""Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind."""
+"""Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind.
+
+All parts of an all-to-all are taken to be equal: of uneven ones bus bandwidth is not defined.
+"""
 
 
 def summarise_steps(
@@ -72,15 +77,16 @@ def _summaries(
         hidden,
         np.logical_and.reduceat((comms["match"] >= 0) | (comms["group_size"] == 1), firsts),
         np.maximum.reduceat(comms["group_size"], firsts),
+        np.logical_or.reduceat(_are_uneven(comms), firsts),
     )
-    for number, count, num_bytes, has_bytes, total_ns, transfer_ns, busy_ns, hidden_ns, matched, size in zip(
+    for number, count, num_bytes, has_bytes, total_ns, transfer_ns, busy_ns, hidden_ns, matched, size, uneven in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         rest, kind_index = divmod(number, len(kinds))
         step_index, axis_index = divmod(rest, len(axes))
         name = axes[axis_index], kinds[kind_index]
         algorithm = num_bytes / transfer_ns if transfer_ns and matched and has_bytes else None
-        factor = BUS_FACTORS[name[1]](size) if name[1] in BUS_FACTORS else 1.0
+        factor = None if uneven else BUS_FACTORS[name[1]](size) if name[1] in BUS_FACTORS else 1.0
         volume = None if predicted is None else predicted[step_index].get(name, Calls(0, 0))
         yield (
             step_index,
@@ -95,7 +101,7 @@ def _summaries(
                 exposed_ns=busy_ns - hidden_ns if matched else None,
                 overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
                 algbw_gbps=algorithm,
-                busbw_gbps=None if algorithm is None else algorithm * factor,
+                busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
                 predicted_bytes=None if volume is None else volume.known_bytes,
             ),
         )
@@ -125,6 +131,7 @@ def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTota
     on_device = bool(rows.among("clock", ("device", "none")).all())
     algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
     factor = (BUS_FACTORS[kind](size) if size > 0 else None) if kind in BUS_FACTORS else 1.0
+    factor = None if _are_uneven(rows).any() else factor
     return CommTotal(
         axis=axis,
         kind=kind,
@@ -139,3 +146,9 @@ def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTota
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
     )
+
+
+def _are_uneven(comms: Slice) -> npt.NDArray[np.bool_]:
+    """Return which calls have parts of different size."""
+    codes, texts = comms.codes("splits")
+    return are_uneven(texts)[codes]

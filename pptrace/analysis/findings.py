@@ -143,7 +143,8 @@ def find(
     named = [
         with_synchronisations(_with_axes(finding, explained, of_axes), explained) for finding in candidates if finding
     ]
-    structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
+    has_fill = "structural" in losses and losses["structural"].total > 0
+    structural = [_structural(losses["structural"], span, schedule)] if has_fill else []
     unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
     ordered = sorted(unordered, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
     return (*findings, *ordered)[:_MOST_FINDINGS]

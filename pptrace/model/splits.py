@@ -47,4 +47,9 @@ def splits_by_size(texts: Sequence[str]) -> dict[int, tuple[Int64, Int64]]:
     return found
 
 
+def are_uneven(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return which texts have parts of different size."""
+    return np.array([len(set(text.replace(">", ",").split(","))) > 1 for text in texts], dtype=np.bool_)
+
+
 _SPLITS = re.compile(r"\d{1,15}(?:,\d{1,15})*>\d{1,15}(?:,\d{1,15})*", re.ASCII)

@@ -23,7 +23,7 @@ from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.links.join import with_links
-from pptrace.analysis.links.rank_traffic import comparable_steps, traffic_of_ranks
+from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
@@ -159,7 +159,8 @@ def analyse_ranks(
     comparable = comparable_steps(windows or marked, data)
     exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
     sent = sent_rows_of_ranks(exchanged, data)
-    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent)
+    every = steps_of_ranks(windows or marked)
+    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = reported.steps or report_marked_steps(marked, data)

@@ -120,7 +120,8 @@ def analyse_on_workers(
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
     comparable = comparable_steps_of(list(parts.of_rank), parts.of_rank)
     sent = {number: report.sent for number, report in reports.items() if report.sent is not None}
-    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan, sent)
+    every = {number: part.windows.steps.tolist() for number, part in parts.of_rank.items()}
+    experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan, sent, every)
     routing = Routing.of(experts.exchanges)
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)

@@ -108,6 +108,10 @@ def test_of_a_schedule_outside_the_catalogue_no_other_number_of_microbatches_is_
     assert "of half the size" not in structural.detail
 
 
+def test_a_pipeline_of_one_rank_has_no_fill_and_drain() -> None:
+    assert find(run_with(Cause("structural", {}, 0)), SCHEDULE) == ()
+
+
 def test_late_launches_are_no_reason_where_devices_tell_what_their_hosts_were_late_with() -> None:
     late = Study(reasons=(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES),))
     assert gains_of(find(run_with(Cause("unexplained", {}, 200)), SCHEDULE, late)) == {

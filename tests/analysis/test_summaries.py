@@ -66,6 +66,17 @@ def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -
     assert result.busbw_gbps == pytest.approx(10 * factor)
 
 
+def test_uneven_parts_of_an_all_to_all_have_no_bus_bandwidth() -> None:
+    """Its factor takes every member for one that keeps a part of n: one that keeps all sends nothing."""
+    even, uneven = ({"kind": "all_to_all", "group_size": 2, "splits": splits} for splits in ("3,3>3,3", "6,0>6,0"))
+    (result,) = summarise_comms(comms_of(times(0, 0, 100, 100) | even), EMPTY)
+    assert (result.algbw_gbps, result.busbw_gbps) == (10, 5)
+    (result,) = summarise_comms(comms_of(times(0, 0, 50, 50) | even, times(50, 50, 100, 100) | uneven), EMPTY)
+    assert (result.algbw_gbps, result.busbw_gbps) == (20, None)
+    total = total_of(times(0, 0, 0, 20) | even, times(20, 20, 20, 40) | uneven)
+    assert (total.algbw_gbps, total.busbw_gbps) == (50, None)
+
+
 def test_what_is_not_matched_has_no_wait_and_no_bandwidth() -> None:
     (result,) = summarise_comms(comms_of(times(0, 0, 100, 100), times(200, 200, 300, 300) | {"match": -1}), EMPTY)
     assert (result.wait_ns, result.algbw_gbps, result.busbw_gbps) == (None, None, None)

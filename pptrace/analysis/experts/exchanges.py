@@ -22,7 +22,7 @@ from pptrace.model.splits import splits_by_size
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
-from pptrace.slices import Slice
+from pptrace.slices import Slice, last_like
 from pptrace.timeline.windows import StepWindow
 
 Bool = npt.NDArray[np.bool_]
@@ -31,7 +31,7 @@ CALL_COLUMNS = ("match", "start_ns", "end_ns", "transfer_start_ns", "transfer_en
 """Columns of both calls of an exchange, with ``out_`` and ``back_`` in front of their names."""
 EXCHANGES = (
     *("rank", "step", "backward", "stage", "microbatch", "layer", "again", "sent", "rows"),
-    *("op_stage", "op_microbatch", "op_output", "begin_ns", "out_row"),
+    *("op_stage", "op_microbatch", "op_output", "begin_ns", "out_row", "freed_ns"),
     *(f"{call}_{name}" for call in ("out", "back") for name in (*CALL_COLUMNS, "hidden_ns")),
 )
 """Columns of exchanges, the transfer that compute hides among them. −1: not known.
@@ -39,7 +39,8 @@ EXCHANGES = (
 ``backward`` is 1 or 0, ``layer`` counts the layers with experts of the stage from 0, ``again`` marks a recomputation; ``sent``
 are the rows that the rank handed in, ``rows`` those that its experts computed. ``op_`` is what the op around it fills
 in the plan (:class:`pptrace.schedule.needs.Output`), of an overlapped pair its forward. ``begin_ns`` is when the experts may
-begin: after the last call before that which takes rows back. ``out_row`` is the row of the dispatch in its rank's communication.
+begin: after the last call before that which takes rows back. ``freed_ns`` is when the W of a backward has read its rows, 0 where
+none is known. ``out_row`` is the row of the dispatch in its rank's communication.
 """
 _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
@@ -110,6 +111,7 @@ def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64
     out, back = out[is_clear], back[is_clear]
     columns = {name: column[is_clear] for name, column in columns.items()}
     columns |= {"rank": np.full(len(out), rank), "step": calls["step"][out]}
+    columns["freed_ns"] = _freed_by_weights(columns, rows.ops)
     shared = _calls_of_sharing(comms, steps)
     rows_of_experts = _rows_with_shared(shared, calls, out, received[out], turns.in_turns[out])
     columns |= {"sent": sent[out], "rows": rows_of_experts, "out_row": place[out]}
@@ -267,6 +269,19 @@ def _places(turns: Turns, out: Int64, ops: Slice) -> dict[str, Int64]:
         "op_output": output,
         "is_clear": (~is_pair | np.where(in_turns, once, (in_row | repeats) & ~turns.is_mixed[out])).astype(np.int64),
     }
+
+
+def _freed_by_weights(columns: Mapping[str, Int64], ops: Slice) -> Int64:
+    """The end of the W of each backward; 0 where there is none, and of forwards."""
+    if not len(ops):
+        return np.zeros_like(columns["step"])
+    late = ops.where(ops.among("kind", (Kind.W,)))
+    names = ("step", "stage", "microbatch")
+    place = last_like([columns[name] for name in names], [late[name] for name in names])
+    if not len(late):
+        return np.zeros_like(place)
+    freed: Int64 = np.where((place >= 0) & (columns["backward"] == 1), late["end_ns"][place], 0)
+    return freed
 
 
 def _num_layers(of: Int64, stage: Int64, size: Int64, alone: Int64) -> Int64:

@@ -13,7 +13,6 @@ from pptrace.analysis.experts.lateness import (
     DISPATCH,
     SLOW,
     Lateness,
-    has_most_rows,
     is_often,
     lateness_of,
 )
@@ -62,7 +61,7 @@ class _Waits:
         known = np.flatnonzero(mean > 0)
         ratio = np.full(len(num_members), np.nan)
         np.fmax.at(ratio, group[known], exchanges["rows"][known] / mean[known])
-        has_most = has_most_rows(exchanges).astype(np.int64)
+        has_most = before.has_most.astype(np.int64)
         times = times_of_experts(exchanges)
         return cls(exchanges["rank"], before, after, group, num_members, ratio, has_most, times)
 

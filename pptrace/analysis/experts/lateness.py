@@ -24,16 +24,20 @@ _OFTEN = 1.5
 @dataclass(frozen=True, slots=True, eq=False)
 class Lateness:
     """Lateness of each exchange in calls of one role: ``waited`` for its last member, ns, whether it was ``last``, and what the
-    others waited for it altogether (``caused``). −1 where the members are not known.
+    others waited for it altogether (``caused``). −1 where the members are not known. ``group`` is a number of those that met,
+    ``num_members`` how many they are, ``has_most`` whether it has more rows than any other of them (:func:`has_most_rows`).
     """
 
     waited: Int64
     is_last: npt.NDArray[np.bool_]
     caused: Int64
+    group: Int64
+    num_members: Int64
+    has_most: npt.NDArray[np.bool_]
 
     def where(self, chosen: npt.NDArray[Any]) -> Lateness:
         """The lateness of chosen exchanges."""
-        return Lateness(self.waited[chosen], self.is_last[chosen], self.caused[chosen])
+        return Lateness(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 def lateness_of(exchanges: Slice, role: str) -> Lateness:
@@ -49,7 +53,8 @@ def lateness_of(exchanges: Slice, role: str) -> Lateness:
     order = np.lexsort((exchanges["rank"][known], -enters, of))  # of members that come together the lowest
     firsts = order[np.concatenate(([True], of[order][1:] != of[order][:-1]))] if len(order) else order
     lateness = Lateness(
-        *(np.full(len(exchanges), UNKNOWN), np.zeros(len(exchanges), np.bool_), np.zeros(len(exchanges), np.int64))
+        *(np.full(len(exchanges), UNKNOWN), np.zeros(len(exchanges), np.bool_), np.zeros(len(exchanges), np.int64)),
+        *(group, np.where(group >= 0, size[group], 0), has_most_rows(exchanges)),
     )
     lateness.waited[known] = waits
     lateness.is_last[known[firsts]] = total[of[firsts]] > 0  # who enters with all others is not last
@@ -78,16 +83,16 @@ def last_rank(exchanges: Slice, role: str, lateness: Lateness, slowness: dict[in
     ranks, counts = np.unique(exchanges["rank"][lateness.is_last], return_counts=True)
     if not len(ranks):
         return None
-    group, size = groups_of(exchanges)
-    rank, share = int(ranks[counts.argmax()]), float(counts.max() / len(np.unique(group[group >= 0])))
-    if not is_often(share, float(np.mean(size[group[group >= 0]]))):
+    known = lateness.group >= 0
+    rank, share = int(ranks[counts.argmax()]), float(counts.max() / len(np.unique(lateness.group[known])))
+    if not is_often(share, float(np.mean(lateness.num_members[known]))):
         return LastRank(rank, share, None)
     if role == DISPATCH:
         return LastRank(rank, share, "before")
     own = lateness.is_last & (exchanges["rank"] == rank)
     if slowness.get(rank, 1.0) >= SLOW:
         return LastRank(rank, share, "slow")
-    return LastRank(rank, share, "rows" if np.mean(has_most_rows(exchanges)[own]) > 0.5 else None)
+    return LastRank(rank, share, "rows" if np.mean(lateness.has_most[own]) > 0.5 else None)
 
 
 def has_most_rows(exchanges: Slice) -> npt.NDArray[np.bool_]:

@@ -188,7 +188,7 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
     """The most rows of a rank whose backward has not run, in any step; None where directions or rows are not known, and where the
     exchange of a forward or its backward is not known.
 
-    A forward that runs again keeps no rows; its recomputation does.
+    A forward that runs again keeps no rows; its recomputation does. Where weight gradients are apart, they read the rows last.
     """
     is_known = (own["backward"] >= 0).all() and (rows >= 0).all()
     if not is_known or not len(rows) or not _has_both_ways(own):
@@ -196,7 +196,7 @@ def _in_flight(own: Slice, rows: Int64 | Floats) -> float | None:
     key = [own[name] for name in _OF_FORWARD]
     again = own["again"] == 1
     is_repeated = (last_like(key, [column[again] for column in key]) >= 0) & (own["backward"] == 0) & ~again
-    at = np.where(own["backward"] == 1, own["back_end_ns"], own["out_end_ns"])
+    at = np.where(own["backward"] == 1, np.maximum(own["back_end_ns"], own["freed_ns"]), own["out_end_ns"])
     order = np.lexsort((at, own["step"]))
     held = np.cumsum(np.where(own["backward"] == 1, -rows, np.where(is_repeated, 0, rows))[order])
     step = own["step"][order]

@@ -34,12 +34,13 @@ from pptrace.slices import Slice
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsOfRun:
     """Exchanges of all ranks, with rows where they are known, counts of the ranks whose runtime recorded them, and rows from rank
-    to rank.
+    to rank. Where the ranks' times do not compare (``is_compared``) there are no exchanges.
     """
 
     exchanges: Slice
     counts: Mapping[int, RankCounts]
     traffic: Traffic = NO_TRAFFIC
+    is_compared: bool = True
 
     @classmethod
     def of(
@@ -49,14 +50,16 @@ class ExpertsOfRun:
         steps: Mapping[int, Sequence[int]],
         plan: Plan | None = None,
         sent: Mapping[int, SentRows] | None = None,
+        every: Mapping[int, Sequence[int]] | None = None,
     ) -> ExpertsOfRun:
-        """The exchanges and counts of the ranks in their ``steps``; ``plan`` tells which stages are of the same layers, ``sent``
-        what the splits of each rank's exchanges do.
+        """The exchanges and counts of the ranks in their ``steps``, whose times compare, or where there are none the counts of
+        ``every`` step; ``plan`` tells which stages are of the same layers, ``sent`` what the splits of each rank's exchanges do.
         """
-        counts = counts_of_ranks(facts, steps)
+        is_compared = any(steps.values()) or not every
+        counts = counts_of_ranks(facts, steps if is_compared else every or {})
         joined = join_exchanges(rows for _, rows in sorted(exchanges.items()))
         traffic = traffic_of(joined, counts, sent or {}, sizes_of_run(facts.values()))
-        return cls(with_rows(with_model_stages(joined, plan), counts), counts, traffic)
+        return cls(with_rows(with_model_stages(joined, plan), counts), counts, traffic, is_compared)
 
     @property
     def hot_spot(self) -> HotSpot | None:
@@ -102,7 +105,7 @@ def report_experts(
         calls=_calls(exchanges, counts),
         routing=gain,
         reasons=(
-            *_reasons(exchanges, counts, has_rows, gain, sizes is not None),
+            *_reasons(experts, has_rows, gain, sizes),
             *_reasons_of_ranks(exchanges, ranks, () if sizes is None else counts),
             *_not_counted(counts, sizes),
             *experts.traffic.reasons,
@@ -214,30 +217,40 @@ def _has_more_rows(exchanges: Slice, counts: Mapping[int, RankCounts]) -> bool:
 
 
 def _reasons(
-    exchanges: Slice, counts: Mapping[int, RankCounts], has_rows: bool, gain: RoutingGain | None, has_sizes: bool
+    experts: ExpertsOfRun, has_rows: bool, gain: RoutingGain | None, sizes: TokenSizes | None
 ) -> Iterable[str]:
+    exchanges, counts = experts.exchanges, experts.counts
+    is_shared = sizes is not None and sizes.etp > 1
+    in_no_op = exchanges["op_output"] < 0
     if not counts:
         yield (
             "routes of each expert were not recorded, as pptrace's own runtime does: loads of experts and dropped routes are null"
         )
-    if not len(exchanges):
+    if not experts.is_compared:
+        yield "the times of the ranks do not compare: who waits for whom is null, and loads of ranks"
+    elif not len(exchanges):
         yield (
-            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared; waits of "
-            "those that share each expert are in the communication along etp"
+            "no calls along ep: no rank waits for others that have other experts, and loads of ranks are not compared"
+            + ("; waits of those that share each expert are in the communication along etp" if is_shared else "")
         )
     elif not has_rows and not counts:
         yield "calls do not tell how many rows they carry: loads of ranks and what unequal routes cost are null"
     elif not has_rows:
         yield "which forward each call is of is not known, and so not its rows: slowness and what unequal routes cost are null"
-    if len(exchanges) and _has_more_rows(exchanges, counts):
+    if len(exchanges) and _has_more_rows(exchanges, counts) and not in_no_op.any():
         yield (
-            "ops that interleave calls of several layers (overlapped pairs) do not tell dispatch from combine: times, waits and "
-            f"calls are those of the other ops, routes {'and rows' if has_sizes else 'of experts'} those of all"
+            "of some forwards dispatch and combine are not known: overlapped pairs interleave them, or calls are missing; times, "
+            f"waits and calls are those of the other ops, routes {'and rows' if sizes is not None else 'of experts'} those of all"
         )
     if has_rows and gain is None:
         yield "no step has every op of a known plan: what unequal routes cost is null"
-    if len(exchanges) and (exchanges["op_output"] < 0).all():
+    if len(exchanges) and in_no_op.all():
         yield "no ops of a pipeline: of calls the layer and the direction are null"
+    elif in_no_op.any():
+        yield (
+            "some calls are in no op that counts, as those of forwards that ran again after an update was taken back: their "
+            "layer and direction are null, and of their ranks `in_flight_rows`"
+        )
     elif len(exchanges) and (exchanges["layer"] < 0).any():
         yield "ops do not have equally many exchanges with experts: of some calls the layer is null"
 

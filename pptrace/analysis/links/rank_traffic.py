@@ -37,11 +37,15 @@ _FAST = 10
 
 def comparable_steps(windows: Iterable[StepWindow], data: AlignedRun) -> dict[int, list[int]]:
     """The steps of each rank in which the times of its window's ranks compare."""
+    return steps_of_ranks(window for window in windows if data.is_comparable(window))
+
+
+def steps_of_ranks(windows: Iterable[StepWindow]) -> dict[int, list[int]]:
+    """The steps of each rank."""
     steps: dict[int, list[int]] = {}
     for window in windows:
-        if data.is_comparable(window):
-            for rank in window.ranks:
-                steps.setdefault(rank, []).append(window.step)
+        for rank in window.ranks:
+            steps.setdefault(rank, []).append(window.step)
     return steps
 
 

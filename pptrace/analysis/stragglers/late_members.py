@@ -36,8 +36,8 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         ("straggler", "jitter", "communication"),
         {"rank": rank},
         "Straggler: {share:.1%} of the step is lost to " + f"rank {rank}, for which others wait inside their ops",
-        f"it comes last to the collectives that it has with rank {waiting}, which have the same to compute: look at its host, "
-        "clocks and neighbours",
+        f"it comes last to the collectives that it has with rank {waiting}, with as much to compute: look at its host, clocks "
+        "and neighbours",
         np.concatenate(gains),
         {"waiting_ranks": sorted(peers[rank])},
     )

@@ -134,7 +134,7 @@ class MemoryPrediction:
         return found if is_known else None
 
     def _ends(self, stage: int) -> tuple[bool, bool]:
-        """(whether a stage has the embedding, whether it has the head)."""
+        """Two facts of a stage: it has the embedding, it has the head."""
         index = self._volume.plan.model_stage(stage)
         return index == 0, index == len(self._volume.facts.layers_per_stage) - 1
 

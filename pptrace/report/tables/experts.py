@@ -138,6 +138,7 @@ def _ranks_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     )
     late = late_in_most_steps(experts.steps)
     notes += [late] if late else []
+    notes += [] if experts.layers else experts.reasons  # which the table of layers has
     rows = tuple(map(_rank_row, ranks))
     return ReportTable(
         "expert-ranks", "Ranks with experts, all steps", columns, rows, tuple(notes), 3, (12, 11, 6, 13, 8)

@@ -10,7 +10,7 @@ import pytest
 from instrument.expert.options import Dispatcher, ExpertOptions
 from pptrace.analysis.experts.counted_rows import ratios_of_layer, rows_and_ratios
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.experts.exchanges import EXCHANGES
+from pptrace.analysis.experts.exchanges import EXCHANGES, no_exchanges
 from pptrace.analysis.experts.handed_in import TokenSizes
 from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.places import with_model_stages
@@ -116,6 +116,24 @@ def test_figures_that_are_null_have_a_line() -> None:
     shared = reasons_of(whole, {0: counts[0]}, etp=2)
     assert "not all ranks that share experts counted routes: `predicted_bytes` of some is null" in shared
     assert "`flops`" not in shared
+
+
+def test_calls_of_forwards_that_ran_again_are_no_overlapped_pairs() -> None:
+    """The first forward of rank 0 and 1 was taken back with its update, and ran again: its op does not count."""
+    columns = {**exchanges(0, 0, 1).columns, "layer": np.tile([-1, 0, 0], 2), "microbatch": np.tile([-1, 0, 0], 2)}
+    columns["backward"] = columns["op_output"] = np.tile([-1, 0, 1], 2)
+    told = reasons_of(Slice(columns), counts_of({0: [30, 30], 1: [10, 10]}, [0, 0]))
+    assert "some calls are in no op that counts" in told
+    assert "of their ranks `in_flight_rows`" in told
+    assert "overlapped pairs" not in told
+    assert "equally many exchanges" not in told
+
+
+def test_waits_along_etp_are_mentioned_where_ranks_share_experts() -> None:
+    counts = counts_of(ROWS)
+    alone, shared = (reasons_of(with_model_stages(no_exchanges(), None), counts, etp) for etp in (1, 2))
+    assert "no calls along ep" in alone
+    assert ("along etp" in alone, "along etp" in shared) == (False, True)
 
 
 def test_rows_that_counts_tell_and_calls_do_not_are_no_unknown_loads() -> None:

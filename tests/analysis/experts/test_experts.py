@@ -17,6 +17,8 @@ from pptrace.report.tables.table import Amount
 from pptrace.report.tables.waterfall import waterfall_table
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
+from pptrace.workflow import analyse as workflow
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import START, Event, Job, make_trace, marked
 
@@ -32,7 +34,8 @@ class Experts:
 
     ``slow`` is how many times as long rank 1 takes, ``late`` how much later it comes to each layer; with ``again`` layers are
     recomputed in the backward. ``sharing`` ranks share each expert, of which these are one each, and count the rows of all.
-    With ``gathered`` tokens go by all-gathers and come back by reduce-scatters, which no recomputation reaches.
+    With ``gathered`` tokens go by all-gathers and come back by reduce-scatters, which no recomputation reaches. ``plan`` are the
+    ops of a rank, in place of gpipe's; a W exchanges nothing.
     """
 
     rows: Sequence[tuple[int, int]] = ((60, 60),) * 3
@@ -43,15 +46,18 @@ class Experts:
     dropped: int = 0
     sharing: int = 1
     gathered: bool = False
+    plan: str = ""
 
     def passes(self, kind: str) -> list[tuple[str, int]]:
         """(direction, layer) of the exchanges of an op."""
         if kind == "F":
             return [("F", 0), ("F", 1)]
+        if kind == "W":
+            return []
         return [(way, layer) for layer in (1, 0) for way in (("F", "B") if self.again else ("B",))]
 
     def traces(self) -> list[Trace]:
-        plan = build("gpipe", 1, len(self.rows))
+        plan = from_rows([self.plan.split()], "split") if self.plan else build("gpipe", 1, len(self.rows))
         job = Job(plan, dp=2, steps=self.steps)
         events: tuple[list[Event], list[Event]] = ([], [])
         at = START
@@ -157,6 +163,23 @@ def test_a_recomputation_that_brings_nothing_back_is_no_exchange() -> None:
     assert again == once
     assert set(once.values()) == {2 * 3 * 3}  # ranks, steps, microbatches
     assert {layer for layer, _, _ in once} == {4, 5}
+
+
+def test_routes_are_known_where_the_times_of_the_ranks_do_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated, related = workflow.estimate_clock, experts_of(HOT)
+    monkeypatch.setattr(workflow, "estimate_clock", lambda *given: replace(estimated(*given), uncertainty_ns=10**12))
+    experts = experts_of(HOT)
+    assert [layer.routes for layer in experts.layers] == [layer.routes for layer in related.layers]
+    assert (experts.ranks, experts.calls) == ((), ())
+    assert experts.reasons == ("the times of the ranks do not compare: who waits for whom is null, and loads of ranks",)
+
+
+def test_rows_are_in_flight_until_the_weight_gradients_have_read_them() -> None:
+    """Microbatches 0 and 1 together, while W of 0 waits; the two last ones have fewer rows."""
+    split = experts_of(replace(HOT, plan="0F0 0I0 0F1 0W0 0I1 0W1 0F2 0I2 0W2"))
+    assert [rank.in_flight_rows for rank in split.ranks] == [340, 140]
+    at_once = experts_of(replace(HOT, plan="0F0 0B0 0F1 0B1 0F2 0B2"))
+    assert [rank.in_flight_rows for rank in at_once.ranks] == [170, 120]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -111,6 +111,18 @@ def test_a_rank_that_is_late_no_more_than_by_chance_has_no_reason() -> None:
     assert (step.late_rank, step.reason) == (0, "before")
 
 
+def test_who_comes_last_is_known_where_each_member_names_another_layer() -> None:
+    """As where an op of one rank is missing: its calls stand in a line of their own."""
+    rows = np.array([[1, 3], [1, 3]])
+    calls = [Call(0, (0, 1), np.array([[0, 0], [20 + at, 40]]), rows) for at in (0, 5, 30)]
+    exchanges = exchanges_of_all(calls)
+    columns = {**exchanges.columns, "layer": exchanges["rank"]}
+    part = report_experts(ExpertsOfRun(with_model_stages(Slice(columns), None), {}), (), {})
+    assert part is not None
+    combines = [(call.last_rank, call.last_share, call.last_reason) for call in part.calls if call.role == "combine"]
+    assert combines == [(0, pytest.approx(1 / 3), None), (1, pytest.approx(2 / 3), None)]
+
+
 def test_waits_are_those_of_whole_calls_where_members_name_other_layers() -> None:
     exchanges = exchanges_of_all(random_calls(2, ((0, 1, 2, 3),)))
     layer = np.where(exchanges["rank"] < 2, 0, 1)

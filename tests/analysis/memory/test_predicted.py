@@ -87,7 +87,7 @@ def test_activations_along_a_plan_are_those_that_the_runtime_predicts(schedule: 
 def test_activations_along_a_plan_that_splits_backwards_are_those_that_stages_keep(
     schedule: str, recompute: Recompute, keep: int | None
 ) -> None:
-    """What the stages of a real model keep after their forwards, and after their I, along the plan."""
+    """The stages of a real model keep that after their forwards, and after their I."""
     case = Case(schedule, 2, 6, chunks=SCHEDULES[schedule].default_chunks, recompute=recompute, keep=keep)
     config = case.config
     run = facts(

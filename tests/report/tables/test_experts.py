@@ -37,6 +37,13 @@ def test_options_are_named_where_they_are_known() -> None:
     assert "experts in a layer" not in notes_of(replace(EXPERTS, num_experts=None, top_k=None))
 
 
+def test_reasons_stand_below_the_first_table_that_there_is() -> None:
+    line = "calls do not tell how many rows they carry"
+    for layers in ((LAYER,), ()):
+        first, *others = expert_tables(replace(EXPERTS, layers=layers, reasons=(line,)), Amount.WHOLE)
+        assert (first.notes[-1], [line in table.notes for table in others]) == (line, [False] * len(others))
+
+
 def test_tokens_that_no_expert_takes_have_a_column_where_there_are_some() -> None:
     table = expert_tables(EXPERTS, Amount.WHOLE)[0]
     assert "tokens without expert" not in table.columns
