@@ -189,7 +189,7 @@ class _Memory:
 
 
 def _memories(series: Int64, correlation: float) -> tuple[tuple[float, _Memory], ...]:
-    """How steps follow one another, each possibility with its weight: as an autoregressive series whose neighbours have this
+    """The ways in which steps may follow one another, each with its weight: as an autoregressive series whose neighbours have this
     correlation, and as one with noise on top.
 
     The latter is seen in the correlations at the first three lags, without a line through the steps: a drift is no noise. Few
