@@ -189,8 +189,8 @@ class _Memory:
 
 
 def _memories(series: Int64, correlation: float) -> tuple[tuple[float, _Memory], ...]:
-    """The ways in which steps may follow one another, each with its weight: as an autoregressive series whose neighbours have this
-    correlation, and as one with noise on top.
+    """The ways in which steps may follow one another, each with its weight: as an autoregressive series whose neighbours have
+    this correlation, and as one with noise on top.
 
     The latter is seen in the correlations at the first three lags, without a line through the steps: a drift is no noise. Few
     steps make them seem smaller, by (2 + 4ρ) / n (Kendall 1954 has half of that, for a mean in place of a line).

@@ -139,6 +139,10 @@ def test_runs_of_different_programs_are_refused_in_one_line(runs: list[ComparedR
         (replace(runs[1], schedule="gpipe"), "has schedule gpipe"),
         (replace(runs[1], num_ranks=2), "has ranks 2"),
         (replace(runs[1], facts={"microbatches": "16"}), "has microbatches 16"),
+        (
+            replace(runs[1], facts=runs[0].facts, figures=replace(runs[1].figures, parts={})),
+            "has steps without known causes",
+        ),
     ):
         with pytest.raises(TraceError, match=rf"B: .*1.csv {what} and .*0.csv"):
             compare_sides(runs[2:4], [runs[0], other])
