@@ -55,7 +55,7 @@ def _require_single(paths: Sequence[Path]) -> None:
     for path in paths:
         if (number := len(runs_at(path))) > 1:
             raise UsageError(
-                f"{path}: holds {number} runs; --compare shows one run beside another; give one of them, or compare all with "
+                f"{path}: holds {number} runs; --compare compares one run with another; give one of them, or compare all with "
                 "pptrace compare"
             )
 

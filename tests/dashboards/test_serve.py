@@ -122,14 +122,14 @@ def test_no_browser_is_opened_without_a_screen(monkeypatch: pytest.MonkeyPatch) 
     assert opened == ["http://x/"]
 
 
-def test_several_runs_beside_another_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_several_runs_to_compare_with_are_refused_in_one_line(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         (tmp_path / "runs" / str(seed)).mkdir(parents=True)
         NoisyRun(steps=2).write(tmp_path / "runs" / str(seed) / "ops.csv", seed)
     one = tmp_path / "runs" / "1"
     for paths in ((one, "--compare", tmp_path / "runs"), (tmp_path / "runs", "--compare", one)):
         ended = pptrace_here("dashboard", *paths, "--port", "0", "--no-open")
-        assert "runs: holds 3 runs; --compare shows one run beside another" in one_line(ended, 2)
+        assert "runs: holds 3 runs; --compare compares one run with another" in one_line(ended, 2)
 
 
 def test_the_dashboard_never_imports_torch(run_p4: Path) -> None:

@@ -1,4 +1,4 @@
-"""Directories of several runs, told from those of one."""
+"""Directories of several runs, distinguished from those of one."""
 
 from __future__ import annotations
 
