@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -15,9 +16,10 @@ from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.compare.result import Comparison, PartChange
 from pptrace.analysis.result import StepReport
+from pptrace.report.charts.base import with_minus
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.figures import waterfall
-from pptrace.report.tables import Amount
+from pptrace.report.tables import Amount, Bar, ReportTable
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.units import milliseconds
 
@@ -45,7 +47,11 @@ def body(loaded: Loaded, answers: Answers) -> list[Node]:
     """The verdict, the waterfalls of both typical steps side by side, what changed, and the tables."""
     result, other = answers.comparison().result, answers.other
     assert other is not None  # else there is no comparison
-    head = panel("B against A", html.P(result.detail, className="verdict", id="compare-detail"), _names(loaded, other))
+    head = panel(
+        "B against A",
+        html.P(with_minus(result.detail), className="verdict", id="compare-detail"),
+        _names(loaded, other),
+    )
     return [
         with_files(head, whole_files("comparison.html", "comparison.json")),
         html.Div([_waterfall("A", loaded, other), _waterfall("B", other, loaded)], className="columns"),
@@ -59,8 +65,14 @@ def _names(a: Loaded, b: Loaded) -> Node:
     return html.P(["A: ", html.Code(a.title), "   B: ", html.Code(b.title)], className="note")
 
 
-def _table(table: Any) -> Node:
+def _table(table: ReportTable) -> Node:
+    if table.key != "compared-facts":  # which are texts
+        table = replace(table, rows=tuple(tuple(_signed(cell) for cell in row) for row in table.rows))
     return data_table(table, table.key) if table.key in TABLES else report_table(table)
+
+
+def _signed(cell: str | Bar) -> str | Bar:
+    return with_minus(cell) if isinstance(cell, str) else cell
 
 
 def _charts(result: Comparison) -> list[Node]:

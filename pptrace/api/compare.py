@@ -59,7 +59,7 @@ class RunComparison(ExportsJson, ExportsPage):
 
     @property
     def run_to_run(self) -> RunDeviations:
-        """What one run of A, and of B, deviates from another, as a share of the typical step; None with one run."""
+        """The standard deviation of the step from one run of A, and of B, to another, as a share of it; None with one run."""
         return self.result.run_to_run
 
     @property

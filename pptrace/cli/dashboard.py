@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from pptrace.cli.paths import GIVEN_PATH
+from pptrace.errors import UsageError
 
 
 @click.command(name="dashboard", short_help="Look at traces in a browser.")
@@ -46,6 +48,18 @@ class Options:
     no_open: bool
 
 
+def _require_single(paths: Sequence[Path]) -> None:
+    """Refuse directories of several runs, of which the pages would show one job of too many ranks, or none."""
+    from pptrace.ingest.inputs.several import runs_at
+
+    for path in paths:
+        if (number := len(runs_at(path))) > 1:
+            raise UsageError(
+                f"{path}: holds {number} runs; --compare compares one run with another; give one of them, or compare all with "
+                "pptrace compare"
+            )
+
+
 def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None:
     from dashboards.access import address_with, secret_of
     from dashboards.app import create_app
@@ -57,6 +71,8 @@ def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None
     secret = secret_of(options.token)
     for path in (*paths, *([] if other is None else [other])):
         require_path(path)
+    if other is not None:
+        _require_single((*paths, other))
     listener = bind(options.host, options.port)
     app = create_app(paths, [options.host], other, secret, options.metrics)
     url = address_with(url_of(listener), secret if options.token == "auto" else None)

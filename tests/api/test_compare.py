@@ -10,7 +10,7 @@ import pytest
 
 import pptrace
 from pptrace.errors import TraceError, UsageError
-from tests.support.noisy_runs import NoisyRun
+from tests.support.noisy_runs import Noise, NoisyRun
 from tests.support.programs import SAMPLES, one_line, pptrace_here
 
 RUN = NoisyRun(steps=20)
@@ -56,6 +56,32 @@ def test_runs_that_were_loaded_are_compared_as_their_paths(
     pair: tuple[Path, Path], both: pptrace.RunComparison
 ) -> None:
     assert pptrace.compare(*map(pptrace.load, pair)).to_json() == both.to_json()
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Directories of three runs each, which differ from start to start; those of B are slower."""
+    folder = tmp_path_factory.mktemp("sides")
+    for seed in range(6):
+        side, run = ("a", "b")[seed % 2], NoisyRun(Noise(runs=0.002), steps=20, slower=0.1 * (seed % 2))
+        (folder / side / str(seed)).mkdir(parents=True)
+        run.write(folder / side / str(seed) / "ops.csv", seed)
+    return folder / "a", folder / "b"
+
+
+def test_several_runs_of_each_are_a_directory_of_runs_or_a_list_of_them(sides: tuple[Path, Path]) -> None:
+    found = pptrace.compare(*sides)
+    assert found.verdict == "slower"
+    assert (found.num_runs.a, found.num_runs.b) == (3, 3)
+    assert found.run_to_run.a is not None
+    assert f"{found}\n" == pptrace_here("compare", *sides).out
+    assert "3 runs of each" in found.detail
+    runs_a, runs_b = (sorted(side.iterdir()) for side in sides)
+    assert pptrace.compare(runs_a, [pptrace.load(runs_b[0]), *runs_b[1:]]).to_json() == found.to_json()
+    assert pptrace.compare([sides[0]], list(sides[1:])).to_json() == found.to_json()
+    with pytest.raises(UsageError, match="no run is given"):
+        pptrace.compare([], runs_b)
+    assert "holds directories of several runs (a, b)" in one_line(pptrace_here("compare", sides[0].parent, sides[1]), 1)
 
 
 def test_the_page_is_one_file_with_every_part(tmp_path: Path, pair: tuple[Path, Path]) -> None:

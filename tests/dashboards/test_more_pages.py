@@ -30,6 +30,7 @@ from pptrace.workflow.load import load
 from tests.analysis.experts.test_experts import Experts
 from tests.analysis.test_hang import entry, three_dimensions, write
 from tests.analysis.test_plain_steps import ROWS
+from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES
 
 OTHER = SAMPLES / "1f1b_p2"
@@ -306,6 +307,16 @@ def test_two_waterfalls_have_one_scale(uneven: dict[str, list[Any]]) -> None:
     ranges = [pictures[f"compare-waterfall-{name}"].layout.xaxis.range for name in "ab"]
     assert ranges[0] == ranges[1]
     assert ranges[0][1] > 545
+
+
+def test_a_faster_run_has_one_sign_for_less(tmp_path: Path) -> None:
+    files = [
+        NoisyRun(steps=20, slower=share).write(tmp_path / f"{name}.csv", 0) for name, share in (("a", 0.0), ("b", -0.1))
+    ]
+    store = Store(files[:1])
+    page = text(compare.body(store.get(), Answers(store, Store(files[1:]))))
+    assert "−10." in page
+    assert not re.search(r"(?<!\w)-\d", page)
 
 
 def test_a_run_beside_itself_has_two_equal_waterfalls(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from dashboards.serve import bind, open_browser, url_of
 from pptrace.errors import PptraceError, UsageError
+from tests.support.noisy_runs import NoisyRun
 from tests.support.programs import SAMPLES, one_line, pptrace_here
 
 ENDS_S = 180  # of a machine as busy as may be
@@ -119,6 +120,16 @@ def test_no_browser_is_opened_without_a_screen(monkeypatch: pytest.MonkeyPatch) 
     assert thread is not None
     thread.join(ENDS_S)
     assert opened == ["http://x/"]
+
+
+def test_several_runs_to_compare_with_are_refused_in_one_line(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        (tmp_path / "runs" / str(seed)).mkdir(parents=True)
+        NoisyRun(steps=2).write(tmp_path / "runs" / str(seed) / "ops.csv", seed)
+    one = tmp_path / "runs" / "1"
+    for paths in ((one, "--compare", tmp_path / "runs"), (tmp_path / "runs", "--compare", one)):
+        ended = pptrace_here("dashboard", *paths, "--port", "0", "--no-open")
+        assert "runs: holds 3 runs; --compare compares one run with another" in one_line(ended, 2)
 
 
 def test_the_dashboard_never_imports_torch(run_p4: Path) -> None:

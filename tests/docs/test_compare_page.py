@@ -8,10 +8,14 @@ from typing import Any
 
 import pptrace
 from tests.support.programs import ROOT, SAMPLES
-from tests.tools.compare_table import BEGIN, END, HEADER, NOISES, SLEEPING_BEGIN, SLEEPING_END
+from tests.tools.compare_table import BEGIN, END, HEADER, NOISES, SLEEPING_BEGIN, SLEEPING_END, pairs_of
 from tests.tools.schedule_table import replace_between
 
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+LEAST_FOUND = {
+    "ops 3 %, and steps 1 % with correlation 0.7": 0.85,  # knowing the correlation exactly one finds 0.92
+    "ops 3 %, and runs 1.5 %; five runs of each": 0.35,  # of five runs t finds 0.45
+}
 
 
 def described() -> set[str]:
@@ -44,6 +48,6 @@ def test_the_measured_table_has_every_noise_with_few_alarms_and_almost_all_chang
     assert tuple(head) == HEADER
     assert [row[0] for row in rows] == list(NOISES)
     for noise, steps, pairs, alarms, _, found, _ in rows:
-        assert (steps, pairs) == ("50", "100")
-        assert int(alarms) <= (5 if NOISES[noise].correlation < 0.8 else 10)  # 50 steps do not show noise so lasting
-        assert int(found) >= 95
+        assert (steps, int(pairs)) == ("50", pairs_of(NOISES[noise], 100))
+        assert int(alarms) <= 0.05 * int(pairs)
+        assert int(found) >= LEAST_FOUND.get(noise, 0.95) * int(pairs)

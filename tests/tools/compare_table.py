@@ -1,7 +1,7 @@
 """Writes the table of docs/compare.md: how often `pptrace compare` finds a change that is there, and one that is not.
 
     python tests/tools/compare_table.py [--pairs 100] [--steps 50] [--write docs/compare.md]
-    python tests/tools/compare_table.py --sleeping 20 [--write docs/compare.md]
+    python tests/tools/compare_table.py --sleeping 20 [--runs 1] [--write docs/compare.md]
 
 Each pair is two runs of one program, and a third whose ops take 2 % longer. Without ``--sleeping`` they are tables of ops, 1F1B
 on four ranks with eight microbatches, read as a user's files are; with it, processes whose ops sleep, read from their traces.
@@ -94,8 +94,8 @@ def alarms_of(run: NoisyRun, pairs: int, folder: Path) -> Alarms:
     return counts
 
 
-def sleeping_alarms(pairs: int, folder: Path) -> Alarms:
-    """The same of processes whose ops sleep: F 10 ms and B 20 ms, 1F1B on two ranks with four microbatches."""
+def sleeping_alarms(pairs: int, num_runs: int, folder: Path) -> Alarms:
+    """The same of processes whose ops sleep: F 10 ms and B 20 ms, 1F1B on two ranks with four microbatches, the runs in turns."""
     from tests.support.pool import Pool
     from tests.support.sleeping import SleepingRun, sleep_through
 
@@ -104,13 +104,15 @@ def sleeping_alarms(pairs: int, folder: Path) -> Alarms:
     counts = Alarms()
     with Pool(run.pp) as pool:
         for pair in range(pairs):
-            read = []
-            for name, like in (("a", run), ("b", run), ("slower", slower)):
-                traces = folder / f"{pair}{name}"
-                traces.mkdir()
-                pool.run(sleep_through, like, str(traces), world=run.pp, timeout_s=300)
-                read.append([read_compared(traces, cache=False)])
-            counts = counts.with_pair(*read)
+            sides: dict[str, list[ComparedRun]] = {"a": [], "b": [], "slower": []}
+            for turn in range(num_runs):
+                for name, side in sides.items():
+                    traces = folder / f"{pair}{name}{turn}"
+                    traces.mkdir()
+                    like = slower if name == "slower" else run
+                    pool.run(sleep_through, like, str(traces), world=run.pp, timeout_s=300)
+                    side.append(read_compared(traces, cache=False))
+            counts = counts.with_pair(*sides.values())
     return counts
 
 
@@ -137,11 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _rows(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, ...]]:
     for name, noise in NOISES.items():
         run = NoisyRun(noise, steps=options.steps)
-        yield _row(name, options.steps, alarms_of(run, options.pairs * (3 if noise.correlation else 1), folder))
+        yield _row(name, options.steps, alarms_of(run, pairs_of(noise, options.pairs), folder))
+
+
+def pairs_of(noise: Noise, pairs: int) -> int:
+    """The number of pairs: of correlated steps three times as many."""
+    return pairs * (3 if noise.correlation else 1)
 
 
 def _sleeping_rows(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, ...]]:
-    yield _row("sleeping processes", 50, sleeping_alarms(options.sleeping, folder))
+    yield _row("sleeping processes", 50, sleeping_alarms(options.sleeping, options.runs, folder))
 
 
 def _row(name: str, steps: int, counts: Alarms) -> tuple[str, ...]:
@@ -163,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=int, default=100, help="pairs of tables for each kind of noise")
     parser.add_argument("--steps", type=int, default=50, help="steps of each run")
     parser.add_argument("--sleeping", type=int, default=0, metavar="PAIRS", help="pairs of sleeping runs instead")
+    parser.add_argument("--runs", type=int, default=1, help="sleeping runs of each program of a pair")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the file with the markers; left out: print")
     return parser
 

@@ -19,6 +19,8 @@ _SECRET = re.compile(
 _HIDDEN = "not shown"
 _MOST_HOSTS = 4
 _MOST_VALUES = 4
+_SCRIPT = "script"
+_NOT_GIVEN = "not given"
 _WAITED = "waited for a core"
 
 Facts = Mapping[str, str]
@@ -62,14 +64,14 @@ def differing(a: Sequence[Facts], b: Sequence[Facts]) -> tuple[FactChange, ...]:
     changed = [
         FactChange(name, _together(name, a), _together(name, b))
         for name in names
-        if len({run.get(name) for run in (*a, *b)}) > 1
+        if len({_value(name, run) for run in (*a, *b)}) > 1
     ]
     return tuple(_hidden(fact) if _SECRET.search(fact.name) else fact for fact in changed)
 
 
 def _together(name: str, runs: Sequence[Facts]) -> str | None:
     """A fact of the runs of a side: each value once; None where no run has it."""
-    values = [value for run in runs if (value := run.get(name)) is not None]
+    values = [value for run in runs if (value := _value(name, run)) is not None]
     if not values:
         return None
     lacking = len(runs) - len(values)
@@ -80,8 +82,13 @@ def _together(name: str, runs: Sequence[Facts]) -> str | None:
     return listed(dict.fromkeys(values), _MOST_VALUES) + rest
 
 
+def _value(name: str, run: Facts) -> str | None:
+    """A fact of a run. An option that a known command lacks was not given, which leaves it to the script."""
+    return run.get(name, _NOT_GIVEN if _is_option(name) and _SCRIPT in run else None)
+
+
 def _hidden(fact: FactChange) -> FactChange:
-    return FactChange(fact.name, *(None if value is None else _HIDDEN for value in (fact.a, fact.b)))
+    return FactChange(fact.name, *(value if value in (None, _NOT_GIVEN) else _HIDDEN for value in (fact.a, fact.b)))
 
 
 def _either(name: str, *holders: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,7 +110,7 @@ def _options(run: Mapping[str, Any]) -> dict[str, str]:
     """The script and its options as run.json has them: ``--layers`` with its values, all others together."""
     command = [part for part in run.get("command") or () if isinstance(part, str)]
     options: dict[str, list[str]] = {}
-    name = "script"
+    name = _SCRIPT
     for part in command:
         if _is_option(part):
             name, _, value = part.partition("=")

@@ -154,10 +154,17 @@ def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place
 
 
 def _computes(steps: Sequence[StepReport], data: AlignedRun) -> list[dict[Place, Series]]:
-    """Compute of each rank by kind and stage, all microbatches together, ns; [] where that is not known of one of them."""
+    """Compute of each rank by kind and stage, all microbatches together, ns; [] where that is not known of one of them.
+
+    It is not known in steps of which a rank's trace lacks ops, or all of them.
+    """
     numbers = np.array([step.step for step in steps], dtype=np.int64)
     ranks = sorted({rank.rank for step in steps for rank in step.ranks})
     of_ranks = [_compute_of_rank(rank, numbers, data) for rank in ranks]
+    for rank, of_rank in zip(ranks, of_ranks, strict=True):
+        is_known = [any(of.rank == rank and of.compute_ns is not None for of in step.ranks) for step in steps]
+        for series in of_rank.values():
+            series[~np.array(is_known)] = np.nan
     return of_ranks if all(of_ranks) else []
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pptrace.analysis.compare.bootstrap import Typical, typical_of
 from pptrace.analysis.compare.facts import Facts
-from pptrace.analysis.compare.figures import Series, StepFigures
+from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import Recording
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
@@ -95,7 +95,7 @@ class Side:
 
     @property
     def recording(self) -> Recording | None:
-        """What was recorded of its runs, transfers as the mean over them; None where one does not tell."""
+        """The recording of its runs, transfers as the mean over them; None where one does not tell."""
         known = [run.recording for run in self.runs if run.recording is not None]
         if len(known) < len(self.runs):
             return None
@@ -134,7 +134,7 @@ class Side:
             yield lines[0], f"{self.name}{self._of_these(lines)}"
 
     def _of_these(self, lines: Sequence[str]) -> str:
-        """Of which runs lines are that are alike, in words."""
+        """The runs that have lines which are alike, in words."""
         is_same = len(set(lines)) == 1
         if is_same and len(lines) == len(self.runs):
             return ""
@@ -161,8 +161,8 @@ def side_of(name: str, runs: Sequence[ComparedRun]) -> Side:
         for what, value, first in zip(_SAME, _structure(run), _structure(runs[0]), strict=True):
             if value != first:
                 raise TraceError(
-                    f"{name}: {run.name} has {what} {value} and {runs[0].name} {first}; expected several runs of one program; "
-                    "give one run, or a directory of runs that differ in nothing"
+                    f"{name}: {run.name} has {what} {value} and {runs[0].name} {first}; expected several runs of one program, "
+                    "all of them whole; leave out those that differ"
                 )
     for one, other in combinations(runs, 2):
         if np.array_equal(one.figures.window, other.figures.window):
@@ -175,14 +175,16 @@ def side_of(name: str, runs: Sequence[ComparedRun]) -> Side:
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
-_SAME = ("schedule", "ranks", "stages", "microbatches", "chunks per rank", "times of")
+_SAME = ("schedule", "ranks", "stages", "microbatches", "chunks per rank", "times of", "steps")
 
 
 def _structure(run: ComparedRun) -> tuple[object, ...]:
-    """What all runs of a side have to have in common."""
+    """The facts that all runs of a side have to have in common."""
     of_devices = run.recording is not None and run.recording.has_devices
     facts = (run.facts.get(fact) for fact in ("microbatches", "chunks per rank"))
-    return run.schedule, run.num_ranks, run.figures.num_stages, *facts, "devices" if of_devices else "the host"
+    times = "devices" if of_devices else "the host"
+    steps = "with known causes" if CAUSE in run.figures.parts else "without known causes"
+    return run.schedule, run.num_ranks, run.figures.num_stages, *facts, times, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ def order_of(a: Side, b: Side) -> Order | None:
 
 
 def describe_counts(a: Side, b: Side) -> str:
-    """How many runs there are, in words: "5 runs of each"; "" with one of each."""
+    """The number of runs in words: "5 runs of each"; "" with one of each."""
     counts = len(a.runs), len(b.runs)
     if counts == (1, 1):
         return ""

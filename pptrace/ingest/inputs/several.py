@@ -1,7 +1,8 @@
 """Resolve a PATH → the runs at it: one, as all other commands read it, or each of the runs that a directory holds.
 
 A directory holds several runs where it has no traces of its own, and its subdirectories are run directories, or have traces of
-the same ranks each. Subdirectories with different ranks are one job, as those of several hosts are.
+the same ranks each; or where it has tables of ops that hold the same steps of a rank. Subdirectories with different ranks are one
+job, as those of several hosts are, and tables of different steps are one run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.directories import entries_of
 from pptrace.ingest.inputs.resolve import RUN_FILE, InputFile, open_inputs
+from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed
 
 _FEW = 6
@@ -34,7 +36,7 @@ def runs_at(path: Path) -> tuple[Path, ...]:
     except TraceError:
         files = ()  # run directories alone, or nothing, which reading it says
     if any(file.path.parent == path for file in files):
-        return (path,)
+        return tuple(file.path for file in files) if _are_tables_of_runs(files) else (path,)
     runs = [entry for entry in entries_of(path) if entry.is_dir() and (entry / RUN_FILE).is_file()]
     folders: dict[Path, list[InputFile]] = {}
     for file in files:
@@ -92,6 +94,17 @@ def _are_runs(path: Path, folders: Mapping[Path, Sequence[InputFile]]) -> bool:
             "one run, or a directory of runs with all their ranks each; give one of them"
         )
     return _have_same_ranks(*([files[0]] for files in list(folders.values())[:2]))
+
+
+def _are_tables_of_runs(files: Sequence[InputFile]) -> bool:
+    """Return whether files are tables of ops, of which each has a run: the first two have a step of a rank in common."""
+    if len(files) < 2 or any(file.format is not InputFormat.OPLOG for file in files):
+        return False
+    try:
+        steps, others = (_steps_of_ranks([file]) for file in files[:2])
+    except PptraceError:
+        return False
+    return any(steps[rank] & others[rank] for rank in steps.keys() & others.keys())
 
 
 def _have_same_ranks(first: Sequence[InputFile], second: Sequence[InputFile]) -> bool:

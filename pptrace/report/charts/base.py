@@ -108,13 +108,18 @@ MINUS = "−"
 """The sign that plotly writes on axes."""
 
 
+def with_minus(text: str) -> str:
+    """The text with the sign of the axes before its negative numbers."""
+    return _SIGN.sub(MINUS, text)
+
+
 def label_bars(figure: go.Figure, ends: Sequence[float], texts: Sequence[str]) -> None:
     """Write a text beyond the end of each horizontal bar, as text of the page and not of the bars, which have one colour each."""
     figure.add_scatter(
         x=list(ends),
         y=list(range(len(ends))),
         mode="text",
-        text=[f"  {_SIGN.sub(MINUS, text)}  " for text in texts],
+        text=[f"  {with_minus(text)}  " for text in texts],
         textposition=["middle right" if end >= 0 else "middle left" for end in ends],
         textfont={"size": 12},
         hoverinfo="skip",

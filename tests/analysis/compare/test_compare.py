@@ -143,6 +143,19 @@ def test_what_a_table_does_not_have_is_not_0(tmp_path: Path) -> None:
     assert {"exposed communication", "cause"} <= {part.name for part in both.parts}
 
 
+def test_compute_of_a_rank_whose_trace_ends_early_is_not_0_in_the_steps_that_it_lacks(tmp_path: Path) -> None:
+    ops = RUN.ops(0)
+    first = (ops["step"] == 0) & (ops["microbatch"] == 0) & (ops["kind"] == "F")
+    ops[(ops["rank"] < 3) | first].to_csv(tmp_path / "cut.csv", index=False)
+    found = compare_runs(
+        read_compared(tmp_path / "cut.csv"), read_compared(RUN.write(tmp_path / "whole.csv", 1), cache=False)
+    )
+    of_stages = {part.where["stage"]: part for part in found.parts if part.name == "compute"}
+    assert 2 in of_stages
+    assert all(part.a_ns > 0 for part in of_stages.values())
+    assert not any(part.significant for part in of_stages.values())
+
+
 def test_few_steps_are_no_evidence_and_say_so() -> None:
     found = compare_runs(*(read_compared(SAMPLES / name) for name in ("1f1b_p2", "1f1b_p4")))
     assert found.verdict == "no difference"

@@ -65,6 +65,17 @@ def test_only_what_differs_is_shown_with_what_one_run_lacks() -> None:
     assert [(fact.name, fact.a, fact.b) for fact in changes] == [("b", "2", "4"), ("c", "3", None), ("d", None, "5")]
 
 
+def test_an_option_that_a_known_command_lacks_was_not_given() -> None:
+    known = {"script": "train.py", "--pp": "2"}
+    assert [(fact.name, fact.a, fact.b) for fact in differing([{"script": "train.py"}], [known])] == [
+        ("--pp", "not given", "2")
+    ]
+    changes = differing([{"host": "one"}], [known])  # no command of A
+    assert {fact.name: (fact.a, fact.b) for fact in changes}["--pp"] == (None, "2")
+    (secret,) = differing([{"script": "train.py", "--api-key": "hunter2"}], [{"script": "train.py"}])
+    assert (secret.a, secret.b) == ("not shown", "not given")
+
+
 @pytest.mark.parametrize("name", ["--token", "--hf-token", "--api-key", "--API_KEY", "--wandb.password", "--auth"])
 def test_values_of_secrets_are_not_shown(name: str) -> None:
     (change,) = differing([{name: "hunter2"}], [{name: "hunter3"}])

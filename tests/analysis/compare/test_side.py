@@ -1,4 +1,4 @@
-"""Several runs of each side: read, joined, told apart from others, and compared."""
+"""Several runs of each side: read, joined, distinguished from other programs, and compared."""
 
 from __future__ import annotations
 
@@ -139,6 +139,10 @@ def test_runs_of_different_programs_are_refused_in_one_line(runs: list[ComparedR
         (replace(runs[1], schedule="gpipe"), "has schedule gpipe"),
         (replace(runs[1], num_ranks=2), "has ranks 2"),
         (replace(runs[1], facts={"microbatches": "16"}), "has microbatches 16"),
+        (
+            replace(runs[1], facts=runs[0].facts, figures=replace(runs[1].figures, parts={})),
+            "has steps without known causes",
+        ),
     ):
         with pytest.raises(TraceError, match=rf"B: .*1.csv {what} and .*0.csv"):
             compare_sides(runs[2:4], [runs[0], other])
@@ -162,7 +166,7 @@ def test_lines_that_differ_in_numbers_alone_are_one_of_a_side(runs: list[Compare
     )
 
 
-def test_few_steps_of_a_run_are_said(runs: list[ComparedRun], tmp_path: Path) -> None:
+def test_few_steps_of_a_run_are_a_warning(runs: list[ComparedRun], tmp_path: Path) -> None:
     short = read_compared(replace(SHORT, steps=3).write(tmp_path / "short.csv", 99))
     found = compare_sides([runs[0], short], runs[1:3])
     assert found.span.low is None

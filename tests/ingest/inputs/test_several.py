@@ -1,4 +1,4 @@
-"""Directories of several runs, told from those of one."""
+"""Directories of several runs, distinguished from those of one."""
 
 from __future__ import annotations
 
@@ -86,6 +86,20 @@ def test_tables_of_the_same_steps_are_runs_and_of_other_steps_one_run(tmp_path: 
     (tmp_path / "same" / "2" / "ops.csv").write_text((tmp_path / "same/1/ops.csv").read_text().replace("010", "020"))
     assert names(tmp_path / "same") == ["1", "2"]
     assert names(tmp_path / "more") == ["."]
+
+
+def test_tables_that_lie_together_are_runs_where_they_have_the_same_steps(tmp_path: Path) -> None:
+    for name, step in (("same/1", 4), ("same/2", 4), ("more/1", 4), ("more/2", 5), ("ranks/1", 4), ("ranks/2", 4)):
+        write_table(tmp_path / name / "ops.csv", step)
+        (tmp_path / name / "ops.csv").rename(tmp_path / f"{name}.csv")
+    (tmp_path / "same" / "2.csv").write_text((tmp_path / "same/1.csv").read_text().replace("010", "020"))
+    (tmp_path / "ranks" / "2.csv").write_text(f"{TABLE}2,4,F,2,0,4000,4010\n")
+    for folder in tmp_path.glob("*/*/"):
+        if folder.is_dir():
+            folder.rmdir()
+    assert names(tmp_path / "same") == ["1.csv", "2.csv"]
+    assert names(tmp_path / "more") == ["."]
+    assert names(tmp_path / "ranks") == ["."]
 
 
 def test_a_directory_with_traces_of_its_own_is_one_run(write: Write, op: Op, tmp_path: Path) -> None:
