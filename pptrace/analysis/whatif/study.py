@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -42,6 +42,8 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import Simulation, peak_inflight
 
+OnCount = Callable[[int, int], None]
+"""Takes how many changes are predicted, and of how many."""
 MOST_ERROR = 0.05
 """Largest error of the replay of the run itself, as a part of the step: beyond it nothing is predicted."""
 _MOST_CELLS = 4_000_000
@@ -237,8 +239,10 @@ def _warning_of_waits(baseline: Baseline) -> Iterator[str]:
         )
 
 
-def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
+def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCount | None = None) -> WhatIf:
     """Predict changes by their names, the best first; ideals of :func:`all_changes` that gain next to nothing are left out.
+
+    ``on_count`` is called before each of them, and after the last one.
 
     Raises:
         PptraceError: one of the changes cannot be made.
@@ -253,7 +257,13 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
         return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal))
     warnings = list(study.warnings)
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
-    scenarios = [study.scenario(change, name) for name, change in changes]
+    scenarios = []
+    for done, (name, change) in enumerate(changes):
+        if on_count is not None:
+            on_count(done, len(changes))
+        scenarios.append(study.scenario(change, name))
+    if on_count is not None:
+        on_count(len(changes), len(changes))
     is_ideal_alone = {name: change == Change(ideals=change.ideals) for name, change in changes}
     scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
