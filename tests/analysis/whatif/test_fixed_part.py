@@ -52,7 +52,7 @@ def study_of(folder: Path, name: str, assumed: Assumed = NOTHING_ASSUMED) -> Stu
 def test_a_split_is_predicted_as_the_simulator_has_it(study: Study, split: tuple[int, ...]) -> None:
     scenario = study.scenario(Change(split=split), "split")
     assert scenario.span_ns == simulate(build("gpipe", 4, 8), costs_of(split)).makespan_ns
-    assert "1.5 ms of an F, 2.5 ms of a B are taken to stay however much it does" in scenario.note
+    assert "1.5 ms of an F, 2.5 ms of a B are taken to stay however much an op does" in scenario.note
 
 
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "zbv", "zb-h1", "dualpipe"])
