@@ -149,3 +149,15 @@ def test_noise_and_one_slow_stage_of_many_leave_it_about_what_it_is(
 ) -> None:
     found = measured_fixed_part(works(split, 30, factors, noise=0.02), split)
     assert found == pytest.approx([30, 30], rel=0.5)
+
+
+def test_of_many_stages_and_steps_some_tell_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = (3, 6, 4, 3)
+    monkeypatch.setattr("pptrace.analysis.whatif.fixed_part._MOST_CELLS", 15)
+    seen: list[tuple[int, ...]] = []
+    median = np.median
+    monkeypatch.setattr(
+        np, "median", lambda values, *given, **named: seen.append(values.shape) or median(values, *given, **named)
+    )
+    assert measured_fixed_part(works(split, 30), split) == pytest.approx([30, 30])
+    assert max(shape[0] for shape in seen if len(shape) == 2) <= 15
