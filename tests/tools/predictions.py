@@ -260,7 +260,8 @@ def main() -> int:
         "",
         "## The advised split, with layers that sleep",
         "",
-        f"Medians of {_REPEATS} runs of either split, one after the other by turns.",
+        f"Medians of {_REPEATS} runs of either split, one after the other by turns. Where all four ranks are equally busy, they "
+        "wake at the same time and share two cores: what their ops then take longer no trace of an uneven run shows.",
         "",
         *table_of_gains(splits),
         *([] if options.sleeping else ["## Ops that compute on shared cores", "", *table(computing)]),
