@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_LEAST_RATIO = 4 / 3
-"""Stages whose layers differ by less tell nothing: what they differ by on their own would count four times and more."""
+_LEAST_RATIO = 1.5
+"""Stages whose layers differ by less tell nothing: what they differ by on their own would count three times and more."""
 _MOST_MEASURED = 0.25
 """Part of the shortest op beyond which no fixed part is believed: rather, ranks are not equally fast."""
-_LEAST_MEASURED = 0.01
-"""Part of the shortest op below which none is counted."""
+_BETWEEN_RANKS = 0.02
+"""Part of an op by which ranks of a kind differ: what a line makes of that is no fixed part."""
 _MOST_CELLS = 2_000_000
 """Pairs of stages in as many microbatches, evenly spaced, are looked at."""
 _STANDARD_ERRORS = 2.0
@@ -35,7 +35,8 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
         work: what ops take, ns, shape (windows, stages, microbatches, outputs).
         layers: layers of each stage, None where they are not known.
 
-    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error. It is the straight
+    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error and what
+    ranks differ by. It is the straight
     line of Theil and Sen, which one stage off it moves little where there are four or more. One of the ends that takes no more
     than its layers do on that line has nothing besides, and counts too. One output with a part that is too large makes all
     of them doubtful: a rank that is slow is so in all of its ops.
@@ -57,7 +58,8 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
         least = float(typical[stages, output].min())
         if part > _MOST_MEASURED * least:
             return none
-        if part > max(_STANDARD_ERRORS * error, _LEAST_MEASURED * least):
+        fewest, most = count[stages].min(), count[stages].max()
+        if part > max(_STANDARD_ERRORS * error, _BETWEEN_RANKS * least * most / (most - fewest)):
             found[output] = part
     return found
 
