@@ -8,7 +8,19 @@ from urllib.parse import urlencode
 from pptrace.api.whatif import Wishes
 from pptrace.errors import UsageError
 
-FIELDS = ("schedule", "chunks", "microbatches", "microbatch_size", "split", "link_speed", "layers")
+FIELDS = (
+    "schedule",
+    "chunks",
+    "microbatches",
+    "microbatch_size",
+    "split",
+    "link_speed",
+    "layers",
+    "wgrad_share",
+    "fixed_share",
+)
+ASSUMED = ("layers", "wgrad_share", "fixed_share")
+"""Fields that change nothing of the run: what its trace does not say."""
 
 _MOST_NUMBER = 1e9
 _MOST_LAYERS = 2_000
@@ -30,6 +42,8 @@ def wishes_of(form: Mapping[str, object]) -> Wishes:
         split=_wholes(values, "split"),
         link_speed=_number(values, "link_speed"),
         layers=_wholes(values, "layers"),
+        wgrad_share=_number(values, "wgrad_share"),
+        fixed_share=_number(values, "fixed_share"),
     )
 
 
@@ -48,7 +62,7 @@ def command_of(wishes: Wishes) -> str:
     return " ".join(options)
 
 
-_NUMBERS = ("chunks", "microbatches", "microbatch_size", "link_speed")
+_NUMBERS = ("chunks", "microbatches", "microbatch_size", "link_speed", "wgrad_share", "fixed_share")
 _LISTS = ("split", "layers")
 
 

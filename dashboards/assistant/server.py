@@ -52,6 +52,12 @@ class Change(BaseModel):
     layers: list[int] = Field(
         [], max_length=2000, description="Layers of today's stages, where the trace does not say."
     )
+    wgrad_share: float | None = Field(
+        None, ge=0, le=1, description="W's part of a full backward, where the run does not tell: no change."
+    )
+    fixed_share: float | None = Field(
+        None, ge=0, le=1, description="Part of a usual op that any takes however much it does: no change."
+    )
 
     def as_form(self) -> dict[str, object]:
         """The fields as a page's form has them."""

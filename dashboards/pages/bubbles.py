@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -14,7 +15,7 @@ from dashboards.exports import whole_files
 from dashboards.pages import try_change
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting, with_files
 from dashboards.store import Loaded, Store
-from dashboards.wishes import wishes_of
+from dashboards.wishes import ASSUMED, wishes_of
 from pptrace.analysis.result import StepReport
 from pptrace.report.charts.causes import blame_chart, causes_chart
 from pptrace.report.charts.changes import changes_chart
@@ -55,10 +56,13 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
         return guarded(lambda: body(loaded, step), "Bubbles", "bubbles-failed")
 
     @app.callback(
-        Output("whatif-body", "children"), Input("whatif-body", "id"), Input(try_change.field("layers"), "value")
+        Output("whatif-body", "children"),
+        Input("whatif-body", "id"),
+        *(Input(try_change.field(name), "value") for name in ASSUMED),
     )
-    def all_changes(_id: str, layers: str | None) -> Any:
-        return guarded(lambda: changes(answers, layers), "No prediction", "whatif-refused")
+    def all_changes(_id: str, *values: Any) -> Any:
+        assumed = dict(zip(ASSUMED, values, strict=False))
+        return guarded(lambda: changes(answers, assumed), "No prediction", "whatif-refused")
 
     try_change.register(app, answers)
 
@@ -104,9 +108,9 @@ def _has_blame(step: StepReport) -> bool:
     return step.blame is not None and step.blame.total_ns > 0
 
 
-def changes(answers: Answers, layers: str | None) -> list[Node]:
+def changes(answers: Answers, assumed: Mapping[str, object]) -> list[Node]:
     """All sensible changes, the best first: the sentence, the front of gain and memory, and the table."""
-    wishes = wishes_of({"layers": layers})
+    wishes = wishes_of(assumed)
     result = answers.whatif(wishes).result
     head = panel(
         "What would get it back",
@@ -124,4 +128,4 @@ def changes(answers: Answers, layers: str | None) -> list[Node]:
         "No change that can be had was predicted.",
         note="up: more gained; left: less memory",
     )
-    return [head, front, *(data_table(table, "whatif", options={"layers": layers}) for table in whatif_tables(result))]
+    return [head, front, *(data_table(table, "whatif", options=assumed) for table in whatif_tables(result))]

@@ -47,6 +47,10 @@ _TIMES: Mapping[str, tuple[str, str]] = {
     "microbatch_size": ("Size", "of a microbatch, times today's"),
     "link_speed": ("Link speed", "messages so many times as fast"),
 }
+_SHARES: Mapping[str, tuple[str, str]] = {
+    "wgrad_share": ("W's share", "part of a full backward that is W's, where the run does not tell"),
+    "fixed_share": ("Fixed share", "part of a usual op that any takes however much it does"),
+}
 _TEXTS: Mapping[str, tuple[str, str]] = {
     "split": ("Split", "layers of each stage of the model, such as 5,5,5,3"),
     "layers": ("Layers today", "layers of the run's stages, where its trace does not say"),
@@ -97,6 +101,7 @@ def _controls(loaded: Loaded, query: Query) -> Node:
         slider = [_borders(split, query)] if split and name == "split" else []
         label_node = html.Label([html.Span(label), text], title=hint, className="plan-list")
         fields.append(html.Div([label_node, *slider], className="plan-list"))
+    fields += [_share(name, query) for name in _SHARES]
     return html.Div(fields, className="plan-fields")
 
 
@@ -112,6 +117,15 @@ def _number(name: str, today: int, reach: range, query: Query) -> Node:
     place = min(max(place, reach.start), reach.stop - 1)
     slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=place, **_SLIDER)
     return html.Div([html.Label([html.Span(label), number], title=hint), slider], className="plan-field")
+
+
+def _share(name: str, query: Query) -> Node:
+    """A field of a part of something, from 0 to 1."""
+    label, hint = _SHARES[name]
+    number = dcc.Input(
+        id=field(name), type="number", value=number_of(query, name), min=0, max=1, step="any", debounce=True
+    )
+    return html.Div(html.Label([html.Span(label), number], title=hint), className="plan-field")
 
 
 def _layers_today(loaded: Loaded) -> Sequence[int]:

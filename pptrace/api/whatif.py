@@ -11,7 +11,16 @@ from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import Assumed
-from pptrace.analysis.whatif.study import Study, all_changes, all_schedules, answer, pictures, prefetch_name, study_run
+from pptrace.analysis.whatif.study import (
+    OnCount,
+    Study,
+    all_changes,
+    all_schedules,
+    answer,
+    pictures,
+    prefetch_name,
+    study_run,
+)
 from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
@@ -108,17 +117,20 @@ class Predictions(ExportsJson, ExportsPage):
         return whatif_page(self.result, pictures(self.study, self.changes, self.result))
 
 
-def predict_changes(analysis: Analysis, wishes: Wishes, verify: bool = False) -> Predictions:
+def predict_changes(
+    analysis: Analysis, wishes: Wishes, verify: bool = False, on_count: OnCount | None = None
+) -> Predictions:
     """Predict what a user wishes: all of it in one scenario for each schedule; without any, all sensible changes.
 
-    With ``verify``, what was asked for (of all changes the best one) is run in real processes.
+    With ``verify``, what was asked for (of all changes the best one) is run in real processes. ``on_count`` takes how many
+    changes are predicted, and of how many.
 
     Raises:
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
     study = study_of(analysis, wishes)
     changes = list(dict(_changes(study, wishes)).items()) if wishes else all_changes(study)
-    predictions = Predictions(study, changes, answer(study, changes))
+    predictions = Predictions(study, changes, answer(study, changes, on_count))
     return verified(analysis, predictions, most=None if wishes else 1) if verify else predictions
 
 

@@ -15,6 +15,7 @@ from pptrace.analysis.links.join import with_network
 from pptrace.analysis.links.network import read_rate
 from pptrace.analysis.result import Report
 from pptrace.api.run import Run
+from pptrace.cli.numbers import COUNT, WHOLE
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 @click.option("--perfetto", "perfetto_file", type=GIVEN_PATH, help="Write a trace for ui.perfetto.dev.")
 @click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
-@click.option("--step", type=int, help="Only this step.")
+@click.option("--step", type=WHOLE, help="Only this step.")
 @click.option(
     "--network",
     metavar="RATE",
     help="Rate of a port of the network between hosts, for peak_gbps of links and collectives: Gb/s, or EDR, HDR, NDR, … "
     "[default: as `pptrace run` recorded it].",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read and explain with [default: one per core].")
+@click.option("--jobs", type=COUNT, help="Processes to read and explain with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
     "--engine",

@@ -11,6 +11,7 @@ from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
+from pptrace.cli.numbers import COUNT
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
@@ -26,7 +27,7 @@ from pptrace.workflow.compare import read_side
 )
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--all", "show_all", is_flag=True, help="Print every part and every warning.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, show_all: bool, jobs: int | None) -> None:
     """Say whether run B is slower than run A, by how much, and in which parts of the step.
 

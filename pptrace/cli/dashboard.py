@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pptrace.cli.numbers import WHOLE
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import UsageError
 
@@ -18,7 +19,7 @@ from pptrace.errors import UsageError
 @click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
 @click.option("--compare", "other", type=GIVEN_PATH, help="A second run to compare with: B, PATHS being A.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8050, show_default=True, type=int, help="Port to listen on; 0 takes a free one.")
+@click.option("--port", default=8050, show_default=True, type=WHOLE, help="Port to listen on; 0 takes a free one.")
 @click.option(
     "--token",
     envvar="PPTRACE_TOKEN",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from pptrace.cli.numbers import COUNT
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.report.live import cost_lines, step_line
 from pptrace.workflow.live.follow import LiveRun, require_live, status_of
@@ -29,9 +30,7 @@ _POLL_S = 0.2
 @click.option(
     "--follow/--once", default=True, show_default=True, help="Go on until the run ends, or print what is there."
 )
-@click.option(
-    "--last", type=click.IntRange(min=1), metavar="N", help="Of the steps that are there, begin with the last N."
-)
+@click.option("--last", type=COUNT, metavar="N", help="Of the steps that are there, begin with the last N.")
 def command(run_dir: Path, form: str, follow: bool, last: int | None) -> None:
     """Print each step of RUN_DIR when all ranks have ended it: its length, what each rank computed and waited for, slow ranks.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pptrace.cli.numbers import NUMBER, WHOLE
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import PptraceError, UsageError
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training script on several ranks and profile it.",
 )
-@click.option("-n", "--nproc-per-node", "nproc", type=int, default=1, show_default=True, help="Ranks on this node.")
-@click.option("--nnodes", type=int, default=1, show_default=True, help="Nodes; run this command on each.")
-@click.option("--node-rank", type=int, default=None, help="This node's number, from 0; with --nnodes.")
+@click.option("-n", "--nproc-per-node", "nproc", type=WHOLE, default=1, show_default=True, help="Ranks on this node.")
+@click.option("--nnodes", type=WHOLE, default=1, show_default=True, help="Nodes; run this command on each.")
+@click.option("--node-rank", type=WHOLE, default=None, help="This node's number, from 0; with --nnodes.")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the first node listens; with --nnodes.")
 @click.option("-o", "--output", type=GIVEN_PATH, help="Run directory [default: pptrace_runs/TIME-SCRIPT].")
 @click.option(
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 )
 @click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 2:5]")
 @click.option(
-    "--timeout", type=float, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
+    "--timeout", type=NUMBER, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
 )
 @click.option(
     "--no-hooks", is_flag=True, help="Wrap no functions of imported packages; --steps is then 'all' by default."
 )
 @click.option(
     "--hang-timeout",
-    type=float,
+    type=NUMBER,
     default=None,
     metavar="SECONDS",
     help="End the run when ranks wait and none makes a call, ends a step or computes for so long, and say who is to blame.",

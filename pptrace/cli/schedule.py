@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
+from pptrace.cli.numbers import NUMBER, WHOLE
 from pptrace.cli.output import Outputs, option
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.errors import ScheduleError, UsageError
@@ -47,12 +48,12 @@ def list_schedules() -> None:
 
 @command.command(name="show")
 @click.argument("name")
-@click.option("--pp", type=int, required=True, help="Pipeline ranks.")
-@click.option("--microbatches", type=int, required=True, help="Microbatches per step.")
-@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's].")
-@click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
+@click.option("--pp", type=WHOLE, required=True, help="Pipeline ranks.")
+@click.option("--microbatches", type=WHOLE, required=True, help="Microbatches per step.")
+@click.option("--chunks", type=WHOLE, help="Virtual stages per rank [default: the schedule's].")
+@click.option("--group-size", type=WHOLE, help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
-@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
+@click.option("--memory-limit", type=WHOLE, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
 @click.option("--with-comms", is_flag=True, help="With sends and receives.")
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a picture as a single HTML file.")
@@ -96,17 +97,17 @@ def _show(name: str, options: ShowOptions) -> None:
 
 @command.command(name="explain")
 @click.argument("schedule", metavar="NAME|CSV")
-@click.option("--pp", type=int, help="Pipeline ranks (default of a CSV: its number).")
-@click.option("--microbatches", type=int, help="Microbatches per step (default of a CSV: its number).")
-@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's].")
-@click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
+@click.option("--pp", type=WHOLE, help="Pipeline ranks (default of a CSV: its number).")
+@click.option("--microbatches", type=WHOLE, help="Microbatches per step (default of a CSV: its number).")
+@click.option("--chunks", type=WHOLE, help="Virtual stages per rank [default: the schedule's].")
+@click.option("--group-size", type=WHOLE, help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
-@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
-@click.option("--forward", type=float, default=1.0, show_default=True, metavar="SLOTS", help="Length of one F.")
-@click.option("--backward", type=float, default=2.0, show_default=True, metavar="SLOTS", help="Length of one full B.")
-@click.option("--wgrad", type=float, metavar="SLOTS", help="W's part of a full B [default: half of it].")
-@click.option("--p2p", type=float, default=0.0, show_default=True, metavar="SLOTS", help="Length of one message.")
-@click.option("--rank", "ranks", type=int, multiple=True, help="Only this rank (several: repeat it).")
+@click.option("--memory-limit", type=WHOLE, help="Activations that a rank may hold (zb-auto) [default: all m].")
+@click.option("--forward", type=NUMBER, default=1.0, show_default=True, metavar="SLOTS", help="Length of one F.")
+@click.option("--backward", type=NUMBER, default=2.0, show_default=True, metavar="SLOTS", help="Length of one full B.")
+@click.option("--wgrad", type=NUMBER, metavar="SLOTS", help="W's part of a full B [default: half of it].")
+@click.option("--p2p", type=NUMBER, default=0.0, show_default=True, metavar="SLOTS", help="Length of one message.")
+@click.option("--rank", "ranks", type=WHOLE, multiple=True, help="Only this rank (several: repeat it).")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write it as CSV ('-': to stdout, nothing else).")
 def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **options: Any) -> None:
     """Explain a plan slot by slot: what runs, what that needed, and why a slot is idle.

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from pptrace.api.simulate import MillisecondCosts, Sizes
+from pptrace.cli.numbers import WHOLE, plain
 from pptrace.cli.output import Outputs, option
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
@@ -28,7 +29,7 @@ EVERY = "all"
 @click.option("--chunks", metavar="V", help="Virtual stages per rank [default: the schedule's].")
 @click.option("--group-size", metavar="N", help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
-@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
+@click.option("--memory-limit", type=WHOLE, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--forward", default="1.0", show_default=True, metavar="MS", help="Cost of one F.")
 @click.option("--backward", default="2.0", show_default=True, metavar="MS", help="Cost of one full B.")
 @click.option("--wgrad", metavar="MS", help="W's part of a full B [default: half of it].")
@@ -104,13 +105,13 @@ class SimulateOptions:
     def _whole(self, name: str) -> int | None:
         text: str | None = getattr(self, name)
         try:
-            return None if text is None else int(text)
+            return None if text is None else int(plain(text))
         except ValueError:
             raise self._several(name, "a whole number") from None
 
     def _number(self, name: str) -> float:
         try:
-            return float(getattr(self, name))
+            return float(plain(getattr(self, name)))
         except ValueError:
             raise self._several(name, "a number") from None
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
 
 from pptrace.api.sweep import SweepArguments, grid_of
+from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.output import Outputs, option
 from pptrace.errors import UsageError
 from pptrace.model.wording import counted
 from pptrace.report.sweep.columns import sweep_csv, sweep_object
 from pptrace.report.sweep.table import sweep_text
 from pptrace.report.to_json import dump
-from pptrace.simulator.sweep.run import OnPoints, Sweep, run_sweep
+from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 
 def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) -> None:
@@ -25,8 +22,8 @@ def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) ->
         UsageError: no combination has a plan; the outputs, which say why of each, are there.
     """
     grid = grid_of(schedules, wanted, option)
-    with _bar(grid.num_points) as on_points:
-        swept = run_sweep(grid, on_points)
+    with counting_bar("simulated") as on_count:
+        swept = run_sweep(grid, on_count and (lambda num_done: on_count(num_done, grid.num_points)))
     outputs.write(
         {
             "--csv": lambda: sweep_csv(swept),
@@ -46,17 +43,3 @@ def _page(swept: Sweep) -> str:
     from pptrace.report.html import sweep_page  # with plotly
 
     return sweep_page(swept)
-
-
-@contextmanager
-def _bar(num_points: int) -> Iterator[OnPoints | None]:
-    """A callback that draws how many points are done, on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("simulated"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=num_points)
-        yield lambda num_done: bar.update(task, completed=num_done)

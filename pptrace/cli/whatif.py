@@ -12,6 +12,8 @@ from rich.console import Console
 
 from pptrace.analysis.whole_run import Link
 from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.cli.counting_bar import counting_bar
+from pptrace.cli.numbers import COUNT, NUMBER, WHOLE
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
@@ -29,9 +31,9 @@ from pptrace.workflow.load import load
     metavar="NAME,NAME|all",
     help="With this schedule, or each of several; all: every one of the catalogue.",
 )
-@click.option("--chunks", type=int, help="With this number of virtual stages per rank.")
-@click.option("--microbatches", type=int, help="With this number of microbatches in a step, of today's size.")
-@click.option("--microbatch-size", type=float, metavar="X", help="With microbatches X times today's size.")
+@click.option("--chunks", type=WHOLE, help="With this number of virtual stages per rank.")
+@click.option("--microbatches", type=WHOLE, help="With this number of microbatches in a step, of today's size.")
+@click.option("--microbatch-size", type=NUMBER, metavar="X", help="With microbatches X times today's size.")
 @click.option("--split", metavar="N,N,…", help="With these layers in each stage.")
 @click.option(
     "--ideal",
@@ -40,7 +42,7 @@ from pptrace.workflow.load import load
     metavar="WHAT",
     help="If stage=N, rank=N, kind=K, jitter, communication, stragglers, host or routing cost what their like do.",
 )
-@click.option("--link-speed", type=float, metavar="X", help="With messages X times as fast.")
+@click.option("--link-speed", type=NUMBER, metavar="X", help="With messages X times as fast.")
 @click.option(
     "--links",
     "links_path",
@@ -51,29 +53,29 @@ from pptrace.workflow.load import load
 @click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
 @click.option(
     "--wgrad-share",
-    type=float,
+    type=NUMBER,
     metavar="X",
     help="W's part of a full B, where the run has no W: no change [default: 0.5].",
 )
 @click.option(
     "--fixed-share",
-    type=float,
+    type=NUMBER,
     metavar="X",
     help="The part of an op that it takes however much it does: no change [default: 0, in the interval to 0.06].",
 )
 @click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
-@click.option("--prefetch", type=int, metavar="N", help="With receives posted N ops before they are needed.")
+@click.option("--prefetch", type=WHOLE, metavar="N", help="With receives posted N ops before they are needed.")
 @click.option(
     "--memory-limit", metavar="BYTES", help="The most that a rank may have, such as 80GB or 74GiB: no change."
 )
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
-@click.option("--step", type=int, help="From this step alone.")
+@click.option("--step", type=WHOLE, help="From this step alone.")
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the predictions as JSON ('-': to stdout, nothing else)."
 )
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write the plan of the advised change as torch's CSV.")
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 def command(paths: tuple[Path, ...], **options: Any) -> None:
     """Predict the step with another schedule, split, link or cost.
@@ -163,7 +165,8 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     wishes = replace(options.wishes, links=_links(options))
     with reading_bar() as on_progress:
         analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
-    predictions = predict_changes(analysis, wishes, options.verify)
+    with counting_bar("predicted") as on_count:
+        predictions = predict_changes(analysis, wishes, options.verify, on_count)
     outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)

@@ -74,7 +74,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
     makes: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps.body(loaded, step),
         "bubbles": lambda: bubbles.body(loaded, step),
-        "whatif": lambda: bubbles.changes(answers, None),
+        "whatif": lambda: bubbles.changes(answers, {}),
         "try": lambda: try_change.tried(answers, {"schedule": "zb-h1"}),
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),

@@ -46,3 +46,10 @@ def test_what_is_no_number_is_one_line(form: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError) as caught:
         wishes_of(form)
     assert str(caught.value) == line
+
+
+def test_shares_of_ops_are_assumed_and_change_nothing() -> None:
+    wishes = wishes_of({"wgrad_share": "0.4", "fixed_share": 0.1})
+    assert wishes == Wishes(wgrad_share=0.4, fixed_share=0.1)
+    assert not wishes
+    assert command_of(wishes) == "--wgrad-share 0.4 --fixed-share 0.1"

@@ -7,19 +7,20 @@ take lies on a straight line over these: its slope is a layer, and what it has a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_LEAST_RATIO = 4 / 3
-"""Stages whose layers differ by less tell nothing: what they differ by on their own would count four times and more."""
+_LEAST_RATIO = 1.5
+"""Stages whose layers differ by less tell nothing: what they differ by on their own would count three times and more."""
 _MOST_MEASURED = 0.25
 """Part of the shortest op beyond which no fixed part is believed: rather, ranks are not equally fast."""
-_LEAST_MEASURED = 0.01
-"""Part of the shortest op below which none is counted."""
+_BETWEEN_RANKS = 0.02
+"""Part of an op by which ranks of a kind differ: what a line makes of that is no fixed part."""
+_MOST_CELLS = 2_000_000
+"""Pairs of stages in as many microbatches, evenly spaced, are looked at."""
 _STANDARD_ERRORS = 2.0
 _NORMAL_MAD = 1.4826
 """Standard deviations of normal values in their median absolute deviation."""
@@ -34,7 +35,8 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
         work: what ops take, ns, shape (windows, stages, microbatches, outputs).
         layers: layers of each stage, None where they are not known.
 
-    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error. It is the straight
+    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error and what
+    ranks differ by. It is the straight
     line of Theil and Sen, which one stage off it moves little where there are four or more. One of the ends that takes no more
     than its layers do on that line has nothing besides, and counts too. One output with a part that is too large makes all
     of them doubtful: a rank that is slow is so in all of its ops.
@@ -56,7 +58,8 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
         least = float(typical[stages, output].min())
         if part > _MOST_MEASURED * least:
             return none
-        if part > max(_STANDARD_ERRORS * error, _LEAST_MEASURED * least):
+        fewest, most = count[stages].min(), count[stages].max()
+        if part > max(_STANDARD_ERRORS * error, _BETWEEN_RANKS * least * most / (most - fewest)):
             found[output] = part
     return found
 
@@ -78,11 +81,11 @@ def _at_no_layers(samples: Floats, count: Floats) -> Floats | None:
 
 def _lines(samples: Floats, count: Floats) -> tuple[Floats, Floats] | None:
     """(slope, value at no layers) of the line through each of the samples, shape (samples, stages); None of stages too alike."""
-    pairs = [
-        pair for pair in combinations(range(len(count)), 2) if max(count[[*pair]]) >= _LEAST_RATIO * min(count[[*pair]])
-    ]
-    if not pairs:
+    one, other = np.triu_indices(len(count), 1)
+    tells = np.maximum(count[one], count[other]) >= _LEAST_RATIO * np.minimum(count[one], count[other])
+    if not tells.any():
         return None
-    one, other = np.array(pairs).T
+    one, other = one[tells], other[tells]
+    samples = samples[:: -(-len(samples) * len(one) // _MOST_CELLS)]
     slopes = np.median((samples[:, other] - samples[:, one]) / (count[other] - count[one]), axis=1)
     return slopes, np.median(samples - slopes[:, np.newaxis] * count, axis=1)

@@ -72,7 +72,7 @@ def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:
         of_kinds |= {"an I": backward, "a W": weights} if costs.splits_backward else {"a B": backward + weights}
         parts = ", ".join(f"{ns / 1e6:.3g} ms of {kind}" for kind, ns in of_kinds.items() if ns)
         yield (
-            f"{parts} are taken to stay however much it does, as stages with other numbers of layers show (in the interval, "
+            f"{parts} are taken to stay however much an op does, as stages with other numbers of layers show (in the interval, "
             "nothing or 0.06 of a usual op)"
         )
 

@@ -150,13 +150,14 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     wanted = (change, plan.chain_length, plan.name)
     maps = other_stage_maps(baseline.costs, *wanted)
     parts = [(part, stage_map_of(with_fixed_share(baseline.costs, part), *wanted)) for part in _other_fixed(costs)]
-    bounds = [_bounds(*variant) for variant in _variants(costs, target, replayed, others, maps, parts)]
+    usual = float(typical(replayed.spans))  # drawn steps may all be longer
+    bounds = [(usual, usual), *(_bounds(*one) for one in _variants(costs, target, replayed, others, maps, parts))]
     margin = baseline.error_of_steps + baseline.between_runs
-    span = round(typical(replayed.spans) * factor)
+    span = round(usual * factor)
     return Prediction(
         span=span,
-        low=max(0, min(span, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin))))),
-        high=max(span, int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin)))),
+        low=max(0, int(np.floor(min(low for low, _ in bounds) * factor * (1 - margin)))),
+        high=int(np.ceil(max(high for _, high in bounds) * factor * (1 + margin))),
         bubble_ratio=float(np.median(replayed.bubble_ratios)),
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, islice
 from math import comb
 
 import numpy as np
@@ -17,27 +17,31 @@ _DIGITS = 12
 """Digits to which parts of the whole work are compared."""
 _MOST_TRIED = 50_000
 """Splits over ranks with several stages that are all tried."""
+_MOST_AS_GOOD = 64
+"""Splits that are returned at most."""
+_AS_GOOD = 1e-12
 _ALIKE = 0.05
 """Part of the usual work of a layer by which those of a stage may differ and be taken for the same."""
 
 
-def best_split(costs: StageCosts, limit: MemoryLimit | None = None) -> tuple[int, ...] | None:
-    """The layers of each stage with which the rank that has most work has the least; at least one layer each.
+def best_splits(costs: StageCosts, limit: MemoryLimit | None = None) -> list[tuple[int, ...]]:
+    """The layers of each stage with which the rank that has most work has the least, at least one layer each: all of the splits,
+    up to 64, that are as good.
 
     Layers of a measured stage cost alike, the embedding and the head stay at the ends, and what ops take however much they do is
-    the same in all stages, so that it decides nothing. With one stage on each rank it is
-    exact, by dynamic programming over stages (the linear partition problem); of several such splits the one whose squares sum to
-    the least. With several, it is where no layer can move to another stage for the better. None where the layers of the stages
-    are not known, or no split fits into the limit of memory.
+    the same in all stages, so that it decides nothing. With one stage on each rank it is exact, by dynamic programming over
+    stages (the linear partition problem); of several such splits those whose squares sum to the least. With several stages, it is
+    where no layer can move to another stage for the better. [] where the layers of the stages are not known, or no split fits
+    into the limit of memory.
     """
     plan = costs.plan
     if costs.layers is None or len(costs.layers) < 2 or plan.num_chains > 1:
-        return None
+        return []
     layers, ends = layer_costs(costs.of_layers(), costs.layers)
     if plan.num_chunks > 1:
         layers[[0, -1]] += ends
         return _of_chunks(layers, np.array(plan.placement), costs.layers)
-    return _partition(layers, ends, len(costs.layers), limit)
+    return _partitions(layers, ends, len(costs.layers), limit)
 
 
 def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[float, float]]:
@@ -53,37 +57,54 @@ def layer_costs(typical: Floats, layers: Sequence[int]) -> tuple[Floats, tuple[f
     return np.repeat(np.where(alike, usual, of_layer), layers), (first, last)
 
 
-def _partition(
+def _partitions(
     layers: Floats, ends: tuple[float, float], num_stages: int, limit: MemoryLimit | None = None
-) -> tuple[int, ...] | None:
-    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; None where none fit."""
-    before = np.concatenate(([0.0], np.cumsum(layers)))
-    num_layers = len(layers)
-    most = np.full((num_stages + 1, num_layers + 1), np.inf)
-    squares, cut = np.full(most.shape, np.inf), np.zeros(most.shape, dtype=np.int64)
-    most[0, 0] = squares[0, 0] = 0.0
-    for stage in range(1, num_stages + 1):
-        extra = ends[0] * (stage == 1) + ends[1] * (stage == num_stages)
-        for end in range(stage, num_layers - (num_stages - stage) + 1):
-            loads = before[end] - before[stage - 1 : end] + extra
-            if limit is not None:
-                loads[~limit.fits(stage - 1, np.arange(stage - 1, end), end)] = np.inf
-            worst = np.maximum(most[stage - 1, stage - 1 : end], loads)
-            sums = squares[stage - 1, stage - 1 : end] + loads**2
-            least = worst.min()
-            as_good = np.flatnonzero(worst <= least * (1 + 1e-12))
-            chosen = as_good[sums[as_good].argmin()]
-            most[stage, end], squares[stage, end], cut[stage, end] = least, sums[chosen], stage - 1 + chosen
+) -> list[tuple[int, ...]]:
+    """Cut layers into stages that fit into the limit: least maximum, then least sum of squares; all of them up to a number."""
+    before, num_layers = np.concatenate(([0.0], np.cumsum(layers))), len(layers)
+
+    def loads(stage: int, end: int) -> Floats:
+        """Work of a stage by the layer with which it begins."""
+        extra = ends[0] * (stage == 0) + ends[1] * (stage == num_stages - 1)
+        of_stage: Floats = before[end] - before[:end] + extra
+        if limit is not None:
+            of_stage[~limit.fits(stage, np.arange(end), end)] = np.inf
+        return of_stage
+
+    most = _least(loads, num_stages, num_layers, np.maximum)
     if np.isinf(most[-1, -1]):
-        return None
-    bounds = [num_layers]
-    for stage in range(num_stages, 0, -1):
-        bounds.append(int(cut[stage, bounds[-1]]))
-    return tuple(int(count) for count in -np.diff(bounds)[::-1])
+        return []
+    heaviest = most[-1, -1] * (1 + _AS_GOOD)
+
+    def squares(stage: int, end: int) -> Floats:
+        of_stage = loads(stage, end)
+        return np.where(of_stage <= heaviest, of_stage**2, np.inf)
+
+    least = _least(squares, num_stages, num_layers, np.add)
+
+    def cut(stage: int, end: int) -> Iterator[tuple[int, ...]]:
+        if stage == 0:
+            yield ()
+            return
+        sums = least[stage - 1, :end] + squares(stage - 1, end)
+        for begin in np.flatnonzero(sums <= least[stage, end] * (1 + _AS_GOOD)).tolist():
+            yield from ((*first, end - begin) for first in cut(stage - 1, begin))
+
+    return list(islice(cut(num_stages, num_layers), _MOST_AS_GOOD))
 
 
-def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Sequence[int]) -> tuple[int, ...]:
-    """The best split over ranks with several stages; the measured one where none is better."""
+def _least(of_stage: Callable[[int, int], Floats], num_stages: int, num_layers: int, join: np.ufunc) -> Floats:
+    """The least of so many stages up to each layer, shape (stages + 1, layers + 1); those before are joined with the next."""
+    least = np.full((num_stages + 1, num_layers + 1), np.inf)
+    least[0, 0] = 0.0
+    for stage in range(num_stages):
+        for end in range(stage + 1, num_layers - (num_stages - stage - 1) + 1):
+            least[stage + 1, end] = join(least[stage, :end], of_stage(stage, end)).min()
+    return least
+
+
+def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Sequence[int]) -> list[tuple[int, ...]]:
+    """The best splits over ranks with several stages; the measured one first where none is better."""
     num_layers, num_stages = len(layers), len(measured)
     if comb(num_layers - 1, num_stages - 1) <= _MOST_TRIED:
         cuts = np.array(list(combinations(range(1, num_layers), num_stages - 1)))
@@ -93,8 +114,10 @@ def _of_chunks(layers: Floats, placement: npt.NDArray[np.int64], measured: Seque
         even = [share + (stage < rest) for stage in range(num_stages)]
         tried = np.array([_improved(layers, placement, start) for start in (measured, even)])
     tried = np.concatenate(([measured], tried))
-    best = np.lexsort(_score(tried, layers, placement)[::-1])[0]  # of equal ones the first
-    return tuple(tried[best].tolist())
+    scores = _score(tried, layers, placement)
+    best = scores[:, np.lexsort(scores[::-1])[0]]
+    as_good = tried[(scores == best[:, np.newaxis]).all(axis=0)].tolist()
+    return list(dict.fromkeys(map(tuple, as_good)))[:_MOST_AS_GOOD]
 
 
 def _improved(layers: Floats, placement: npt.NDArray[np.int64], split: Sequence[int]) -> tuple[int, ...]:

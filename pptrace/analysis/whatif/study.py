@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -23,10 +23,10 @@ from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
 from pptrace.analysis.whatif.paste import options_of
-from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of
-from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay_step
+from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
+from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario, WhatIf
-from pptrace.analysis.whatif.split import best_split
+from pptrace.analysis.whatif.split import best_splits
 from pptrace.analysis.whatif.stage_costs import (
     NOTHING_ASSUMED,
     Assumed,
@@ -42,12 +42,16 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import Simulation, peak_inflight
 
+OnCount = Callable[[int, int], None]
+"""Takes how many changes are predicted, and of how many."""
 MOST_ERROR = 0.05
 """Largest error of the replay of the run itself, as a part of the step: beyond it nothing is predicted."""
 _MOST_CELLS = 4_000_000
 """Ops of as many steps, evenly spaced, are replayed."""
 _MOST_PLAN_OPS = 200_000
 """Larger plans of other schedules are built only where one is asked for by its name."""
+_AS_SHORT = 1e-3
+"""Part of a step by which two splits that are as good may differ for the first of them to be taken."""
 _PREFETCH_DEPTHS = (1, 2)
 _LEAST_GAIN = 0.005
 """Ideals that gain a smaller part of the step are left out of the table of all changes."""
@@ -124,14 +128,21 @@ class Study:
 
     @cached_property
     def best_split(self) -> tuple[int, ...] | None:
-        """The split with which the stage with most work has least, within the limit of memory; None where it is not known."""
-        if self.memory_limit is None:
-            return best_split(self.costs)
-        if self.memory_of_layers is None:
-            return None
-        return best_split(
-            self.costs, MemoryLimit(self.memory_of_layers, self.memory_limit, peak_inflight(self.costs.plan))
-        )
+        """The split with which the stage with most work has least, within the limit of memory; None where it is not known.
+
+        Of several it is the first one whose step is predicted to be about as short as that of any.
+        """
+        limit = None
+        if self.memory_limit is not None:
+            if self.memory_of_layers is None:
+                return None
+            limit = MemoryLimit(self.memory_of_layers, self.memory_limit, peak_inflight(self.costs.plan))
+        most = max(1, _MOST_CELLS // self.costs.work.size)
+        splits = best_splits(self.costs, limit)[:most]
+        if len(splits) < 2:
+            return next(iter(splits), None)
+        spans = [typical(replay(*self._target(Change(split=split))).spans) for split in splits]
+        return next(split for split, span in zip(splits, spans, strict=True) if span <= min(spans) * (1 + _AS_SHORT))
 
     def picture(self, change: Change) -> Simulation:
         """The replay of the typical step with a change."""
@@ -237,8 +248,10 @@ def _warning_of_waits(baseline: Baseline) -> Iterator[str]:
         )
 
 
-def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
+def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCount | None = None) -> WhatIf:
     """Predict changes by their names, the best first; ideals of :func:`all_changes` that gain next to nothing are left out.
+
+    ``on_count`` is called before each of them, and after the last one.
 
     Raises:
         PptraceError: one of the changes cannot be made.
@@ -253,7 +266,13 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]]) -> WhatIf:
         return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal))
     warnings = list(study.warnings)
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
-    scenarios = [study.scenario(change, name) for name, change in changes]
+    scenarios = []
+    for done, (name, change) in enumerate(changes):
+        if on_count is not None:
+            on_count(done, len(changes))
+        scenarios.append(study.scenario(change, name))
+    if on_count is not None:
+        on_count(len(changes), len(changes))
     is_ideal_alone = {name: change == Change(ideals=change.ideals) for name, change in changes}
     scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)

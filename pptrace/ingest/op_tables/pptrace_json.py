@@ -55,24 +55,48 @@ def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
     """The plan of a simulation whose order its ops alone do not name: a searched one, or one by hand; else {}.
 
-    Ops that are no whole plan, as in a file that was edited, tell none.
+    That of a report is the order of its ops where the run had such a plan and followed it. Ops that are no whole plan, as in a
+    file that was edited, tell none, as do whole steps of several orders.
     """
-    name = str(document.get("schedule"))
-    entry = SCHEDULES.get(name)
-    if not _is_simulation(document) or (entry is not None and not entry.searches):
+    named = document.get("schedule")
+    if not _is_simulation(document):
+        if not isinstance(named, dict) or named.get("source") != "metadata" or named.get("mismatches"):
+            return {}
+        named = named.get("name")
+    name = named if isinstance(named, str) and named in SCHEDULES else "custom"
+    if name in SCHEDULES and not SCHEDULES[name].searches:
         return {}
-    ranks = {str(rank.get("rank")): _objects(rank.get("ops")) for rank in _objects(document.get("ranks"))}
-    rows = [[_pair(op) or _cell(op) for op in ranks.get(str(number), [])] for number in range(len(ranks))]
-    name = name if entry is not None else "custom"
+    orders: list[list[list[str]]] = []
+    for step in _steps(document):
+        if (rows := _order(step)) not in orders:
+            orders.append(rows)
+    whole = [rows for rows in orders if _is_whole(rows, name)]
+    return {"plan": {"name": name, "rows": whole[0]}} if len(whole) == 1 else {}
+
+
+def _order(step: dict[str, Any]) -> list[list[str]]:
+    """The ops of each rank of a pipeline, in its order; of several pipelines, those of the first one."""
+    ranks: dict[str, list[str]] = {}
+    for rank in _objects(step.get("ranks")):
+        number = str(rank.get("pp_rank", rank.get("rank")))
+        ranks.setdefault(number, [_pair(op) or _cell(op) for op in _objects(rank.get("ops"))])
+    return [ranks.get(str(number), []) for number in range(len(ranks))]
+
+
+def _is_whole(rows: list[list[str]], name: str) -> bool:
     try:
         validate(from_rows(rows, name))
     except ScheduleError:
-        return {}
-    return {"plan": {"name": name, "rows": rows}}
+        return False
+    return True
 
 
 def _is_simulation(document: dict[str, Any]) -> bool:
     return str(document["schema"]).startswith("pptrace.simulation")
+
+
+def _steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document] if _is_simulation(document) else _objects(document.get("steps"))
 
 
 def _cell(op: dict[str, Any]) -> str:
@@ -81,8 +105,7 @@ def _cell(op: dict[str, Any]) -> str:
 
 def _rows(document: Any) -> Iterator[dict[str, Any]]:
     is_simulation = _is_simulation(document)
-    steps = [document] if is_simulation else _objects(document.get("steps"))
-    for step in steps:
+    for step in _steps(document):
         for rank in _objects(step.get("ranks")):
             for op in _objects(rank.get("ops")):
                 shared = {"rank": rank.get("rank"), "step": 0 if is_simulation else step.get("step")}

@@ -116,9 +116,9 @@ def _range(name: str, part: object, expected: str) -> list[Decimal]:
 
 def _number(name: str, value: object, expected: str, part: object = None) -> Decimal:
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or "_" in (text := str(value)) or not text.isascii():  # Decimal takes 1_0 for 10
             raise TypeError
-        number = Decimal(str(value))
+        number = Decimal(text)
     except (InvalidOperation, TypeError):
         raise _wrong(name, value if part is None else part, expected) from None
     if not number.is_finite():

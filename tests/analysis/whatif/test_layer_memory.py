@@ -111,7 +111,11 @@ def test_a_limit_leaves_advice_only_to_what_fits() -> None:
     )
     assert max(*split.split[:3], split.split[3] + 2) == 4  # with the head 14 layers' time on four ranks
     assert split.peak_memory_bytes is not None
-    limited = study(split.peak_memory_bytes - 1)
+    most_gained = free.scenarios[0]
+    assert most_gained.name == "zb-h1"
+    assert most_gained.peak_memory_bytes is not None
+    assert most_gained.peak_memory_bytes < split.peak_memory_bytes
+    limited = study(most_gained.peak_memory_bytes - 1)
     result = answer(limited, changes_of(limited))
     assert limited.best_split not in (None, split.split)
     fits = [one for one in result.scenarios if not one.over_limit_bytes]

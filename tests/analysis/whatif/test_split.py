@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
-from pptrace.analysis.whatif.split import _improved, _of_chunks, _partition, best_split, layer_costs
+from pptrace.analysis.whatif.split import _improved, _of_chunks, _partitions, best_splits, layer_costs
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -45,10 +45,17 @@ def test_no_split_has_a_lighter_heaviest_stage(seed: int) -> None:
         return float(max(loads))
 
     splits = all_splits(num_layers, num_stages)
-    chosen = _partition(layers, ends, num_stages)
-    assert chosen in splits
-    assert heaviest(chosen) == min(map(heaviest, splits))
-    assert _partition(layers / 1024, (ends[0] / 1024, ends[1] / 1024), num_stages) == chosen, "in another unit"
+
+    def squares(split: tuple[int, ...]) -> tuple[float, float]:
+        loads = loads_of(split, layers)
+        loads[[0, -1]] += ends
+        return float(max(loads)), float((loads**2).sum())
+
+    chosen = _partitions(layers, ends, num_stages)
+    least = min(map(squares, splits))
+    assert sorted(chosen) == [split for split in splits if squares(split) == least]
+    assert heaviest(chosen[0]) == min(map(heaviest, splits))
+    assert _partitions(layers / 1024, (ends[0] / 1024, ends[1] / 1024), num_stages) == chosen, "in another unit"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -67,10 +74,10 @@ def test_no_split_that_fits_has_a_lighter_heaviest_stage(seed: int) -> None:
     of_splits = sorted(float(peaks(split).max()) for split in splits)
     most = int(of_splits[len(of_splits) // 4])  # a quarter of them fit
     fitting = [split for split in splits if peaks(split).max() <= most]
-    chosen = _partition(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, most, held))
+    chosen, *_ = _partitions(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, most, held))
     assert chosen in fitting
     assert loads_of(chosen, layers).max() == min(loads_of(split, layers).max() for split in fitting)
-    assert _partition(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, int(of_splits[0]) - 1, held)) is None
+    assert _partitions(layers, (0.0, 0.0), num_stages, MemoryLimit(memory, int(of_splits[0]) - 1, held)) == []
 
 
 @pytest.mark.parametrize("placement", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 0, 1, 2]])
@@ -96,9 +103,9 @@ def test_over_chunks_no_split_of_twelve_layers_has_a_lighter_heaviest_rank(seed:
     def heaviest(split: Sequence[int]) -> float:
         return float(np.bincount(placement, loads_of(split, layers)).max())
 
-    found = _of_chunks(layers, np.array(placement), splits[(20 * seed) % len(splits)])
-    assert heaviest(found) == min(map(heaviest, splits))
-    assert _of_chunks(layers, np.array(placement), found) == found
+    found, *others = _of_chunks(layers, np.array(placement), splits[(20 * seed) % len(splits)])
+    assert {heaviest(split) for split in (found, *others)} == {min(map(heaviest, splits))}
+    assert _of_chunks(layers, np.array(placement), found)[0] == found
 
 
 def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stages(
@@ -106,7 +113,7 @@ def test_over_chunks_many_layers_are_moved_from_the_measured_and_from_even_stage
 ) -> None:
     monkeypatch.setattr("pptrace.analysis.whatif.split._MOST_TRIED", 0)
     layers, placement = np.ones(12), np.array([0, 1, 0, 1])
-    found = _of_chunks(layers, placement, (9, 1, 1, 1))
+    found, *_ = _of_chunks(layers, placement, (9, 1, 1, 1))
     assert np.bincount(placement, loads_of(found, layers)).tolist() == [6, 6]
 
 
@@ -130,13 +137,12 @@ def test_over_chunks_the_heaviest_rank_has_least_work_as_well() -> None:
     def heaviest(split: Sequence[int]) -> float:
         return float(np.bincount(plan.placement, loads_of(split, layers)).max())
 
-    found = best_split(costs)
-    assert found is not None
+    found, *_ = best_splits(costs)
     assert heaviest(found) == min(map(heaviest, all_splits(8, 4))) == 210
 
 
 def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_leaves_a_choice() -> None:
-    assert _partition(np.ones(10), (0.0, 0.0), 4) in {
+    assert set(_partitions(np.ones(10), (0.0, 0.0), 4)) == {
         (3, 2, 3, 2),
         (2, 3, 2, 3),
         (3, 3, 2, 2),
@@ -144,8 +150,9 @@ def test_layers_that_cost_alike_are_shared_out_evenly_where_the_heaviest_stage_l
         (2, 3, 3, 2),
         (3, 2, 2, 3),
     }
-    assert _partition(np.ones(8), (0.0, 0.0), 4) == (2, 2, 2, 2)
-    assert _partition(np.ones(8), (0.0, 3.0), 3) in {(4, 3, 1), (3, 4, 1)}
+    assert _partitions(np.ones(8), (0.0, 0.0), 4) == [(2, 2, 2, 2)]
+    assert set(_partitions(np.ones(8), (0.0, 3.0), 3)) == {(4, 3, 1), (3, 4, 1)}
+    assert len(_partitions(np.ones(40), (0.0, 0.0), 16)) == 64
 
 
 def test_the_ends_keep_what_their_layers_do_not_cost() -> None:

@@ -39,6 +39,7 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("table", {"name": "waterfall"}),
     ("whatif", {"change": {"schedule": "zb-h1"}}),
+    ("whatif", {"change": {"schedule": "zb-h1", "wgrad_share": 0.3, "fixed_share": 0.1}}),
     ("whatif", {}),
     ("table", {"name": "../../etc/passwd"}),
     ("table", {"name": "ops", "where": {"no_such": 1}}),
@@ -151,6 +152,9 @@ def test_predictions_are_those_of_whatif(heard: Heard, run: pptrace.Run) -> None
     scenario = dict(zip(one["columns"], one["rows"][0], strict=True))
     expected = run.whatif("zb-h1").scenarios.iloc[0]
     assert (scenario["name"], scenario["span_ns"], one["total_rows"]) == (expected["name"], expected["span_ns"], 1)
+    assumed = heard.answer("whatif", {"change": {"schedule": "zb-h1", "wgrad_share": 0.3, "fixed_share": 0.1}})
+    span = assumed["rows"][0][assumed["columns"].index("span_ns")]
+    assert span == run.whatif("zb-h1", wgrad_share=0.3, fixed_share=0.1).scenarios.iloc[0]["span_ns"]
     everything = heard.answer("whatif", {})
     assert everything["total_rows"] == len(run.whatif().scenarios)
     assert everything["headline"]

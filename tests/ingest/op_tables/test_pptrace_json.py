@@ -42,6 +42,28 @@ def test_a_searched_or_handmade_plan_is_the_one_that_the_simulation_names(tmp_pa
         assert (schedule.name, schedule.source, schedule.mismatches) == (name, "metadata", ())
 
 
+def test_the_report_of_a_searched_or_handmade_plan_is_read_as_a_run_that_followed_it(tmp_path: Path) -> None:
+    searched = registry.build("zb-auto", 4, 6, costs=OpCosts(10, 20, 5, 3))
+    by_hand = from_csv("0F0,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n", "by hand")
+    for plan, name in ((searched, "zb-auto"), (by_hand, "custom")):
+        path = tmp_path / "simulation.json"
+        path.write_text(dump(simulation_object(simulate(plan, uniform(10, 25, wgrad_ns=5)), with_ops=True)))
+        written = json.loads(dump(report_object(load([path]).report, with_ops=True)))
+        path = tmp_path / "report.json"
+        for source, mismatches, read in (("metadata", [], "metadata"), ("recognised", [], "recognised")):
+            written["schedule"] |= {"source": source, "mismatches": mismatches}
+            path.write_text(json.dumps(written))
+            assert load([path]).report.schedule.source == read
+        written["schedule"] |= {"source": "metadata"}
+        path.write_text(json.dumps(written))
+        schedule = load([path]).report.schedule
+        assert (schedule.name, schedule.mismatches) == (name, ())
+        assert not [finding for finding in load([path]).report.findings if "plan" in finding.title]
+        written["schedule"]["mismatches"] = ["rank 0: another order"]
+        path.write_text(json.dumps(written))
+        assert load([path]).report.schedule.source == "recognised"
+
+
 def test_the_plan_of_a_simulation_goes_by_the_numbers_of_its_ranks(tmp_path: Path) -> None:
     plan = from_csv("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "by hand")
     written = json.loads(dump(simulation_object(simulate(plan, uniform(10, 30)), with_ops=True)))
