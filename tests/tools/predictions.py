@@ -28,6 +28,8 @@ from tests.support.programs import ROOT, pptrace
 SCRIPT = ROOT / "instrument" / "examples" / "train_gpt.py"
 _WARMUP_STEPS = 2
 _STEPS = 12
+_LAYER_MS = 10.0
+"""Time that the F of a layer of these sleeps: four layers as long as a stage of the other runs."""
 _REPEATS = 3
 """Runs of each uneven split and of the one that is advised for it, by turns."""
 
@@ -150,11 +152,11 @@ def _pair(source: Setting, target: Setting, analyses: dict[Setting, Analysis]) -
 
 
 UNEVEN = [
-    Setting(4, "1f1b", 8, 4.0, split=(7, 3, 3, 3)),
-    Setting(4, "1f1b", 8, 4.0, split=(2, 2, 4, 8)),
-    Setting(4, "gpipe", 8, 4.0, split=(3, 6, 4, 3)),
-    Setting(2, "zb-h1", 4, 8.0, split=(3, 5)),
-    Setting(2, "interleaved-1f1b", 4, 6.0, chunks=2, split=(4, 2, 4, 2)),
+    Setting(4, "1f1b", 8, _LAYER_MS, split=(7, 3, 3, 3)),
+    Setting(4, "1f1b", 8, _LAYER_MS, split=(2, 2, 4, 8)),
+    Setting(4, "gpipe", 8, _LAYER_MS, split=(3, 6, 4, 3)),
+    Setting(2, "zb-h1", 4, _LAYER_MS, split=(3, 5)),
+    Setting(2, "interleaved-1f1b", 4, _LAYER_MS, chunks=2, split=(4, 2, 4, 2)),
 ]
 """Runs whose layers are divided unevenly."""
 
@@ -260,8 +262,7 @@ def main() -> int:
         "",
         "## The advised split, with layers that sleep",
         "",
-        f"Medians of {_REPEATS} runs of either split, one after the other by turns. Where all four ranks are equally busy, they "
-        "wake at the same time and share two cores: what their ops then take longer no trace of an uneven run shows.",
+        f"A layer's F sleeps {_LAYER_MS:.0f} ms, its B twice as long. Medians of {_REPEATS} runs of either split, in turns.",
         "",
         *table_of_gains(splits),
         *([] if options.sleeping else ["## Ops that compute on shared cores", "", *table(computing)]),
