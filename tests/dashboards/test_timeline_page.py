@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -67,6 +68,14 @@ def picture(page: Any) -> str:
     return pixels
 
 
+def picture_like(page: Any, expected: str, seconds: float = 10) -> str:
+    """The pixels of the canvas: those expected as soon as they are there, else the last ones. A page gets its height late."""
+    end = time.monotonic() + seconds
+    while (pixels := picture(page)) != expected and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    return pixels
+
+
 def address(page: Any) -> str:
     """The address when it has followed the view."""
     page.wait_for_timeout(200)
@@ -128,7 +137,7 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     assert "select=0.2.2" in link
     timeline.goto(link)
     timeline.wait_for_selector("#timeline-journey")
-    assert picture(drawn(timeline)) == lit
+    assert picture_like(drawn(timeline), lit) == lit
     timeline.keyboard.press("Escape")
     assert timeline.locator("#timeline-journey:visible").count() == 0
 
@@ -184,7 +193,7 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     timeline.goto("about:blank")
     timeline.goto(link)
     drawn(timeline).wait_for_function(f"() => {STATE}.critical")
-    assert picture(drawn(timeline)) == before
+    assert picture_like(drawn(timeline), before) == before
     timeline.keyboard.press("f")
     timeline.keyboard.press("n")
     assert timeline.evaluate(f"{STATE}.step") == 3
@@ -210,7 +219,7 @@ def test_a_what_if_is_drawn_on_the_same_axis_and_a_link_restores_it(timeline: An
     timeline.goto("about:blank")
     timeline.goto(link)
     timeline.wait_for_function(f"() => document.querySelector('#timeline') && {STATE}.change")
-    assert picture(drawn(timeline)) == lit
+    assert picture_like(drawn(timeline), lit) == lit
     timeline.keyboard.press("4")
     assert timeline.evaluate(f"{STATE}.sources") == ["measured"]
     timeline.evaluate(f"{STATE}.setChange('schedule=none')")
@@ -374,7 +383,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     before, link = picture(timeline), address(timeline)
     timeline.goto("about:blank")
     timeline.goto(link)
-    assert picture(drawn(timeline)) == before
+    assert picture_like(drawn(timeline), before) == before
     assert "times of different ranks do not compare" in timeline.inner_text("#timeline-aligned")
     timeline.click("#timeline-unalign")
     assert timeline.locator("#timeline-aligned").is_hidden()
