@@ -186,12 +186,14 @@ class Recorder:
 
     @contextmanager
     def counting_routes(self) -> Iterator[ExpertCounts]:
-        """Count the routes inside, whether a profiler records or not, apart from those of the trace."""
+        """Count the routes inside by themselves, whether a profiler records or not; in its trace they are as well."""
         before, self.expert_counts, self._counts_always = self.expert_counts, ExpertCounts(), True
         try:
             yield self.expert_counts
         finally:
-            self.expert_counts, self._counts_always = before, False
+            inside, self.expert_counts, self._counts_always = self.expert_counts, before, False
+            if self.counts_routes:
+                before.extend(inside)
 
     @property
     def communicating(self) -> bool:

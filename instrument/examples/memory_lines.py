@@ -17,7 +17,6 @@ from instrument.optim.main_parameters import Zero
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
 from pptrace.analysis.experts.counts import routes_of_run
-from pptrace.analysis.volume.expert_step import Routes
 from pptrace.analysis.volume.gpt_facts import read_gpt_facts
 from pptrace.analysis.volume.memory import MemoryPrediction
 from pptrace.analysis.volume.step import StepVolume
@@ -35,7 +34,7 @@ def memory_lines(
     """
     use = measure(runtime, batch, step)
     has_experts = settings.model.experts is not None
-    routes = _routes(runtime, batch, step, mesh.rank) if has_experts else {}
+    routes = routes_of_run({mesh.rank: {EXPERTS_KEY: use.routes}})
     facts = read_gpt_facts(model)
     assert facts is not None, model
     on_device = settings.wiring.device.type == "cuda"
@@ -51,15 +50,6 @@ def memory_lines(
     if settings.wiring.zero >= Zero.GRADIENTS:
         words.append("without gathered parameters and their gradients")
     return f"{_measured_line(mesh, use)}\n{'   '.join(words)}"
-
-
-def _routes(runtime: PipelineRuntime, batch: Batch, step: int, rank: int) -> Routes:
-    """The routes of a step that was measured: it runs once more, because counts would be among the bytes that it keeps."""
-    with runtime.program.recorder.counting_routes() as counts:
-        runtime.run(batch, step)
-    for parameter in runtime.program.parameters():
-        parameter.grad = None
-    return routes_of_run({rank: {EXPERTS_KEY: counts.facts()}})
 
 
 def _mesh_info(settings: Settings, mesh: Mesh) -> MeshInfo:
