@@ -40,7 +40,7 @@ def _in_turn(positions: Tensor, options: ExpertOptions) -> Tensor:
 
 
 def _replayed(tokens: TokenIds, options: ExpertOptions) -> Tensor:
-    """Routes of a table, of whose steps and sequences the first follow the last."""
+    """Routes of a table, which begins again after its last step and its last sequence."""
     assert options.routes is not None
     table = read_routes(options.routes)
     of_layer = table[tokens.key.step % len(table), tokens.key.layer // options.every]
