@@ -1,4 +1,4 @@
-"""What is usual in the layers of a model: percentiles of their figures, and how evenly experts of one are chosen."""
+"""Percentiles of layers' figures over the model, and how evenly experts of one layer are chosen."""
 
 from __future__ import annotations
 
