@@ -146,6 +146,10 @@ TABLES: Mapping[str, Table] = {
         lambda wanted: () if wanted.report.experts is None else wanted.report.experts.layers,
         "routes of each layer's experts, rows of ranks, drops",
     ),
+    "expert-spread": Table(
+        lambda wanted: () if wanted.report.experts is None else wanted.report.experts.over_layers,
+        "spread of the figures of experts over the layers of the model",
+    ),
     "expert-ranks": Table(
         lambda wanted: () if wanted.report.experts is None else wanted.report.experts.ranks,
         "rows of each rank's experts, and who is waited for",

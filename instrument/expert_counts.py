@@ -64,6 +64,17 @@ class ExpertCounts:
             self._top_k = top_k
             self._forwards.append(forward)
 
+    def extend(self, others: ExpertCounts) -> None:
+        """Add all forwards that ``others`` has."""
+        with self._lock:
+            self._top_k = others._top_k or self._top_k
+            self._forwards += others._forwards
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that hold counts."""
+        with self._lock:
+            return [tensor for forward in self._forwards for tensor in (forward.counts, forward.dropped)]
+
     def facts(self) -> dict[str, object] | None:
         """All counts as JSON values, None without any. Waits for the device.
 

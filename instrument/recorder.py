@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -156,7 +157,7 @@ class Recorder:
     ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = ("_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
+    __slots__ = ("_counts_always", "_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
 
     def __init__(
         self,
@@ -166,6 +167,7 @@ class Recorder:
     ) -> None:
         self.step = 0
         self.expert_counts = ExpertCounts()
+        self._counts_always = False
         self._live = live or LiveRows()
         self._delay = delay
         self._listens = listens
@@ -178,9 +180,20 @@ class Recorder:
         return self._domain is not None or self._live.on or self._listens()
 
     @property
-    def profiling(self) -> bool:
-        """Return whether a profiler records: live records alone keep nothing until the end."""
-        return self._domain is not None or self._listens()
+    def counts_routes(self) -> bool:
+        """Return whether routes are counted: while a profiler records, as live records alone keep nothing until the end."""
+        return self._counts_always or self._domain is not None or self._listens()
+
+    @contextmanager
+    def counting_routes(self) -> Iterator[ExpertCounts]:
+        """Count the routes inside by themselves, whether a profiler records or not; in its trace they are as well."""
+        before, self.expert_counts, self._counts_always = self.expert_counts, ExpertCounts(), True
+        try:
+            yield self.expert_counts
+        finally:
+            inside, self.expert_counts, self._counts_always = self.expert_counts, before, False
+            if self.counts_routes:
+                before.extend(inside)
 
     @property
     def communicating(self) -> bool:

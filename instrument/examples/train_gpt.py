@@ -28,7 +28,7 @@ from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partition, resolve_settings
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
-from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations
+from instrument.models.activations import RankForm, fused_kernel
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import VOCABULARY, GptConfig, GptStage
@@ -40,9 +40,8 @@ from instrument.models.sleeping import SleepingStage
 from instrument.optim.adamw import AdamW
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
-from instrument.optim.main_parameters import Zero, make_adamw
+from instrument.optim.main_parameters import make_adamw
 from instrument.pipeline.handlers import skipped_kinds
-from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
 from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
@@ -111,9 +110,10 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         clipped.finish(options.steps - 1)
     progress.finish()
     if options.memory:
-        batch = _load(feed, observer, options.steps)
-        use = measure(runtime, batch, options.steps)
-        print(_memory_line(mesh, use), _prediction_line(settings, options, mesh, use), sep="\n", flush=True)
+        from instrument.examples.memory_lines import memory_lines  # what predicts them no other run needs
+
+        batch, model = _load(feed, observer, options.steps), _describe_model(settings, options)
+        print(memory_lines(runtime, batch, options.steps, settings, mesh, model), flush=True)
 
 
 def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, options: argparse.Namespace) -> None:
@@ -156,44 +156,6 @@ def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
     if options.peak_tflops is not None:
         return Peak(options.peak_tflops * TERA, "--peak-tflops")
     return device_peak(settings.wiring.device, settings.model.dtype, RankInfo.from_environment().local_world)
-
-
-def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
-    """One line: planned and measured memory of one rank."""
-    words = [
-        f"memory   rank {mesh.rank}",
-        f"in flight {use.in_flight} (planned {use.planned.in_flight})",
-        f"deferred W {use.deferred_weight_grads} (planned {use.planned.deferred_weight_grads})",
-        f"activations {use.peak_bytes / 2**20:,.2f} MiB at most",
-        f"{use.bytes_per_microbatch / 2**20:,.3f} MiB for each in flight",
-    ]
-    if use.allocator_bytes is not None:
-        words.append(f"allocator {use.allocator_bytes / 2**20:,.2f} MiB with gradients and temporaries")
-    return "   ".join(words)
-
-
-def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh, use: MemoryUse) -> str:
-    """One line: predicted memory, to compare with the measured one, which includes messages in transit."""
-    if settings.model.experts is not None:
-        return f"memory   rank {mesh.rank}   predicted nothing, because what experts hold depends on the routes"
-    form, num_unrecomputed = _form(settings, options), options.recompute_microbatches_beyond
-    most = rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, num_unrecomputed)
-    numbers = (most.bytes, most.layers_bytes, most.ends_bytes, most.paper_bytes)
-    total, layers, ends, paper = (f"{number / use.in_flight / 2**20:,.3f}" for number in numbers)
-    kernel = _kernel(settings, options)
-    attention = form.attention + ("" if kernel is None else f", {kernel} kernel")
-    layer, paper_layer = (f"{number / max(most.num_layers, 1) / 2**20:,.3f}" for number in numbers[1::2])
-    predicted = f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), "
-    predicted += f"embedding and head {ends} ({attention})"
-    if kernel == "math":
-        predicted = f"predicted nothing, because the attention stores its scores ({attention})"
-    words = [f"memory   rank {mesh.rank}", predicted]
-    words.append(f"{PAPER}: layers {paper} ({paper_layer} a layer; 16 bit, dropout masks, scores stored)")
-    if use.deferred_weight_grads:
-        words.append("both without what is deferred to W")
-    if settings.wiring.zero >= Zero.GRADIENTS:
-        words.append("both without gathered parameters and their gradients")
-    return "   ".join(words)
 
 
 def _kernel(settings: Settings, options: argparse.Namespace) -> str | None:

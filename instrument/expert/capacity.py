@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -26,8 +27,11 @@ class DropOrder(StrEnum):
 
 
 def capacity_of(factor: float, length: int, top_k: int, num_experts: int) -> int:
-    """Routes of a sequence of ``length`` tokens that an expert takes: ⌈factor · k·T/E⌉, at most T."""
-    return min(length, math.ceil(factor * top_k * length / num_experts))
+    """Routes of a sequence of ``length`` tokens that an expert takes: ⌈factor · k·T/E⌉, at most T.
+
+    The factor is the decimal number that it is written as: 1.1 · 100/10 is 11, where floats come to a little more.
+    """
+    return min(length, math.ceil(Fraction(str(factor)) * top_k * length / num_experts))
 
 
 def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor | None = None) -> Tensor:

@@ -40,7 +40,7 @@ def _in_turn(positions: Tensor, options: ExpertOptions) -> Tensor:
 
 
 def _replayed(tokens: TokenIds, options: ExpertOptions) -> Tensor:
-    """Routes of a table, of whose steps and sequences the first follow the last."""
+    """Routes of a table, which begins again after its last step and its last sequence."""
     assert options.routes is not None
     table = read_routes(options.routes)
     of_layer = table[tokens.key.step % len(table), tokens.key.layer // options.every]
@@ -53,11 +53,12 @@ def read_routes(path: str) -> Tensor:
     """The table of routes in a file of numpy: (steps, layers with experts, sequences, positions, k) expert ids.
 
     Raises:
-        UsageError: no such file, or none of five dimensions of integers.
+        UsageError: no such file, or none of five dimensions of integers that name experts.
     """
     try:
-        table = np.load(Path(path), allow_pickle=False)
-    except (OSError, ValueError) as err:
+        with Path(path).open("rb") as file:
+            table = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, MemoryError) as err:
         raise UsageError(
             f"routes cannot be read from {path}: {err}; expected an array that numpy saved (.npy)"
         ) from None
@@ -66,7 +67,10 @@ def read_routes(path: str) -> Tensor:
             f"{path} has an array of shape {table.shape} of {table.dtype}; expected integers by step, layer with experts, "
             "sequence, position and choice"
         )
-    return torch.from_numpy(table.astype(np.int32))
+    narrow = table.astype(np.int32)
+    if (narrow != table).any():
+        raise UsageError(f"{path} has routes to experts {table.min()} to {table.max()}, which no layer has")
+    return torch.from_numpy(narrow)
 
 
 def check_routes(options: ExpertOptions, layers: int, sequence: int) -> None:

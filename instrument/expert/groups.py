@@ -24,8 +24,8 @@ class ExpertGroups:
         ep: the ranks that share the experts of a layer, each with consecutive ones.
         cp: the ranks that share a sequence, besides those of tp.
         context: how they share it.
-        loss_weight: weight in a step's loss of what one microbatch on one rank adds to it: context ranks, over whose
-            gradients the mean is taken, by microbatches.
+        loss_weight: weight in a step's loss of the router's losses of one microbatch on one rank: the ranks of cp, each of which
+            adds its part of a sum where gradients are averaged, over the microbatches of a step.
         first_microbatch: of this replica's pipeline, counted through all replicas of a step.
         etp: the ranks that share each of these experts.
     """

@@ -231,9 +231,9 @@ class ExpertLayer(nn.Module):
         return Routes(chosen, dispatch, counts)
 
     def _record(self, wanted: Tensor, routed: Tensor, dispatch: TokenDispatch) -> None:
-        """Count the routes of a forward, while a profiler records."""
+        """Count the routes of a forward, where the recorder wants them."""
         recorder = self.groups.ep.recorder
-        if recorder.profiling:
+        if recorder.counts_routes:
             held = (self.inner.experts[0], dispatch.rows_of_expert)
             recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
 

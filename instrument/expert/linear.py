@@ -24,7 +24,11 @@ class Held:
     size: int = 1
 
     def part(self, width: int) -> slice:
-        """Raise UsageError where the ranks do not divide the width."""
+        """The part of a width that this rank has.
+
+        Raises:
+            UsageError: the ranks do not divide the width.
+        """
         if width % self.size:
             raise UsageError(
                 f"experts of width {width} do not divide among etp={self.size} ranks; choose a multiple of {self.size}"

@@ -105,6 +105,8 @@ def run_experts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
+    """One forward of both layers of a rank's experts; ``late`` has weight gradients computed while gradients of tokens travel."""
+
     inner: ExpertLinear
     outer: ExpertLinear
     rows_of_expert: list[int]

@@ -59,7 +59,7 @@ class TokenIds:
 
     def gumbel(self, use: Use, num: int) -> Tensor:
         """(b, n, num) float64 numbers of Gumbel's distribution: added to logits, the largest is drawn by their softmax."""
-        tiny = 2.0**-54  # of no logarithm of 0
+        tiny = 2.0**-54  # so that no logarithm is of 0
         return -torch.log(-torch.log(self.uniform(use, num) + tiny))
 
 

@@ -117,10 +117,17 @@ class ExpertOptions:
     grouped: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("num", 1), ("top_k", 1), ("every", 1), ("width", 1), ("shared_width", 0)):
-            value = getattr(self, name)
+        for value, least, name in (
+            (self.num, 1, "the number of experts in a layer"),
+            (self.top_k, 1, "the number of experts of a token"),
+            (self.every, 1, "the distance of layers with experts"),
+            (self.width, 1, "the width of an expert"),
+            (self.shared_width, 0, "the width of the shared MLP"),
+            (self.num_groups, 1, "the number of groups of experts"),
+            (self.groups_per_token, 1, "the number of groups of a token"),
+        ):
             if value is not None and value < least:
-                raise UsageError(f"{name} of the experts is {value}; expected at least {least}")
+                raise UsageError(f"{name} is {value}; expected at least {least}")
         fewest = min(self.pyramid, default=self.num)
         if self.top_k > fewest:
             raise UsageError(f"each token is routed to {self.top_k} experts and a layer has {fewest}; choose fewer")

@@ -15,8 +15,8 @@ class Places:
     """The rows of routes, and the routes of rows; route t · k + j is the j-th of token t.
 
     Args:
-        routes: (rows,) of each row; as many as there are routes: none, the row is zeros.
-        rows: (routes,) of each route; as many as there are rows or more: none, the route is dropped.
+        routes: (rows,) the index of each row's route; the number of routes for a row without one, which is zeros.
+        rows: (routes,) the index of each route's row; the number of rows or more for a route without one, which is dropped.
         has_gaps: whether there are such rows or routes.
     """
 

@@ -32,7 +32,7 @@ class Coefficient(HasPartial, split.Linear):
 class SharedMlp(nn.Module):
     """An MLP cut over tp, and how its output is joined with the experts' (:class:`Shared`).
 
-    It runs in two parts, so that each has tokens on their way to compute behind.
+    It runs in two parts, of which one can be computed while tokens travel to their experts, the other while they travel back.
     """
 
     def __init__(

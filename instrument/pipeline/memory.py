@@ -9,7 +9,7 @@ run without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
 from instrument.expert.pieces import Tape
+from instrument.expert_counts import ExpertCounts
 from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
 from instrument.pipeline.outstanding import Outstanding, outstanding
 from instrument.pipeline.p2p import Cell
@@ -34,13 +35,15 @@ class MemoryUse:
 
     ``peak_bytes`` is the most that was kept between two ops. ``allocator_bytes`` is, on a GPU, by how much the
     allocator's peak went over what was there before: with the temporaries inside of ops and with the gradients of
-    parameters.
+    parameters. ``routes`` to experts are those of the step, as
+    :meth:`~instrument.expert_counts.ExpertCounts.facts` has them.
     """
 
     planned: Outstanding
     in_flight: int
     deferred_weight_grads: int
     peak_bytes: int
+    routes: Mapping[str, object] | None
     allocator_bytes: int | None = None
 
     @property
@@ -87,11 +90,12 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class MeasuredBuffers(MicrobatchBuffers):
-    """Buffers that count the live bytes whenever more is stored; ``peak_bytes`` is the maximum."""
+    """Buffers that count the live bytes whenever more is stored, without ``counts``; ``peak_bytes`` is the maximum."""
 
-    def __init__(self, watch: StorageWatch) -> None:
+    def __init__(self, watch: StorageWatch, counts: ExpertCounts) -> None:
         super().__init__()
         self._watch = watch
+        self._counts = counts
         self.peak_bytes = 0
 
     def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor, tape: Tape | None = None) -> None:
@@ -107,6 +111,7 @@ class MeasuredBuffers(MicrobatchBuffers):
         self._update_peak()
 
     def _update_peak(self) -> None:
+        self._watch.exempt(self._counts.tensors())
         self.peak_bytes = max(self.peak_bytes, self._watch.live_bytes())
 
 
@@ -121,15 +126,16 @@ def measure(runtime: PipelineRuntime, batch: Batch, step: int) -> MemoryUse:
     parameters = tuple(runtime.program.parameters())
     watch = StorageWatch(parameters)
     watch.exempt((batch.tokens, batch.targets))
-    buffers = MeasuredBuffers(watch)
     is_gpu = batch.tokens.is_cuda
     before = _reset_allocator_peak() if is_gpu else 0
-    make_buffers, runtime.make_buffers = runtime.make_buffers, lambda: buffers
-    try:
-        with watch:
-            result = runtime.run(batch, step)
-    finally:
-        runtime.make_buffers = make_buffers
+    with runtime.program.recorder.counting_routes() as routes:
+        buffers = MeasuredBuffers(watch, routes)
+        make_buffers, runtime.make_buffers = runtime.make_buffers, lambda: buffers
+        try:
+            with watch:
+                result = runtime.run(batch, step)
+        finally:
+            runtime.make_buffers = make_buffers
     for parameter in parameters:
         parameter.grad = None
     return MemoryUse(
@@ -137,6 +143,7 @@ def measure(runtime: PipelineRuntime, batch: Batch, step: int) -> MemoryUse:
         result.peak_in_flight,
         result.peak_deferred_weight_grads,
         buffers.peak_bytes,
+        routes.facts(),
         torch.cuda.max_memory_allocated() - before if is_gpu else None,
     )
 

@@ -11,9 +11,10 @@ class LayerLoad:
 
     ``layer`` is its number in the model. ``routes`` are how often tokens chose each expert, dropped ones included, over all
     ranks; ``expert_ratio`` is the most of one expert over the mean, ``hottest`` that expert, ``idle_experts`` how many nobody
-    chose. ``chance_ratio`` is what the ratio of one microbatch comes to if all routes go to an expert by chance. ``rank_ratio``
-    is the same of the rows that ranks compute: most of a group over its mean, in the mean over microbatches, and
-    ``worst_rank_ratio`` the largest of them. ``dropped`` routes found no room; ``dropped_tokens`` have no other one either.
+    chose; ``least_ratio`` and ``deviation_ratio`` are the fewest of one and the standard deviation over the mean.
+    ``chance_ratio`` is what the ratio of one microbatch comes to if all routes go to an expert by chance. ``rank_ratio`` is the
+    same of the rows that ranks compute: most of a group over its mean, in the mean over microbatches, and ``worst_rank_ratio``
+    the largest of them. ``dropped`` routes found no room; ``dropped_tokens`` have no other one either.
     """
 
     layer: int | None
@@ -30,6 +31,22 @@ class LayerLoad:
     worst_rank_ratio: float | None
     dropped_tokens: int | None = None
     dropped_tokens_share: float | None = None
+    least_ratio: float | None = None
+    deviation_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpread:
+    """The spread of one figure of :class:`LayerLoad` over the layers in which it is known: percentiles, each that of a layer."""
+
+    figure: str
+    num_layers: int
+    min: float
+    p50: float
+    p75: float
+    p90: float
+    p95: float
+    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +172,7 @@ class RoutingGain:
 class ExpertsReport:
     """Figures of the run's experts. ``source`` is what tells: ``counts`` (recorded by the runtime), ``splits`` of calls, or
     ``calls`` alone. ``reasons`` say why figures are None, a line each. ``dispatcher`` is the way of tokens to experts; ``etp``
-    ranks share each expert. ``padding_share`` is that of the rows which no route takes.
+    ranks share each expert. ``padding_share`` is that of the rows which no route takes. ``over_layers`` sums ``layers`` up.
     """
 
     source: str
@@ -171,3 +188,4 @@ class ExpertsReport:
     padding_share: float | None = None
     steps: tuple[ExpertStep, ...] = ()
     traffic: ExpertTraffic | None = None
+    over_layers: tuple[LayerSpread, ...] = ()

@@ -76,6 +76,9 @@ def test_experts_have_files_of_every_step_and_of_every_pair_of_ranks(tmp_path: P
     assert run.report.experts is not None
     steps = rows_of(experts, "expert-steps.json")
     assert [row["wait_ns"] for row in steps] == [step.wait_ns for step in run.report.experts.steps]
+    spread = rows_of(experts, "expert-spread.json")
+    assert [row["figure"] for row in spread] == [each.figure for each in run.report.experts.over_layers]
+    assert {"expert_ratio", "rank_ratio"} <= {row["figure"] for row in spread}
     table = pd.DataFrame(rows_of(experts, "expert-traffic.json")).drop(columns="share")
     pd.testing.assert_frame_equal(table, run.expert_traffic, check_dtype=False)
     assert len(table) == 8

@@ -19,6 +19,7 @@ from pptrace.analysis.expert_parts import (
     ExpertStep,
     ExpertTraffic,
     LayerLoad,
+    LayerSpread,
     RankLoad,
     RoutingGain,
     TrafficPair,
@@ -86,7 +87,10 @@ SECTIONS = {
         for entries in ("outliers", "outliers.differences", "outliers.ops", "changes", "changes.differences")
     },
     "missing_evidence": "`missing_evidence[]`",
-    **{f"experts.{path}": "`experts`" for path in ("layers", "ranks", "calls", "routing", "steps", "traffic")},
+    **{
+        f"experts.{path}": "`experts`"
+        for path in ("layers", "over_layers", "ranks", "calls", "routing", "steps", "traffic")
+    },
     "experts.traffic.pairs": "`experts`",
     "hang.edges": "`hang`",
 }
@@ -226,6 +230,7 @@ _EXPERTS = ExpertsReport(
     ("a reason",),
     steps=(ExpertStep(3, *(None,) * 6), ExpertStep(4, 9, 1, 5, 0.6, "rows", 1.5)),
     traffic=ExpertTraffic("counts", 9, 4, None, 2, (TrafficPair(0, 1, 3, None, 0.5),)),
+    over_layers=(LayerSpread("expert_ratio", 2, 1.0, 1.1, 1.2, 1.2, 1.2, 1.2),),
 )
 _DIFFERENCES = (Cause("jitter", {"rank": 2}, 5),)
 _OUTLIERS = (StepOutlier(3, 15, 2, 10, _DIFFERENCES, (BlamedOp(2, "F", 2, 0, 5),)), StepOutlier(4, 15, 2, 10, None, ()))

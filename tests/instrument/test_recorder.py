@@ -46,6 +46,31 @@ def test_nothing_is_built_while_nobody_listens() -> None:
     assert len(set(map(id, ranges))) == 1
 
 
+def test_routes_can_be_counted_while_nothing_records() -> None:
+    recorder = Recorder()
+    assert not recorder.counts_routes
+    chosen = torch.tensor([[0, 1], [0, 2]])
+    recorder.expert_counts.add(0, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
+    before = recorder.expert_counts.facts()
+    with recorder.counting_routes() as counts:
+        assert recorder.counts_routes
+        recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
+    facts = counts.facts()
+    assert facts is not None
+    assert facts["forwards"] == [[1, 0, [2, 1, 1, 0]]]
+    assert recorder.expert_counts.facts() == before
+    assert not recorder.counts_routes
+
+
+def test_routes_that_are_counted_by_themselves_are_in_a_trace_that_is_recorded_meanwhile() -> None:
+    recorder, chosen = Recorder(listens=lambda: True), torch.tensor([[0, 1], [0, 2]])
+    with recorder.counting_routes():
+        recorder.expert_counts.add(1, 0, chosen, chosen, 4, (0, [2, 1, 1, 0]))
+    facts = recorder.expert_counts.facts()
+    assert facts is not None
+    assert (facts["top_k"], facts["forwards"]) == (2, [[1, 0, [2, 1, 1, 0]]])
+
+
 def test_ranges_reach_the_profiler_under_their_marks_names(tmp_path: Path) -> None:
     recorder, carried = Recorder(), Counted()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

@@ -10,6 +10,7 @@ did. :mod:`tests.tools.expert_mixes` compares parameters and bytes too, of setti
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -38,7 +39,9 @@ from tests.support.pool import Pool
 MOST_RANKS, STEPS, LAYERS, TOLERANCE = 8, 4, 4, 1e-9
 ALONE = {
     **dict.fromkeys(("pp", "dp", "cp", "tp", "ep", "etp", "ulysses", "microbatch_size"), 1),
-    **dict.fromkeys(("sequence_parallel", "overlap", "lean", "negotiate", "overlap_experts", "grouped_experts"), False),
+    **dict.fromkeys(
+        ("sequence_parallel", "overlap", "lean", "negotiate", "overlap_experts", "grouped_experts", "memory"), False
+    ),
     "schedule": "1f1b",
     **dict.fromkeys(("chunks", "group_size", "memory_limit", "prefetch", "split", "microbatches", "bucket_mb"), None),
     "zero": 0,
@@ -74,17 +77,17 @@ def draw(random: Random, folder: Path) -> list[str]:
     give("router", *Scoring, chance=0.7)
     give("router-scale", 2.5, 0, "nan", chance=0.1)
     give("router-jitter", 0.1, 1, -0.1, "nan", chance=0.15)
-    give("router-groups", 1, 2, 4, 3, chance=0.15)
-    give("groups-per-token", 1, 2, chance=0.15)
+    give("router-groups", 1, 2, 4, 3, 0, chance=0.15)
+    give("groups-per-token", 1, 2, 0, chance=0.15)
     give("second-choice", *SecondChoice, chance=0.25)
     give("aux-loss", 0.01, 0.1, -1, "inf", chance=0.4)
     give("z-loss", 0.001, "nan", chance=0.3)
     give("bias-rate", 0.01, -0.1, "nan", chance=0.2)
-    give("capacity-factor", 0.01, 0.5, 1, 1.25, 10, 0, -1, "nan", chance=0.4)
+    give("capacity-factor", 0.01, 0.5, 1, 1.1, 1.25, 10, 1e308, 0, -1, "nan", chance=0.4)
     give("drop-order", *DropOrder, chance=0.3)
     give("dispatcher", *Dispatcher, chance=0.8)
     give("force-routes", *[each for each in Forced if each is not Forced.REPLAYED], chance=0.25)
-    give("replay-routes", _table(random, folder), "nowhere.npy", chance=0.08)
+    give("replay-routes", _table(random, folder), "nowhere.npy", os.devnull, chance=0.08)
     switch("overlap-experts", 0.3)
     switch("grouped-experts", 0.5)
     give("order", "-".join(random.sample(("tp", "cp", "dp", "pp"), 4)), chance=0.2)
@@ -99,6 +102,7 @@ def draw(random: Random, folder: Path) -> list[str]:
     give("prefetch", 0, 1, 2, chance=0.2)
     switch("negotiate", 0.1)
     switch("tied", 0.3)
+    switch("memory", 0.2)
     give("kv-heads", 1, 2, 4, 3, chance=0.2)
     give("recompute", *Recompute, chance=0.5)
     give("recompute-microbatches-beyond", 0, 1, -1, chance=0.1)

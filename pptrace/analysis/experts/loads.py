@@ -80,6 +80,8 @@ def _layer_load(
         worst_rank_ratio=float(ratios.max()) if len(ratios) else None,
         dropped_tokens=dropped_tokens,
         dropped_tokens_share=None if dropped_tokens is None else dropped_tokens / max(tokens, 1),
+        least_ratio=None if total is None or not routes else float(total.min() / total.mean()),
+        deviation_ratio=None if total is None or not routes else float(total.std() / total.mean()),
     )
 
 

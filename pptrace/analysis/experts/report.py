@@ -19,6 +19,7 @@ from pptrace.analysis.experts.loads import common, layer_loads, rank_loads
 from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
 from pptrace.analysis.experts.sent_rows import SentRows
 from pptrace.analysis.experts.slowness import slowness_of_ranks
+from pptrace.analysis.experts.spread import spread_over_layers
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
 from pptrace.analysis.experts.traffic_matrix import report_traffic
 from pptrace.analysis.gain_interval import gain_interval
@@ -94,13 +95,12 @@ def report_experts(
     source = "counts" if counts else "splits" if has_rows else "calls"
     gain, sizes = routing_gain(plans) if has_rows else None, sizes_of_run(facts.values())
     ranks = rank_loads(exchanges, counts, sizes)
+    layers = layer_loads(exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage))
     return ExpertsReport(
         source=source,
         num_experts=common([num for of_rank in counts.values() for num in np.unique(of_rank.num).tolist()]),
         top_k=common([of_rank.top_k for of_rank in counts.values()]),
-        layers=layer_loads(
-            exchanges, counts, *((), ()) if sizes is None else (sizes.ep_groups, sizes.layers_per_stage)
-        ),
+        layers=layers,
         ranks=ranks,
         calls=_calls(exchanges, counts),
         routing=gain,
@@ -115,6 +115,7 @@ def report_experts(
         padding_share=None if sizes is None else _padding_share(counts, sizes),
         steps=expert_steps(exchanges, steps) if len(exchanges) else (),
         traffic=report_traffic(experts.traffic.matrix),
+        over_layers=spread_over_layers(layers),
     )
 
 

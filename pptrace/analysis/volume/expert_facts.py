@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil, isfinite
 from typing import Any
 
@@ -48,7 +49,7 @@ class ExpertFacts:
         """Routes of a sequence of ``tokens`` that an expert takes: ⌈factor · k·T/E⌉, at most T; None: all."""
         if self.capacity_factor is None:
             return None
-        return min(tokens, ceil(self.capacity_factor * self.top_k * tokens / num_experts))
+        return min(tokens, ceil(Fraction(str(self.capacity_factor)) * self.top_k * tokens / num_experts))
 
 
 def read_expert_facts(model: Mapping[str, Any], num_layers: int) -> ExpertFacts | None:

@@ -50,8 +50,8 @@ class MemoryPrediction:
         mesh = volume.mesh
         self._sizes = ActivationSizes(volume.facts, mesh.tp or 1, mesh.cp or 1, bool(model.get("dropout")), on_device)
         self.stores_scores = model.get("attention_kernel") == _SCORES_STORED
-        self.sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))
-        has_pairs = any(action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank)
+        sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))  # whose pairs run in turn
+        has_pairs = not sleeps and any(action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank)
         options, experts = volume.facts.experts, volume.experts
         self._is_in_pieces = (
             has_pairs and options is not None and options.overlap and experts is not None and experts.has_journeys
@@ -60,8 +60,6 @@ class MemoryPrediction:
     @property
     def reason(self) -> str | None:
         """Reason why activations are not predicted; None where they are."""
-        if self.sleeps:
-            return "stages that sleep keep no activations of a model"
         if self.stores_scores:
             return "the attention ran without a fused kernel, and what it stores is not known"
         if self._has_jitter:
@@ -74,7 +72,7 @@ class MemoryPrediction:
         if gradients is None or pp_rank is None:
             return None
         numbers = sum(parameter.numel for parameter in gradients.parameters())
-        has_stages = not (self.sleeps or self.stores_scores or self._has_jitter)
+        has_stages = not (self.stores_scores or self._has_jitter)
         of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
         return PredictedParts(
             self._weights(gradients),

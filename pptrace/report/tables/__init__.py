@@ -37,6 +37,7 @@ __all__ = [
 OF_WHOLE_RUN = frozenset(
     (
         "experts",
+        "expert-spread",
         "expert-ranks",
         "expert-calls",
         "expert-steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pptrace.analysis.expert_parts import (
     ExpertCalls,
@@ -11,6 +11,7 @@ from pptrace.analysis.expert_parts import (
     ExpertStep,
     ExpertTraffic,
     LayerLoad,
+    LayerSpread,
     RankLoad,
     RoutingGain,
 )
@@ -27,10 +28,12 @@ _BECAUSE = {
 
 
 def expert_tables(experts: ExpertsReport, amount: Amount) -> list[ReportTable]:
-    """The tables of a run with experts: layers, ranks, and with :attr:`Amount.WHOLE` every kind of call, steps, and rows from
-    rank to rank.
+    """The tables of a run with experts: layers, of many of them what is usual, ranks, and with :attr:`Amount.WHOLE` every kind
+    of call, steps, and rows from rank to rank.
     """
     tables = [_layers_table(experts, amount)] if experts.layers else []
+    if len(experts.layers) > MAX_ROWS and experts.over_layers:
+        tables.append(_spread_table(experts.over_layers))
     tables += [_ranks_table(experts, amount)] if experts.ranks else []
     if amount is Amount.WHOLE and experts.calls:
         tables.append(_calls_table(experts.calls))
@@ -69,6 +72,31 @@ def _layers_table(experts: ExpertsReport, amount: Amount) -> ReportTable:
     notes += [_padding_note(experts)] if experts.padding_share else []
     notes += [] if experts.routing is None else [_routing_note(experts.routing)]
     return ReportTable("experts", "Experts, all steps", columns, rows, (*notes, *experts.reasons), 2, (9, 5, 6))
+
+
+_FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "expert_ratio": ("hottest expert, × mean", units.ratio),
+    "least_ratio": ("expert with fewest routes, × mean", units.ratio),
+    "deviation_ratio": ("standard deviation of experts, × mean", units.ratio),
+    "idle_experts": ("idle experts", lambda value: f"{value:,.0f}"),
+    "dropped_share": ("dropped", units.percent),
+    "dropped_tokens_share": ("tokens without expert", units.percent),
+    "rank_ratio": ("rows of ranks, max / mean", units.ratio),
+    "worst_rank_ratio": ("worst microbatch", units.ratio),
+}
+"""Figures of layers → the name in tables, and the way in which they are written."""
+
+
+def _spread_table(spreads: Sequence[LayerSpread]) -> ReportTable:
+    """A row per figure of the layers."""
+    rows = []
+    for spread in spreads:
+        name, written = _FIGURES[spread.figure]
+        values = (spread.min, spread.p50, spread.p75, spread.p90, spread.p95, spread.max)
+        rows.append((name, str(spread.num_layers), *map(written, values)))
+    columns = ("of a layer", "layers", "min", "p50", "p75", "p90", "p95", "max")
+    notes = ("percentiles over layers, each that of a layer",)
+    return ReportTable("expert-spread", "Experts, over the layers", columns, tuple(rows), notes, 1, (6, 4, 2))
 
 
 def _padding_note(experts: ExpertsReport) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instrument.expert.options import ExpertOptions
+from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.models.activations import RankForm, rank_activations
 from instrument.models.gpt import GptConfig, Recompute
 from instrument.optim.main_parameters import Zero
@@ -53,6 +53,22 @@ def test_parameters_gradients_and_moments_are_those_of_the_closed_form() -> None
     assert (mixed.weights, mixed.gradients, mixed.optimizer) == (2 * numbers, 4 * numbers, 12 * numbers)
     tied = parts(facts(tied=True), mesh())
     assert whole.weights - tied.weights == 4 * VOCABULARY * HIDDEN
+
+
+def test_stages_that_sleep_keep_what_they_do_without() -> None:
+    experts = expert_facts(ExpertOptions(4, dispatcher=Dispatcher.PADDED, capacity_factor=1.0, overlap=True))
+    in_pairs = replace(mesh(2, dp=2), ep=2, etp=1)
+    for run, on, schedule in (
+        (facts(), mesh(), "1f1b"),
+        (facts(layers_per_stage=(2, 2)), mesh(2), "zb-h1"),
+        (facts(layers_per_stage=(1, 1, 1, 1), experts=experts), in_pairs, "dualpipe-v"),
+    ):
+        chunks = len(run.layers_per_stage) // (on.pp or 1)
+        awake, asleep = (parts(run, on, schedule, chunks=chunks, sleep_forward_ms=ms).activations for ms in (0.0, 20.0))
+        assert awake is not None
+        assert asleep is not None
+        is_in_pieces = run.experts is not None  # whose halves run in turn where stages sleep
+        assert (asleep < awake) if is_in_pieces else (asleep == awake)
 
 
 def test_zero_shards_the_optimizer_over_the_replicas() -> None:
@@ -112,7 +128,6 @@ def test_what_is_not_known_is_not_predicted() -> None:
     halves = facts(layers_per_stage=(2, 2))
     assert parts(halves, two).activations is not None
     assert parts(halves, two, attention_kernel="math").activations is None
-    assert parts(halves, two, sleep_forward_ms=5.0).activations is None
     assert parts(halves, two, sleep_forward_ms=0.0, attention_kernel="flash").activations is not None
     outside = StepVolume(halves, two, build("1f1b", 2, 4))
     assert MemoryPrediction(outside, {}, on_device=False).of_rank(9) is None

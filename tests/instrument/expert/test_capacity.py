@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +13,11 @@ from instrument.context.shard import ContextShape
 from instrument.expert.capacity import capacity_of, keep_within
 from instrument.expert.forced import forced_routes
 from instrument.expert.noise import ForwardKey, TokenIds
-from instrument.expert.options import ExpertOptions, Forced
+from instrument.expert.options import ExpertOptions, Forced, Scoring
 from instrument.expert.unit import SequenceParts
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
+from tests.instrument.models.cases.mixes import expert_facts
 
 
 def taken_one_by_one(order: list[tuple[int, int]], chosen: Tensor, capacity: int) -> set[tuple[int, int]]:
@@ -60,6 +62,16 @@ def test_drops_are_what_is_beyond_the_capacity() -> None:
     assert capacity_of(0.01, 6, 2, 4) == 1
     assert keep_within(chosen, 3, 4).sum().item() == 6
     assert keep_within(chosen, 3, 4)[0, :3].all()  # the earlier tokens
+
+
+@pytest.mark.parametrize(("factor", "length", "top_k", "num", "capacity"), [(1.1, 100, 1, 10, 11), (1e308, 6, 2, 4, 6)])
+def test_a_capacity_is_that_of_the_factor_as_it_is_written(
+    factor: float, length: int, top_k: int, num: int, capacity: int
+) -> None:
+    """Of floats, 1.1 · 100 / 10 is more than 11, and 1e308 · 2 is infinite."""
+    assert capacity_of(factor, length, top_k, num) == capacity
+    facts = expert_facts(ExpertOptions(num, top_k, scoring=Scoring.SIGMOID, capacity_factor=factor))
+    assert facts.capacity(length, num) == capacity
 
 
 def test_forced_routes_are_even_or_all_to_one_expert() -> None:

@@ -122,8 +122,20 @@ def test_replayed_routes_are_those_of_the_table(tmp_path: Path) -> None:
 
 def test_tables_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "empty.npy").touch()
     np.save(tmp_path / "flat.npy", np.zeros(3))
-    for name, text in (("none", "cannot be read"), ("text", "cannot be read"), ("flat", r"shape \(3,\) of float64")):
+    table = np.zeros((1, 2, 1, 8, 1), dtype=np.int64)
+    np.save(tmp_path / "wide.npy", table + 2**32)
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, table)
+    with (tmp_path / "huge.npy").open("wb") as file:
+        header = {"descr": "<i8", "fortran_order": False, "shape": (2**30, 2**29, 1, 8, 1)}
+        np.lib.format.write_array_header_1_0(file, header)
+    for name, text in (
+        *((name, "cannot be read") for name in ("none", "text", "empty", "several", "huge")),
+        ("flat", r"shape \(3,\) of float64"),
+        ("wide", "to experts 4294967296 to 4294967296, which no layer has"),
+    ):
         options = ExpertOptions(4, forced=Forced.REPLAYED, routes=str(tmp_path / f"{name}.npy"))
         with pytest.raises(UsageError, match=text):
             check_routes(options, 2, 8)

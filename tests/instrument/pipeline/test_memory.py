@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from instrument.backward_split.split import Linear, attach
+from instrument.expert_counts import ExpertCounts
 from instrument.models.activations import RankForm, stage_activations
 from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
@@ -99,8 +100,12 @@ def test_the_buffers_see_the_peak_before_weights_are_taken() -> None:
     layer = Linear(8, 8, bias=False)
     queue = attach(layer)
     watch = StorageWatch(layer.parameters())
-    buffers = MeasuredBuffers(watch)
+    counts = ExpertCounts()
+    buffers = MeasuredBuffers(watch, counts)
     with watch:
+        chosen = torch.zeros(2, 1, dtype=torch.int64)
+        counts.add(0, 0, chosen, chosen, 4, (0, [2, 0, 0, 0]))  # these are not the step's
+        del chosen
         for microbatch in range(3):
             x = torch.ones(2, 8).requires_grad_()
             buffers.put_forward(Cell(0, microbatch), x, layer(x))

@@ -11,10 +11,12 @@ from pptrace.analysis.expert_parts import (
     ExpertStep,
     ExpertTraffic,
     LayerLoad,
+    LayerSpread,
     RankLoad,
     RoutingGain,
     TrafficPair,
 )
+from pptrace.analysis.experts.spread import FIGURES, spread_over_layers
 from pptrace.report.tables import OF_WHOLE_RUN
 from pptrace.report.tables.experts import expert_tables, late_in_most_steps
 from pptrace.report.tables.table import Amount
@@ -50,6 +52,34 @@ def test_tokens_that_no_expert_takes_have_a_column_where_there_are_some() -> Non
     some = replace(EXPERTS, layers=(LAYER, replace(LAYER, layer=4, dropped_tokens=2, dropped_tokens_share=0.25)))
     table = expert_tables(some, Amount.WHOLE)[0]
     assert (table.columns[-1], [row[-1] for row in table.rows]) == ("tokens without expert", ["–", "25.0%"])
+
+
+@pytest.mark.parametrize("amount", Amount)
+def test_more_layers_than_a_screen_shows_are_summed_up(amount: Amount) -> None:
+    layers = tuple(
+        replace(LAYER, layer=index, expert_ratio=1 + index / 100, idle_experts=index // 50, dropped_share=index / 100)
+        for index in range(61)
+    )
+    many = replace(EXPERTS, layers=layers, over_layers=spread_over_layers(layers))
+    table = expert_tables(many, amount)[1]
+    assert (table.key, table.columns) == (
+        "expert-spread",
+        ("of a layer", "layers", "min", "p50", "p75", "p90", "p95", "max"),
+    )
+    assert table.rows[:3] == (
+        ("hottest expert, × mean", "61", "1.000", "1.300", "1.450", "1.540", "1.570", "1.600"),
+        ("idle experts", "61", "0", "0", "0", "1", "1", "1"),
+        ("dropped", "61", "0.0%", "30.0%", "45.0%", "54.0%", "57.0%", "60.0%"),
+    )
+    assert "expert-spread" in OF_WHOLE_RUN
+    few = replace(EXPERTS, layers=layers[:12], over_layers=spread_over_layers(layers[:12]))
+    assert "expert-spread" not in {table.key for table in expert_tables(few, amount)}
+
+
+def test_each_figure_of_layers_has_a_name_in_tables() -> None:
+    spreads = tuple(LayerSpread(figure, 13, *(1.0,) * 6) for figure in FIGURES)
+    table = expert_tables(replace(EXPERTS, layers=(LAYER,) * 13, over_layers=spreads), Amount.BRIEF)[1]
+    assert len({row[0] for row in table.rows}) == len(FIGURES)
 
 
 def test_equal_rows_make_a_step_shorter_or_longer() -> None:

@@ -1,0 +1,51 @@
+"""Percentiles of layers' figures over the model, and how evenly experts of one layer are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.expert_parts import LayerLoad, LayerSpread
+from pptrace.analysis.experts.counts import RankCounts
+from pptrace.analysis.experts.exchanges import no_exchanges
+from pptrace.analysis.experts.loads import layer_loads
+from pptrace.analysis.experts.places import with_model_stages
+from pptrace.analysis.experts.spread import spread_over_layers
+
+LAYER = LayerLoad(0, 0, 0, *(None,) * 9)
+
+
+def counted(routes: list[list[int]]) -> RankCounts:
+    """One forward of each layer, whose routes of each expert are given."""
+    chosen = np.array(routes, dtype=np.int64)
+    layer = np.arange(len(routes))
+    num = np.full(len(routes), chosen.shape[1])
+    zeros = np.zeros_like(layer)
+    return RankCounts(1, zeros, layer, chosen.sum(1), num, zeros, num, chosen, chosen, chosen.sum(1), zeros)
+
+
+def test_routes_of_a_layer_have_their_fewest_and_their_deviation_over_the_mean() -> None:
+    even, uneven, none = layer_loads(
+        with_model_stages(no_exchanges(), None), {0: counted([[4, 4, 4, 4], [1, 3, 5, 7], [0, 0, 0, 0]])}
+    )
+    assert (even.least_ratio, even.deviation_ratio) == (1.0, 0.0)
+    assert uneven.least_ratio == 0.25
+    assert uneven.deviation_ratio == pytest.approx(5**0.5 / 4)  # of 1, 3, 5 and 7
+    assert (none.least_ratio, none.deviation_ratio) == (None, None)
+
+
+def test_percentiles_over_many_layers_are_those_of_layers() -> None:
+    ratios = [1 + index / 64 for index in range(61)]
+    layers = [replace(LAYER, layer=index, expert_ratio=ratio) for index, ratio in enumerate(reversed(ratios))]
+    (spread,) = spread_over_layers(layers)
+    assert spread == LayerSpread("expert_ratio", 61, *(1 + index / 64 for index in (0, 30, 45, 54, 57, 60)))
+
+
+def test_a_figure_that_fewer_than_two_layers_have_is_left_out() -> None:
+    known = replace(LAYER, idle_experts=1, rank_ratio=1.25)
+    layers = [known, replace(known, rank_ratio=None), replace(known, idle_experts=3), LAYER]
+    found = {spread.figure: (spread.num_layers, spread.min, spread.max) for spread in spread_over_layers(layers)}
+    assert found == {"idle_experts": (3, 1.0, 3.0), "rank_ratio": (2, 1.25, 1.25)}
+    assert spread_over_layers([known]) == ()
