@@ -14,6 +14,7 @@ from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.analysis.volume.expert_step import ExpertVolume, LayerRoutes
 from tests.analysis.volume.held_weight_work import HeldWork, hold_weight_work
 from tests.instrument.models.cases.mixes import Mix, facts_of, mesh_info
+from tests.support.extent import by_turns
 from tests.support.pool import Pool
 
 EXPERTS = ExpertOptions(4, 2, width=20)
@@ -65,13 +66,19 @@ OVERLAPPED = [
 ] + [Mix(pp=2, dp=2, ep=2, schedule="dualpipe-v", experts=replace(SHARED, overlap=True, shared=how)) for how in Shared]
 
 
-@pytest.mark.parametrize("sequences", [1, 2])
-@pytest.mark.parametrize(
-    "mixes",
-    [DENSE, ON_ONE_RANK, TENSOR_PARALLEL, SHARING_TOKENS, CONTEXT_PARALLEL, OVERLAPPED],
-    ids=["dense", "experts", "tp", "tp and experts", "cp", "overlapped"],
-)
-def test_what_ranks_keep_from_i_to_w_is_predicted_to_the_byte(mixes: list[Mix], sequences: int, pool: Pool) -> None:
+MIXES = {
+    "dense": DENSE,
+    "experts": ON_ONE_RANK,
+    "tp": TENSOR_PARALLEL,
+    "tp and experts": SHARING_TOKENS,
+    "cp": CONTEXT_PARALLEL,
+    "overlapped": OVERLAPPED,
+}
+
+
+@pytest.mark.parametrize(("name", "sequences"), by_turns([*MIXES], [1, 2]))
+def test_what_ranks_keep_from_i_to_w_is_predicted_to_the_byte(name: str, sequences: int, pool: Pool) -> None:
+    mixes = MIXES[name]
     held = pool.run(hold_weight_work, mixes, sequences, world=mixes[0].world)
     for mix, *of_ranks in zip(mixes, *held, strict=True):
         run = replace(facts_of(mix, 1), microbatch_size=sequences)
