@@ -97,7 +97,7 @@ def test_a_csv_that_is_no_schedule_is_refused_in_one_line_that_begins_with_its_p
     assert ended.out == ""
 
 
-def test_a_csv_without_any_action_is_told_from_a_schedule_with_a_wrong_cell(tmp_path: Path) -> None:
+def test_a_csv_without_any_action_is_not_taken_for_a_schedule_with_a_wrong_cell(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("rank,kind\n0,F\n", encoding="utf-8")
     assert "tables of ops are for `pptrace analyze`" in one_line(pptrace_here("simulate", file), 1)

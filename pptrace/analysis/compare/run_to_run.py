@@ -20,6 +20,9 @@ import numpy as np
 from pptrace.analysis.compare.bootstrap import Typical
 from pptrace.analysis.compare.side import Order
 
+Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+"""A value per run, ns."""
+
 FEWEST_FOR_TREND = 4
 """With fewer runs of a side the degree of freedom that a line takes costs more than it gains."""
 
@@ -84,10 +87,6 @@ class _Trend:
         """The values as they would be in the middle of all runs."""
         left: Values = values - self.slope * (np.array(places) - self.middle)
         return left
-
-
-Values = np.ndarray[tuple[int], np.dtype[np.float64]]
-"""A value per run, ns."""
 
 
 def _of_runs(values: Values, runs: Sequence[Typical], trend: _Trend | None) -> tuple[Typical, float]:

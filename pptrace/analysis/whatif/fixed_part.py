@@ -35,11 +35,10 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
         work: what ops take, ns, shape (windows, stages, microbatches, outputs).
         layers: layers of each stage, None where they are not known.
 
-    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error and what
-    ranks differ by. It is the straight
-    line of Theil and Sen, which one stage off it moves little where there are four or more. One of the ends that takes no more
-    than its layers do on that line has nothing besides, and counts too. One output with a part that is too large makes all
-    of them doubtful: a rank that is slow is so in all of its ops.
+    Every microbatch of every step gives an estimate, and their median counts where it is beyond its own error and what ranks
+    differ by. It is the straight line of Theil and Sen, which one stage off it moves little where there are four or more. One of
+    the ends that takes no more than its layers do on that line has nothing besides, and counts too. One output with a part that
+    is too large makes all of them doubtful: a rank that is slow is so in all of its ops.
     """
     num_outputs = work.shape[3]
     none = np.zeros(num_outputs)

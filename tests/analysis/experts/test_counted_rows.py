@@ -122,11 +122,11 @@ def test_calls_of_forwards_that_ran_again_are_no_overlapped_pairs() -> None:
     """The first forward of rank 0 and 1 was taken back with its update, and ran again: its op does not count."""
     columns = {**exchanges(0, 0, 1).columns, "layer": np.tile([-1, 0, 0], 2), "microbatch": np.tile([-1, 0, 0], 2)}
     columns["backward"] = columns["op_output"] = np.tile([-1, 0, 1], 2)
-    told = reasons_of(Slice(columns), counts_of({0: [30, 30], 1: [10, 10]}, [0, 0]))
-    assert "some calls are in no op that counts" in told
-    assert "of their ranks `in_flight_rows`" in told
-    assert "overlapped pairs" not in told
-    assert "equally many exchanges" not in told
+    reasons = reasons_of(Slice(columns), counts_of({0: [30, 30], 1: [10, 10]}, [0, 0]))
+    assert "some calls are in no op that counts" in reasons
+    assert "of their ranks `in_flight_rows`" in reasons
+    assert "overlapped pairs" not in reasons
+    assert "equally many exchanges" not in reasons
 
 
 def test_waits_along_etp_are_mentioned_where_ranks_share_experts() -> None:
