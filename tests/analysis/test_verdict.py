@@ -92,6 +92,13 @@ def test_what_a_late_member_explains_is_apart_from_ops_that_vary_and_is_won_back
     )
 
 
+def test_what_single_long_ops_explain_is_not_won_back_with_the_other_ops_that_vary_too() -> None:
+    vary = Waterfall(200_000, 0, 0, 1_800_000, 0, 0, 0)
+    long_ops = Finding(Severity.WARNING, "", "", 1_000_000, {"cause": "jitter", "where": {}, "reason": "long ops"})
+    verdict = verdict_of(step_of(2_000_000, vary), findings=(long_ops, finding("jitter", 800_000)))
+    assert verdict.endswith("; the most to win back is 1.0 ms a step of long ops.")
+
+
 def test_the_largest_gain_is_that_of_a_warning() -> None:
     """The fill and drain of the schedule is what was chosen; a finding without a gain has none to compare."""
     findings = (

@@ -161,3 +161,22 @@ def test_the_drift_itself_is_no_change() -> None:
 def test_a_trend_is_taken_out_of_four_runs_in_turns(order: Order | None, is_taken: bool) -> None:
     places = TURNS if order is None else order
     assert (typical_of_sides(*drifting(places, 0.002, 0.0), order).trend is not None) is is_taken
+
+
+def test_the_doubt_of_the_line_is_that_of_a_linear_model() -> None:
+    """Against least squares of values on side and place, whose covariance says how certain the difference of the sides is."""
+    order = Order((0, 2, 4, 6), (1, 3, 5, 7))
+    values = np.array([1000, 1012, 1019, 1033, 1050, 1049, 1072, 1077])
+    both = typical_of_sides(
+        *([Typical(int(value), 0.1, 11.0) for value in values[part]] for part in (slice(0, 4), slice(4, 8))), order
+    )
+    places = np.array(order.a + order.b)
+    model = np.column_stack((np.ones(8), np.repeat((0, 1), 4), places - places.mean()))
+    found, squares, *_ = np.linalg.lstsq(model, values.astype(np.float64), rcond=None)
+    variance = squares[0] / (8 - 3) * np.linalg.inv(model.T @ model)[1, 1]
+    assert both.trend == pytest.approx(found[2])
+    assert both.b.ns - both.a.ns == pytest.approx(found[1], abs=1)
+    assert both.a.deviation is not None
+    assert both.b.deviation is not None
+    assert hypot(both.a.deviation, both.b.deviation) == pytest.approx(sqrt(variance))
+    assert both.a.freedom + both.b.freedom == 8 - 3

@@ -43,6 +43,12 @@ def test_percentiles_over_many_layers_are_those_of_layers() -> None:
     assert spread == LayerSpread("expert_ratio", 61, *(1 + index / 64 for index in (0, 30, 45, 54, 57, 60)))
 
 
+def test_percentiles_between_two_layers_are_the_nearest_ones() -> None:
+    (spread,) = spread_over_layers([replace(LAYER, idle_experts=idle) for idle in (0, 10, 20)])
+    assert spread.p50 == 10.0
+    assert {spread.p75, spread.p90, spread.p95} <= {10.0, 20.0}
+
+
 def test_a_figure_that_fewer_than_two_layers_have_is_left_out() -> None:
     known = replace(LAYER, idle_experts=1, rank_ratio=1.25)
     layers = [known, replace(known, rank_ratio=None), replace(known, idle_experts=3), LAYER]
