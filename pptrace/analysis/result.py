@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from pptrace.analysis.expert_parts import ExpertsReport
+from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
 from pptrace.analysis.whole_run import (
     CoreWait,
@@ -338,6 +339,7 @@ class Report:
     probes: tuple[ProbedTarget, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
     experts: ExpertsReport | None = None
+    recording: RecordingReport | None = None
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -60,9 +60,15 @@ def _sentence(report: Report) -> str:
         shares = {name: value / step.span_ns for name, value in of_names.items()}
         largest = _largest(report.findings, step, len(steps), of_names)
         of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
-        rules = _ruling_part(step, {**parts, **of_host}, report.findings)
+        rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
-    return _without_causes(step, length, _largest(report.findings, step, len(steps)))
+    sentence = _without_causes(step, length, _largest(report.findings, step, len(steps)))
+    return sentence if _speaks_of_hosts(report) else sentence.removeprefix(_LAUNCHING)
+
+
+def _speaks_of_hosts(report: Report) -> bool:
+    """Return whether the recording leaves anything to say about hosts."""
+    return report.recording is None or not report.recording.is_too_uncertain
 
 
 def _name(step: StepReport, cause: str) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     help="Rate of a port of the network between hosts, for peak_gbps of links and collectives: Gb/s, or EDR, HDR, NDR, … "
     "[default: as `pptrace run` recorded it].",
 )
+@click.option("--as-recorded", is_flag=True, help="Figures of the recording: what it cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read and explain with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
@@ -81,6 +82,7 @@ class AnalyzeOptions:
     schedule: str | None
     step: int | None
     network: str | None
+    as_recorded: bool
     jobs: int | None
     no_cache: bool
     engine: str
@@ -118,9 +120,9 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     ):
         asked = (paths, options.schedule, options.step, options.jobs, on_progress)
         if options.is_reopened:
-            analysis = reopen(*asked).analysis
+            analysis = reopen(*asked, as_recorded=options.as_recorded).analysis
         else:
-            analysis = load(*asked, not options.no_cache, engine, options.is_report_only)
+            analysis = load(*asked, not options.no_cache, engine, options.is_report_only, options.as_recorded)
     if network_gbps is not None:
         analysis = analysis.with_report(with_network(analysis.report, network_gbps))
     run = Run(analysis)

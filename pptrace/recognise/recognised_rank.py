@@ -11,6 +11,7 @@ from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, HOST_ORDER, empty_table
 from pptrace.model.traces import TraceInfo
 from pptrace.recognise.ops.host_compute import HostWork
+from pptrace.recognise.recording.rank import RankRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class RecognisedRank:
     forward each
     backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
     ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
-    ``by_gaps`` as in :class:`~pptrace.recognise.ops.tables.RankTables`.
+    ``by_gaps`` as in :class:`~pptrace.recognise.ops.tables.RankTables`. ``recording`` is what recording did to the rank.
     """
 
     info: TraceInfo
@@ -39,6 +40,7 @@ class RecognisedRank:
     by_gaps: bool = False
     host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
     is_paired: bool = False
+    recording: RankRecording = field(default_factory=RankRecording)
 
     @property
     def number(self) -> int:

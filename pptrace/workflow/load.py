@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
+from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.verdict import with_verdict
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import OnProgress, open_inputs, read_each
@@ -21,7 +23,8 @@ from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.find_hang import hang_of_run
-from pptrace.workflow.rank_store import RankStore, recognise_trace
+from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
+from pptrace.workflow.unrecorded import undo_recording
 
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
@@ -37,8 +40,12 @@ def load(
     cache: bool = True,
     engine: DaskEngine | None = None,
     report_only: bool = False,
+    as_recorded: bool = False,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
+
+    What recording cost is taken out, and the files are read once more as they would have been without it, where that makes a
+    difference; not ``as_recorded``, and not of a run that hung.
 
     ``jobs`` is how many processes read, and explain the steps (None: one per core). Where they cannot be forked, those that read
     are spawned, so a script that asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is
@@ -50,13 +57,31 @@ def load(
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     request = _Request(tuple(paths), open_inputs(paths), schedule, step, jobs)
-    if engine is not None and report_only:
+    if engine is not None and report_only and as_recorded:
         return _load_on_workers(request, engine, on_progress, cache)
     read_files = None if engine is None else engine.read_files
     result = read_each(request.inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
     taken, read_warnings = [result.traces], result.warnings
+    recordings = {rank.number: rank.recording for rank in result.traces}
     del result  # so that the analysis has them alone and lets go of them
-    return _analyse_read(request, taken, read_warnings)
+    analysis = _analyse_read(request, taken, read_warnings)
+    if analysis.report.hang is not None or request.inputs.dumps:
+        return analysis
+    undone = undo_recording(analysis, recordings)
+    del recordings
+    if as_recorded:
+        as_it_is = replace(undone.report, figures="recorded")
+        return analysis.with_report(replace(analysis.report, recording=as_it_is))
+    if undone.corrections is None:
+        return analysis.with_report(with_recording(analysis.report, undone.report))
+    recorded, device = recorded_figures(analysis.report), analysis.report.device
+    del analysis
+    read = partial(recognise_corrected, undone.corrections)
+    again = read_each(request.inputs, read, jobs, None, None, read_files)
+    analysis = _analyse_read(request, [again.traces], again.warnings)
+    recording = replace(undone.report, as_recorded=recorded)
+    # What is of whole traces is of the recordings.
+    return analysis.with_report(with_recording(replace(analysis.report, device=device), recording))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.recording.correct import Corrections
+from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of
 from pptrace.schedule.probe import PROBES
 
 _FACTS = frozenset(
@@ -35,7 +37,7 @@ _FACTS = frozenset(
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
         *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME),
-        *(PROBES, DEVICE_ID),
+        *(PROBES, DEVICE_ID, SETTINGS, STEP_TIMES),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
@@ -45,7 +47,17 @@ _DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, Recursio
 
 
 def recognise_trace(trace: Trace) -> RecognisedRank:
-    """:func:`recognise_rank`, without the facts that the analysis does not use."""
+    """:func:`recognise_rank` with what its recording did to it, without the facts that the analysis does not use."""
+    rank = _public_rank(trace)
+    return replace(rank, recording=recording_of(trace, (rank.ops, rank.comms, rank.calls)))
+
+
+def recognise_corrected(corrections: Corrections, trace: Trace) -> RecognisedRank:
+    """:func:`recognise_rank` of the trace as it would have been without its recording."""
+    return _public_rank(corrections.corrected(trace))
+
+
+def _public_rank(trace: Trace) -> RecognisedRank:
     rank = recognise_rank(trace)
     info = rank.info
     public_info = replace(

@@ -125,6 +125,7 @@ def reopen(
     step: int | None = None,
     jobs: int | None = 1,
     on_progress: OnProgress | None = None,
+    as_recorded: bool = False,
 ) -> Opened:
     """Load a run as :func:`pptrace.workflow.load.load` does; where it was analysed before and has not changed, read its report.
 
@@ -133,9 +134,9 @@ def reopen(
     """
 
     def analyse() -> Analysis:
-        return load(paths, schedule, step, jobs, on_progress)
+        return load(paths, schedule, step, jobs, on_progress, as_recorded=as_recorded)
 
-    before = run_store(paths, schedule, step)
+    before = run_store(paths, schedule, step, as_recorded)
     packed = None if before is None else before.read(_REPORT)
     if packed is not None:
         try:
@@ -146,7 +147,7 @@ def reopen(
         else:
             return Opened(ReopenedAnalysis(kept, traffic, open_inputs(paths).run or {}, analyse), before)
     analysis = analyse()
-    if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step) != before:
+    if before is None or analysis.num_ops < FEWEST_OPS or run_store(paths, schedule, step, as_recorded) != before:
         return Opened(analysis)  # the last: files changed meanwhile
     give_back_freed_memory()  # what is kept is copied first
     packed = _pack(analysis)
@@ -180,7 +181,9 @@ def _in_json(text: str) -> str:
     return msgspec.json.encode(text).decode()[1:-1]
 
 
-def run_store(paths: Sequence[Path], schedule: str | None = None, step: int | None = None) -> RunStore | None:
+def run_store(
+    paths: Sequence[Path], schedule: str | None = None, step: int | None = None, as_recorded: bool = False
+) -> RunStore | None:
     """The store of a run as its files are now; None where there are too many, or one cannot be looked at."""
     try:
         inputs = open_inputs(paths)
@@ -192,7 +195,7 @@ def run_store(paths: Sequence[Path], schedule: str | None = None, step: int | No
         states = [f"{path} {stat_key(path)}" for path in files]
     except (OSError, PptraceError):
         return None
-    asked = [*map(str, paths), str(schedule), str(step)]
+    asked = [*map(str, paths), str(schedule), str(step), str(as_recorded)]
     return RunStore(cache, key_of(code_version(ANY_CODE), *asked, "", *states))
 
 

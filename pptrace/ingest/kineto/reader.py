@@ -32,6 +32,9 @@ from pptrace.ingest.kineto.trace_members import Document, read_document
 from pptrace.marks import METADATA_KEY
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 
+_SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
+"""Members by which torch's profiler says what it was told to record."""
+
 ReadProgress = Callable[[float], None]
 
 
@@ -137,7 +140,9 @@ def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:
     host_fact = {HOST_NAME: host} if isinstance(host, str) and host else {}
     names = [_mapping(device).get("name") for device in devices] if isinstance(devices, list) else []
     device_fact = {DEVICE_NAMES: list(map(str, names))} if names and None not in names else {}
-    return {**host_fact, **device_fact, **_mapping(members.get(METADATA_KEY))}
+    settings = {name: True for name in _SETTINGS if members.get(name)}
+    own = _mapping(members.get(METADATA_KEY))
+    return {**host_fact, **device_fact, **({"recording": settings} if settings else {}), **own}
 
 
 def _base_ns(value: object) -> tuple[int, list[str]]:

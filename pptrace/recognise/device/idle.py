@@ -37,10 +37,10 @@ from pptrace.model.traces import Category, Events
 
 Bool = npt.NDArray[np.bool_]
 
-_SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize|Memcpy(?!\w*(?:Async|Batch))")
+SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize|Memcpy(?!\w*(?:Async|Batch))")
 """Runtime calls that return when device work is over."""
 _COPIES_AT_ONCE = re.compile(r"Memcpy(?!\w*(?:Async|Batch))")
-_PAGEABLE = re.compile(r"Pageable")
+PAGEABLE = re.compile(r"Pageable")
 _WAITS_ON_STREAM = re.compile(r"Stream(?:Wait(?:Event|Value)|BatchMemOp)")
 _LAUNCHES = re.compile(r"Launch(?!Host)")
 _OPERATOR = re.compile(r"^\w+::")
@@ -145,9 +145,9 @@ def _launch_times(events: Events, rows: Rows, calls: Rows, start: Int64) -> Int6
     has_call = calls >= 0
     begun = events.start_ns[calls]
     launched = begun + events.dur_ns[calls]
-    at_once = _named(events, _COPIES_AT_ONCE)[events.name_id[calls]]
+    at_once = named(events, _COPIES_AT_ONCE)[events.name_id[calls]]
     copies = events.category[rows] == Category.MEMCPY
-    at_once |= copies & _named(events, _PAGEABLE)[events.name_id[rows]]
+    at_once |= copies & named(events, PAGEABLE)[events.name_id[rows]]
     launched = np.where(at_once, begun, np.minimum(launched, start))
     order = np.argsort(calls, kind="stable")
     again = np.flatnonzero(calls[order][1:] == calls[order][:-1]) + 1
@@ -187,7 +187,7 @@ def _latest_by_number(events: Events, rows: Rows, calls: Rows, chosen: Rows) -> 
 
 def _follow_waits(events: Events, calls: Rows, chosen: Rows) -> Bool:
     """Mask of the chosen launches that follow a wait for an event that their thread issued after its launch before them."""
-    waits = _runtime_rows(events, _WAITS_ON_STREAM)
+    waits = runtime_rows(events, _WAITS_ON_STREAM)
     result = np.zeros(len(chosen), dtype=np.bool_)
     if not len(waits):
         return result
@@ -210,22 +210,23 @@ def _after_last(events: Events, calls: Rows, last_end: int) -> tuple[tuple[int, 
     end, and nothing is known.
     """
     ever_after = (last_end, last_end + _LONG_AGO)
-    lost = _runtime_rows(events, _LAUNCHES)
+    lost = runtime_rows(events, _LAUNCHES)
     if len(lost) and lost[-1] > calls.max():
         return (last_end, last_end), ever_after
     return ever_after, (last_end, last_end)
 
 
-def _named(events: Events, pattern: re.Pattern[str]) -> Bool:
-    """For each name whether it has the pattern."""
+def named(events: Events, pattern: re.Pattern[str]) -> Bool:
+    """For each name of the events whether it has the pattern."""
     return np.array([bool(pattern.search(name)) for name in events.names], dtype=np.bool_)
 
 
-def _runtime_rows(events: Events, pattern: re.Pattern[str]) -> Rows:
-    named = _named(events, pattern)
-    if not named.any():
+def runtime_rows(events: Events, pattern: re.Pattern[str]) -> Rows:
+    """The runtime and driver calls whose name has the pattern."""
+    has_pattern = named(events, pattern)
+    if not has_pattern.any():
         return np.empty(0, dtype=np.intp)
-    return np.flatnonzero((events.category == Category.RUNTIME) & named[events.name_id])
+    return np.flatnonzero((events.category == Category.RUNTIME) & has_pattern[events.name_id])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,8 +242,8 @@ class _SyncCalls:
 
     @classmethod
     def of(cls, events: Events, rows: Rows, calls: Rows) -> _SyncCalls:
-        sync_rows = _runtime_rows(events, _SYNCHRONISES)
-        pageable = (events.category[rows] == Category.MEMCPY) & _named(events, _PAGEABLE)[events.name_id[rows]]
+        sync_rows = runtime_rows(events, SYNCHRONISES)
+        pageable = (events.category[rows] == Category.MEMCPY) & named(events, PAGEABLE)[events.name_id[rows]]
         sync_rows = _distinct(events, np.union1d(sync_rows, calls[pageable & (calls >= 0)]).astype(np.intp))
         launchers = np.unique(events.thread[calls[calls >= 0]])
         name, names = _call_names(events, sync_rows)
@@ -315,7 +316,7 @@ def _call_names(events: Events, calls: Rows) -> tuple[Int64, tuple[tuple[str, st
     operator = np.full(len(calls), -1, dtype=np.int64)
     operators = np.empty(0, dtype=np.intp)
     if len(calls):
-        operators = np.flatnonzero((events.category == Category.CPU_OP) & _named(events, _OPERATOR)[events.name_id])
+        operators = np.flatnonzero((events.category == Category.CPU_OP) & named(events, _OPERATOR)[events.name_id])
     for thread, on_thread in events.rows_by_thread(operators).items() if len(operators) else ():
         chosen = np.flatnonzero(events.thread[calls] == thread)
         if len(chosen):

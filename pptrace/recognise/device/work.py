@@ -28,7 +28,7 @@ NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 
 def device_work(events: Events, backend: str = "") -> DeviceWork:
     """The kernels, copies and fills of a rank, each with its launch; ``backend`` is the process groups' where it is known."""
-    rows = np.flatnonzero(_is_work(events))
+    rows = device_rows(events)
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
     communicates = _communicates(events, rows, calls)
@@ -65,10 +65,15 @@ def communication_rows(events: Events) -> Rows:
     """The events that carry data between devices: kernels by name, and copies that a collective launched."""
     if not len(events):
         return np.empty(0, dtype=np.intp)
-    rows: Rows = np.flatnonzero(_is_work(events))
+    rows = device_rows(events)
     rows = rows[_are_named(events, rows, COMMUNICATION_KERNEL) | (events.category[rows] == Category.MEMCPY)]
     carrying: Rows = rows[_communicates(events, rows, launch_calls(events, rows))]
     return carrying
+
+
+def device_rows(events: Events) -> Rows:
+    """The kernels, copies and fills, by start."""
+    return np.flatnonzero(_is_work(events))
 
 
 def _is_work(events: Events) -> npt.NDArray[np.bool_]:

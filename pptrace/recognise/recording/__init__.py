@@ -1,0 +1,1 @@
+"""What recording did to a run, and the run without it."""

@@ -1,0 +1,127 @@
+"""The begins and ends of one rank's host events by thread: where a profiler's own work falls.
+
+A profiler works before it stamps the begin of an event and after it has stamped the end, so that its cost lies in the gaps
+between these boundaries: of torch's profiler see ``onFunctionEnter`` and ``onFunctionExit`` in
+``torch/csrc/autograd/profiler_kineto.cpp``. Events of a profiler's own (``overhead``) cost as long as they last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.intervals import Int64
+from pptrace.model.traces import Category, Events
+
+Bool = npt.NDArray[np.bool_]
+Float = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+UNITS: dict[Category, float] = {
+    Category.CPU_OP: 1.0,
+    Category.ANNOTATION: 1.0,
+    Category.RUNTIME: 1.0,
+    Category.PYTHON: 1.0,
+}
+"""What recording an event of each category costs, in units of the cost per event."""
+LONG_NS = 100_000
+"""A thread without a boundary for this long waits, sleeps or computes in Python."""
+_REMOVABLE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """The boundaries of all host threads, by thread and then by time.
+
+    ``event`` is the row in the events, ``is_end`` whether it is its end; ``before`` and ``after`` is the cost that lies right
+    before and behind each boundary, in units of the cost per event; ``overhead_ns`` is what of the gap before it are events of
+    the profiler's own. ``first`` has the index of each thread's first boundary and, at the end, their number.
+    """
+
+    time_ns: Int64
+    event: Rows
+    is_end: Bool
+    before: Float
+    after: Float
+    overhead_ns: Int64
+    threads: Int64
+    first: Rows
+
+    @classmethod
+    def of(cls, events: Events) -> Boundaries:
+        rows = np.flatnonzero(np.isin(events.category, tuple(UNITS)) & (events.thread != -1))
+        time = np.concatenate((events.start_ns[rows], events.ends_of(rows)))
+        thread = np.tile(events.thread[rows], 2)
+        order = np.lexsort((np.repeat((0, 1), len(rows)), time, thread))
+        event, is_end = np.tile(rows, 2)[order], order >= len(rows)
+        threads, first = np.unique(thread[order], return_index=True)
+        first = np.append(first, len(order))
+        time = time[order]
+        outside, inside = (values[events.category[event]] for values in _units_by_category())
+        before, after = np.where(is_end, inside, outside), np.where(is_end, outside, 0.0)
+        return cls(time, event, is_end, before, after, _overhead(events, time, threads, first), threads, first)
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    @property
+    def thread_of(self) -> Rows:
+        """The index of each boundary's thread in ``threads``."""
+        return np.repeat(np.arange(len(self.threads)), np.diff(self.first))
+
+    @property
+    def gaps_ns(self) -> Int64:
+        """The time since the thread's boundary before; 0 at the first one of a thread."""
+        gaps = np.diff(self.time_ns, prepend=self.time_ns[:1])
+        gaps[self.first[:-1]] = 0
+        return gaps
+
+    @property
+    def units(self) -> Float:
+        """The cost that lies in the gap before each boundary; none at the first one of a thread."""
+        units = self.before.copy()
+        units[1:] += self.after[:-1]
+        units[self.first[:-1]] = 0.0
+        return units
+
+    @property
+    def room_ns(self) -> Int64:
+        """The part of the gap before each boundary that may have been recording, ns."""
+        room = np.where(self.units > 0, (self.gaps_ns * _REMOVABLE).astype(np.int64), 0)
+        return np.maximum(room, self.overhead_ns)
+
+    def begin_of(self, events: Rows, num_events: int) -> Rows:
+        """The boundary at which each of these events begins; −1 of events that are none of the host's."""
+        begins = np.full(num_events, -1, dtype=np.intp)
+        begins[self.event[~self.is_end]] = np.flatnonzero(~self.is_end)
+        return begins[events]
+
+    def end_of(self, events: Rows, num_events: int) -> Rows:
+        """The boundary at which each of these events ends; −1 of events that are none of the host's."""
+        ends = np.full(num_events, -1, dtype=np.intp)
+        ends[self.event[self.is_end]] = np.flatnonzero(self.is_end)
+        return ends[events]
+
+
+def _units_by_category() -> tuple[Float, Float]:
+    """(units before an event and after it, units inside it), by category: half of a runtime call's is inside it (CUPTI)."""
+    outside, inside = (np.zeros(int(max(Category)) + 1) for _ in range(2))
+    for category, units in UNITS.items():
+        inside[category] = units / 2 if category is Category.RUNTIME else 0.0
+        outside[category] = (units - inside[category]) / 2
+    return outside, inside
+
+
+def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> Int64:
+    """The length of the profiler's own events in the gap before each boundary, ns."""
+    overhead = np.zeros(len(time), dtype=np.int64)
+    rows = np.flatnonzero((events.category == Category.OVERHEAD) & (events.thread != -1))
+    for index, thread in enumerate(threads.tolist() if len(rows) else ()):
+        of_thread = rows[events.thread[rows] == thread]
+        low, high = first[index], first[index + 1]
+        following = np.searchsorted(time[low:high], events.start_ns[of_thread], side="right") + low
+        inside = (following > low) & (following < high)
+        np.add.at(overhead, following[inside], events.dur_ns[of_thread[inside]])
+    return np.minimum(overhead, np.diff(time, prepend=time[:1]))

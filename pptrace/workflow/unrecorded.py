@@ -1,0 +1,259 @@
+"""The run without its recording: what recording cost is judged from its steps, taken out, and the run analysed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
+from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.intervals import Int64, lengths_within, union
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.recording.correct import Correction, Corrections
+from pptrace.recognise.recording.graph import RankGraph
+from pptrace.recognise.recording.rank import STEP_TIMES, RankRecording
+from pptrace.recognise.recording.replay import RunGraph, join_graphs
+from pptrace.slices import rows_among, rows_where
+from pptrace.workflow.analyse import Analysis
+
+_LEAST_CHANGE = 0.02
+"""A step that is shorter by less without its recording is shown as it was recorded."""
+_SCALES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.35, 1.8, 2.5, 4.0)
+"""Costs of recording that are tried, over the one that the trace alone shows."""
+_DEVIATION_OF_SCALE = 0.35
+"""Standard deviation of the logarithm of the true one."""
+_LEAST_DEVIATION = 0.01
+"""By how much a measured step may be off at least."""
+_DOUBT = 0.02
+"""Half of the interval that the replay alone leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The run's recording: the block of the report, and what corrects the traces; None where figures stay as recorded."""
+
+    report: RecordingReport
+    corrections: Corrections | None = None
+
+
+def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording]) -> Undone:
+    """Find what recording did to a run that was analysed as it was recorded."""
+    measured = unrecorded_steps(_step_times(analysis))
+    settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
+    block = RecordingReport(
+        unrecorded_step_ns=measured.typical_ns, slowed_after=measured.slowed_after, settings=dict(settings)
+    )
+    steps = _steps_of_ranks(analysis)
+    recorded = _typical(steps)
+    if recorded is None:
+        return Undone(block)
+    known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
+    block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
+    if not known:
+        return Undone(block)
+    return _Prediction.of(analysis, known, steps).undone(block, measured)
+
+
+def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
+    """What the ranks wrote of the times of their steps: into run.json at their end, else into their traces."""
+    ranks = analysis.run.get("ranks")
+    entries = [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
+    of_run = [entry[STEP_TIMES] for entry in entries if isinstance(entry.get(STEP_TIMES), Mapping)]
+    of_traces = [facts[STEP_TIMES] for facts in analysis.facts.values() if isinstance(facts.get(STEP_TIMES), Mapping)]
+    return of_run or of_traces
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RankSteps:
+    """When each step of a rank begins, in order of their numbers, and when the last one ends, ns on the common clock."""
+
+    steps: Int64
+    begin_ns: Int64
+    end_ns: int
+
+
+def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
+    """The steps of each rank by their marks, else from their first op to their last."""
+    ops = analysis.data.ops
+    marks = rows_among(ops["kind"], ("STEP",))
+    rows = rows_where(ops, marks if marks.any() else rows_among(ops["kind"], COMPUTE_KINDS))
+    bounds = rows.groupby(["rank", "step"], as_index=False).agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    return {
+        int(str(rank)): _RankSteps(
+            of_rank["step"].to_numpy(), of_rank["begin"].to_numpy(), int(of_rank["end"].iloc[-1])
+        )
+        for rank, of_rank in bounds.groupby("rank")
+    }
+
+
+def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
+    """The median time from the start of a step to that of the next one, or the end of the last; a step begins where it first
+    does.
+    """
+    first: dict[int, int] = {}
+    for of_rank in steps.values():
+        for step, begin in zip(of_rank.steps.tolist(), of_rank.begin_ns.tolist(), strict=True):
+            first[step] = min(begin, first.get(step, begin))
+    if not first:
+        return None
+    first.setdefault(max(first) + 1, max(of_rank.end_ns for of_rank in steps.values()))
+    return int(np.median([first[step + 1] - begin for step, begin in first.items() if step + 1 in first]))
+
+
+def _ratio(value: int | None, to: int | None) -> float | None:
+    return value / to if value is not None and to else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    """The joined graph of a run with the nodes at which the steps of each rank begin, and the last one ends."""
+
+    graph: RunGraph
+    recordings: Mapping[int, RankRecording]
+    bounds: Mapping[int, _StepNodes]
+    analysis: Analysis
+
+    @classmethod
+    def of(
+        cls, analysis: Analysis, recordings: Mapping[int, RankRecording], steps: Mapping[int, _RankSteps]
+    ) -> _Prediction:
+        clock, comms = analysis.data.clock, analysis.data.comms
+        related = comms["rank"].isin([rank for rank in recordings if rank not in clock.unrelated])
+        graphs = {rank: recording.graph for rank, recording in recordings.items()}
+        costs = {rank: recording.cost.value_ns for rank, recording in recordings.items()}
+        graph = join_graphs(graphs, costs, rows_where(comms, related.to_numpy()), clock)
+        bounds = {rank: _StepNodes.of(graph, graphs[rank], graph.position[rank], steps[rank]) for rank in recordings}
+        return cls(graph, recordings, bounds, analysis)
+
+    def undone(self, block: RecordingReport, measured: UnrecordedSteps) -> Undone:
+        """The block with the prediction, and the corrections where the step is another than the recorded one."""
+        recorded, unrecorded = self._step(self.graph.time_ns), measured.typical_ns
+        scale = 1.0 if unrecorded is None else self._scale_for(measured, unrecorded)
+        comes = self.graph.replay(scale)
+        predicted = self._step(comes)
+        low, high = self._interval(predicted, measured)
+        cost = float(np.mean([recording.cost.value_ns for recording in self.recordings.values()])) * scale
+        block = replace(
+            block,
+            recorded_step_ns=recorded,
+            predicted_step_ns=predicted,
+            low_ns=low,
+            high_ns=high,
+            error=None if unrecorded is None else predicted / unrecorded - 1,
+            slowdown=recorded / (unrecorded or predicted),
+            cost_per_event_ns=cost,
+            cost_source="trace" if unrecorded is None else "measured",
+            events_per_step=self._events_per_step(),
+            device_idle_share=self._idle_share(comes),
+        )
+        if recorded - predicted <= max(high - predicted, round(_LEAST_CHANGE * recorded)):
+            return Undone(block)
+        return Undone(replace(block, figures="unrecorded"), self._corrections(comes, scale))
+
+    def _scale_for(self, measured: UnrecordedSteps, unrecorded: int) -> float:
+        """The most likely scale of the cost: the step is as long as measured, and the cost what the trace shows, each as far as
+        it is certain.
+        """
+        steps = [self._step(self.graph.replay(scale)) for scale in _SCALES]
+        scales = np.geomspace(_SCALES[0], _SCALES[-1], 1_000)
+        off = np.interp(np.log(scales), np.log(_SCALES), steps) / unrecorded - 1
+        deviation = max(measured.doubt_ns / unrecorded, _LEAST_DEVIATION)
+        return float(scales[np.argmin((off / deviation) ** 2 + (np.log(scales) / _DEVIATION_OF_SCALE) ** 2)])
+
+    def _interval(self, predicted: int, measured: UnrecordedSteps) -> tuple[int, int]:
+        """The 90 % interval of the predicted step: from the steps that were measured, else from the cost that the trace shows."""
+        doubt = round(_DOUBT * predicted)
+        if measured.typical_ns is not None:
+            off = max(abs(predicted - measured.typical_ns), measured.doubt_ns) + doubt
+            return predicted - off, predicted + off
+        costs = [rank.cost for rank in self.recordings.values()]
+        most, least = (
+            float(np.mean([getattr(cost, name) / cost.value_ns for cost in costs])) for name in ("high_ns", "low_ns")
+        )
+        return self._step(self.graph.replay(most)) - doubt, self._step(self.graph.replay(least)) + doubt
+
+    def _step(self, comes: Int64) -> int:
+        """The typical step where the nodes come at these times, ns."""
+        typical = _typical({rank: bounds.steps_at(comes) for rank, bounds in self.bounds.items()})
+        assert typical is not None
+        return typical
+
+    def _events_per_step(self) -> int:
+        """Recorded host events of a rank in a step, mean over ranks and steps."""
+        counts = []
+        for rank, bounds in self.bounds.items():
+            host = self.recordings[rank].graph.host
+            times = self.graph.time_ns[self.graph.position[rank][: len(host)]]
+            begin, end = self.graph.time_ns[bounds.host[[0, -1]]]
+            counts.append(float(host.units[(times > begin) & (times <= end)].sum()) / len(bounds.steps))
+        return round(float(np.mean(counts)))
+
+    def _idle_share(self, comes: Int64) -> float | None:
+        """The part of a step in which a device does nothing: the median of the steps, mean over ranks with a device; None
+        without any.
+        """
+        shares = []
+        for rank, bounds in self.bounds.items():
+            _, start, end = self.recordings[rank].graph.split(comes[self.graph.position[rank]])
+            if len(start):
+                times = np.maximum.accumulate(bounds.times_at(comes))
+                busy = lengths_within(union(start, end), times[:-1], times[1:])
+                shares.append(float(np.median(1 - busy / np.maximum(np.diff(times), 1))))
+        return float(np.mean(shares)) if shares else None
+
+    def _corrections(self, comes: Int64, scale: float) -> Corrections:
+        clock = self.analysis.data.clock
+        return Corrections(
+            {
+                (recording.file, recording.file_rank): Correction.of(
+                    recording.graph,
+                    clock.times_on_rank_clock(rank, comes[self.graph.position[rank]]),
+                    recording.cost.value_ns * scale,
+                )
+                for rank, recording in self.recordings.items()
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepNodes:
+    """Nodes at which the steps of a rank begin, and the last one ends: those of the host, and the ends of the work that the
+    device had to do until then (−1 for none). A step begins when both have come, as an event of CUDA would show.
+    """
+
+    steps: Int64
+    host: Int64
+    device: Int64
+
+    @classmethod
+    def of(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
+        times = np.append(steps.begin_ns, steps.end_ns)
+        host, _, ends = of_rank.split(position)
+        host = host[np.argsort(graph.time_ns[host], kind="stable")]
+        at = np.searchsorted(graph.time_ns[host], times, side="right") - 1
+        return cls(steps.steps, host[np.maximum(at, 0)], _last_work(graph, of_rank, position, ends, times))
+
+    def times_at(self, comes: Int64) -> Int64:
+        """The times of all bounds where the nodes come at these."""
+        return np.maximum(comes[self.host], np.where(self.device >= 0, comes[self.device], np.iinfo(np.int64).min))
+
+    def steps_at(self, comes: Int64) -> _RankSteps:
+        times = self.times_at(comes)
+        return _RankSteps(self.steps, times[:-1], int(times[-1]))
+
+
+def _last_work(graph: RunGraph, of_rank: RankGraph, position: Int64, ends: Int64, times: Int64) -> Int64:
+    """The end, among ``ends``, of what ended last of the work launched before each time; −1 where nothing was."""
+    launch, work = of_rank.launches
+    if not len(work):
+        return np.full(len(times), -1)
+    launched, end = graph.time_ns[position[launch]], ends[work]
+    order = np.argsort(launched, kind="stable")
+    launched, end = launched[order], end[order]
+    done = graph.time_ns[end]
+    latest = np.maximum.accumulate(np.where(done == np.maximum.accumulate(done), np.arange(len(done)), 0))
+    at = np.searchsorted(launched, times) - 1
+    return np.where(at >= 0, end[latest[np.maximum(at, 0)]], -1)

@@ -1,0 +1,161 @@
+"""The run without its recording: replays of programs on paper, recorded at a known cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.clock import Clock
+from pptrace.clock.result import ClockMethod
+from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.recognise.recording.boundaries import Boundaries
+from pptrace.recognise.recording.correct import Correction, corrected
+from pptrace.recognise.recording.graph import graph_of
+from pptrace.recognise.recording.replay import join_graphs
+from tests.support.extent import ALL
+from tests.support.recorded_program import Backward, Launch, Meet, Op, Python, Synchronise, run_programs
+
+COST = 4_000
+
+
+def without(programs: Sequence[Sequence[object]], cost: int, removed: float) -> list[Events]:
+    """The events of programs recorded at a cost, with another one taken out again."""
+    events, comms = run_programs(programs, cost)
+    graphs = {}
+    for rank, of_rank in enumerate(events):
+        rows = comms[comms["rank"] == rank]
+        times = np.concatenate([rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()])
+        graphs[rank] = graph_of(of_rank, Boundaries.of(of_rank), np.unique(times))
+    clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(graphs, 0), 0)
+    joined = join_graphs(graphs, dict.fromkeys(graphs, removed), comms, clock)
+    comes = joined.replay(1.0)
+    return [
+        corrected(trace_of(of_rank), Correction.of(graphs[rank], comes[joined.position[rank]], removed)).events
+        for rank, of_rank in enumerate(events)
+    ]
+
+
+def trace_of(events: Events) -> Trace:
+    return Trace("trace", InputFormat.KINETO, 0, "", events, empty_table(MEMORY))
+
+
+def times_by_name(events: Events) -> dict[tuple[str, int], np.ndarray]:
+    """Start and end of all events, by name and thread, in order."""
+    keys = [(events.names[name], thread) for name, thread in zip(events.name_id, events.thread.tolist(), strict=True)]
+    times = np.stack((events.start_ns, events.end_ns), axis=1)
+    return {key: times[[index for index, other in enumerate(keys) if other == key]] for key in sorted(set(keys))}
+
+
+def assert_as_without_recorder(programs: Sequence[Sequence[object]], within_ns: int) -> None:
+    """Assert that all times are those of the programs without a recorder, which began half a cost earlier."""
+    plain, _ = run_programs(programs)
+    for expected, found in zip(plain, without(programs, COST, COST), strict=True):
+        for key, times in times_by_name(expected).items():
+            assert np.abs(times_by_name(found)[key] - COST // 2 - times).max() <= within_ns, key
+
+
+def layers(num: int, kernel_ns: int, host_ns: int = 8_000) -> tuple[object, ...]:
+    """Operators that each launch one kernel."""
+    return tuple(
+        part
+        for index in range(num)
+        for part in (
+            Python(1_000),
+            Op(host_ns // 2, host_ns // 2, (Op(2_000, 1_000, (Launch(7, kernel_ns),)),), f"aten::linear{index}"),
+        )
+    )
+
+
+def step(kernel_ns: int, num: int = 40) -> tuple[object, ...]:
+    return (
+        Python(50_000),
+        *layers(num, kernel_ns),
+        Backward(layers(2 * num, kernel_ns)),
+        Synchronise(),
+        Python(20_000),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel_ns", "within_ns"), [(2_000, 0), (18_000, 8_000), (60_000, 0)], ids=["host limits", "both", "device limits"]
+)
+def test_a_program_recorded_at_a_known_cost_is_found_as_it_runs_without(kernel_ns: int, within_ns: int) -> None:
+    assert_as_without_recorder([step(kernel_ns) * 3], within_ns)
+
+
+def test_where_the_device_limits_recording_changes_nothing_but_the_host() -> None:
+    recorded, _ = run_programs([step(60_000) * 2], COST)
+    plain, _ = run_programs([step(60_000) * 2])
+    assert abs(int(recorded[0].end_ns.max()) / int(plain[0].end_ns.max()) - 1) < 0.05
+    found = without([step(60_000) * 2], COST, COST)
+    assert abs(int(found[0].end_ns.max()) - int(plain[0].end_ns.max())) < 20_000
+
+
+def test_streams_that_wait_for_each_other_still_do() -> None:
+    def program(ns: int) -> list[object]:
+        pair = (Launch(7, ns), Launch(20, ns // 2, after=7), Launch(7, ns, after=20))
+        return [*(Op(5_000, 2_000, pair) for _ in range(30)), Synchronise()]
+
+    assert_as_without_recorder([program(40_000)], within_ns=5_000)
+
+
+def test_ranks_wait_for_the_last_one_of_a_collective_as_they_would_without_recorder() -> None:
+    def of_rank(rank: int, make: object) -> list[object]:
+        return [
+            part
+            for group in range(6)
+            for part in (*layers(10 + 15 * ((rank + group) % 3), 3_000), make(group))  # type: ignore[operator]
+        ]
+
+    assert_as_without_recorder([of_rank(rank, lambda group: Meet(group, 50_000)) for rank in range(3)], within_ns=4_000)
+    on_device = [
+        [*of_rank(rank, lambda group: Launch(20, 50_000, after=7, group=group)), Synchronise()] for rank in range(3)
+    ]
+    assert_as_without_recorder(on_device, within_ns=10_000)
+
+
+programs = st.recursive(
+    st.one_of(
+        st.builds(Python, st.integers(0, 300_000)),
+        st.builds(Launch, st.sampled_from([7, 20]), st.integers(1_000, 80_000)),
+        st.just(Synchronise()),
+    ),
+    lambda inner: st.builds(
+        Op, st.integers(500, 20_000), st.integers(500, 20_000), st.lists(inner, max_size=5).map(tuple)
+    ),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=100 if ALL else 30, deadline=None)
+@given(st.lists(st.lists(programs, min_size=1, max_size=8), min_size=1, max_size=3), st.integers(0, 2_000))
+def test_a_cost_of_zero_changes_nothing(of_ranks: list[list[object]], cost: int) -> None:
+    meeting = [[*program, Op(1_000, 1_000), Meet(0, 30_000)] for program in of_ranks]
+    recorded, _ = run_programs(meeting, 4 * cost)
+    for events, found in zip(recorded, without(meeting, 4 * cost, 0.0), strict=True):
+        for name in ("start_ns", "dur_ns", "category", "name_id", "thread", "stream", "correlation"):
+            np.testing.assert_array_equal(getattr(events, name), getattr(found, name))
+
+
+@settings(max_examples=100 if ALL else 30, deadline=None)
+@given(st.lists(programs, min_size=1, max_size=8), st.integers(0, 3_000), st.floats(0, 20_000))
+def test_whatever_is_taken_out_nothing_ends_before_it_begins_or_runs_before_its_launch(
+    program: list[object], cost: int, removed: float
+) -> None:
+    (recorded, *_), _ = run_programs([[Op(1_000, 1_000), *program]], 4 * cost)
+    (found,) = without([[Op(1_000, 1_000), *program]], 4 * cost, removed)
+    assert (found.dur_ns >= 0).all()
+    assert found.end_ns.max() <= recorded.end_ns.max()
+    launched = {
+        int(found.correlation[row]): int(found.start_ns[row])
+        for row in np.flatnonzero(found.category == Category.RUNTIME)
+    }
+    kernels = np.flatnonzero(found.category == Category.KERNEL)
+    assert all(found.start_ns[row] >= launched[int(found.correlation[row])] for row in kernels.tolist())
+    lasted = [sorted(events.dur_ns[events.category == Category.KERNEL].tolist()) for events in (recorded, found)]
+    assert lasted[0] == lasted[1]
