@@ -50,7 +50,7 @@ def test_the_expectation_is_still_what_the_oracle_reads(case: Path) -> None:
 
 @pytest.mark.parametrize("case", ON_GPU, ids=lambda case: case.name)
 def test_pptrace_finds_the_device_time_and_ops_of_a_gpu_to_the_nanosecond(case: Path) -> None:
-    report = load([case]).report
+    report = load([case], as_recorded=True).report
     for rank, expected in enumerate(expected_of(case)["ranks"]):
         assert_same(report.device[rank], Counted(**expected["device"]))
         ops = [Op(step, name, start, end, True) for step, name, start, end in expected["ops"]]
@@ -60,7 +60,7 @@ def test_pptrace_finds_the_device_time_and_ops_of_a_gpu_to_the_nanosecond(case: 
 @pytest.mark.parametrize("case", ON_HOST, ids=lambda case: case.name)
 def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
     expected = expected_of(case)
-    report = load([case]).report
+    report = load([case], as_recorded=True).report
     rows = [
         {
             "step": step.step,
@@ -105,7 +105,7 @@ def test_samples_are_small_and_name_no_machine(case: Path) -> None:
 
 def test_a_run_of_torch_over_nccl_is_recognised_whole() -> None:
     """Every message of 8 × 256 floats, with both ends; that the ranks share a GPU is named, and what it costs."""
-    analysis = load([SAMPLES / "gpu_nccl_torch_1f1b_p4"])
+    analysis = load([SAMPLES / "gpu_nccl_torch_1f1b_p4"], as_recorded=True)
     report, comms = analysis.report, analysis.data.comms
     assert (report.framework, report.schedule.name) == ("torch.distributed.pipelining", "1f1b")
     assert report.schedule.mismatches == ()

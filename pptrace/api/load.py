@@ -24,6 +24,7 @@ def load(
     cache: bool = True,
     engine: Literal["local", "dask"] = "local",
     scheduler: str | None = None,
+    as_recorded: bool = False,
 ) -> Run:
     """Read and analyse the traces of a run: what ``pptrace analyze`` shows.
 
@@ -46,6 +47,8 @@ def load(
         engine: "local" reads in ``jobs`` processes of this machine; "dask" on the workers of a dask.distributed cluster, which
             needs ``pip install 'pptrace[dask]'``, files under the same paths on all machines, and a script that is guarded by
             ``if __name__ == "__main__"``. The report is the same.
+        as_recorded: whether the figures are those of the recording; else what recording cost is taken out where it made a
+            difference (``report.recording``).
         scheduler: the address of a running dask scheduler; None starts ``jobs`` workers on this machine and ends them.
 
     Raises:
@@ -55,6 +58,7 @@ def load(
         require_whole("jobs", jobs, 1)
     if step is not None:
         require_whole("step", step)
+    require_type("as_recorded", as_recorded, bool, "True or False")
     require_type("schedule", schedule, (str, type(None)), "a key of pptrace.schedules, or None")
     if progress is not None and not callable(progress):
         raise UsageError(f"progress is {progress!r}; expected a function of two numbers, or None")
@@ -64,4 +68,5 @@ def load(
         raise UsageError("scheduler is given, which only engine='dask' has; add engine='dask'")
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
     with open_dask(scheduler, jobs) if engine == "dask" else nullcontext() as dask_engine:
-        return Run(load_analysis(as_paths(paths), schedule, step, jobs, on_progress, cache, dask_engine))
+        options = (schedule, step, jobs, on_progress, cache, dask_engine)
+        return Run(load_analysis(as_paths(paths), *options, as_recorded=as_recorded))

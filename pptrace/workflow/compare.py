@@ -76,4 +76,4 @@ def read_compared(
     Raises:
         PptraceError: nothing can be read, or it has no whole step; the message is one line.
     """
-    return compared_run(load([path], jobs=jobs, on_progress=on_progress, cache=cache), path)
+    return compared_run(load([path], jobs=jobs, on_progress=on_progress, cache=cache, as_recorded=True), path)

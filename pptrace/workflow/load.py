@@ -21,6 +21,7 @@ from pptrace.ingest.inputs.resolve import OpenedInputs
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.recording.rank import RankRecording
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_corrected, recognise_trace
@@ -57,8 +58,10 @@ def load(
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     request = _Request(tuple(paths), open_inputs(paths), schedule, step, jobs)
-    if engine is not None and report_only and as_recorded:
-        return _load_on_workers(request, engine, on_progress, cache)
+    if engine is not None and report_only:
+        analysis = _load_on_workers(request, engine, on_progress, cache, as_recorded)
+        if analysis is not None:
+            return analysis
     read_files = None if engine is None else engine.read_files
     result = read_each(request.inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
     taken, read_warnings = [result.traces], result.warnings
@@ -67,11 +70,10 @@ def load(
     analysis = _analyse_read(request, taken, read_warnings)
     if analysis.report.hang is not None or request.inputs.dumps:
         return analysis
+    if as_recorded:
+        return _as_recorded(analysis, recordings)
     undone = undo_recording(analysis, recordings)
     del recordings
-    if as_recorded:
-        as_it_is = replace(undone.report, figures="recorded")
-        return analysis.with_report(replace(analysis.report, recording=as_it_is))
     if undone.corrections is None:
         return analysis.with_report(with_recording(analysis.report, undone.report))
     recorded, device = recorded_figures(analysis.report), analysis.report.device
@@ -82,6 +84,12 @@ def load(
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     return analysis.with_report(with_recording(replace(analysis.report, device=device), recording))
+
+
+def _as_recorded(analysis: Analysis, recordings: Mapping[int, RankRecording]) -> Analysis:
+    """The analysis of the recording, with what is known of the steps without it."""
+    recording = undo_recording(analysis, recordings, as_recorded=True).report
+    return analysis.with_report(replace(analysis.report, recording=recording))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +103,12 @@ class _Request:
     jobs: int | None = 1
 
 
-def _load_on_workers(request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool) -> Analysis:
-    """Load with what is recognised left on the workers; fetched where it has to be in one process."""
+def _load_on_workers(
+    request: _Request, engine: DaskEngine, on_progress: OnProgress | None, cache: bool, as_recorded: bool
+) -> Analysis | None:
+    """Load with what is recognised left on the workers; fetched where it has to be in one process. None where it may have to be
+    corrected for its recording, which needs all ranks here.
+    """
     from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
 
     read: Any = recognise_trace  # what it returns stays there; what comes here is lean
@@ -104,12 +116,16 @@ def _load_on_workers(request: _Request, engine: DaskEngine, on_progress: OnProgr
     inputs = request.inputs
     result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
     ranks: list[RemoteRank] = list(result.traces)
+    if not as_recorded and any(rank.lean.recording.cost.is_known for rank in ranks):
+        return None
     headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
+    recordings = {rank.number: rank.lean.recording for rank in ranks}
     del result
     if not inputs.dumps and _hang(request) is None:
         with suppress(NotSplitError):
             warnings = (*read_warnings, *_run_warnings(run))
-            return analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
+            analysis = analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
+            return _as_recorded(replace(analysis, run=run), recordings)
     return _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
 
 

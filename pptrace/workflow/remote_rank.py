@@ -17,6 +17,7 @@ from pptrace.model.tables import HOST_ORDER, empty_table
 from pptrace.model.traces import InputFormat, TraceInfo
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.recording.graph import RankGraph
 
 Part = tuple[Any, int]
 """A future of what a file holds (:data:`FileResult`), and which of its ranks is meant; on a worker, the result itself."""
@@ -77,6 +78,7 @@ def _lean(rank: RecognisedRank) -> RemoteRank:
         calls=rank.calls.head(0),
         host_work=HostWork(),
         host=empty_table(HOST_ORDER),
+        recording=replace(rank.recording, graph=RankGraph()),
     )
     return RemoteRank(lean, is_plain and rank.info.format not in _OF_OTHERS)
 

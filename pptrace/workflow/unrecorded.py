@@ -27,8 +27,8 @@ _DEVIATION_OF_SCALE = 0.35
 """Standard deviation of the logarithm of the true one."""
 _LEAST_DEVIATION = 0.01
 """By how much a measured step may be off at least."""
-_DOUBT = 0.02
-"""Half of the interval that the replay alone leaves."""
+_DOUBT, _DOUBT_OF_TRACE = 0.02, 0.05
+"""By how much the replay may be off (90 %): with a cost that fits measured steps, and with one that the trace alone shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Undone:
     corrections: Corrections | None = None
 
 
-def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording]) -> Undone:
-    """Find what recording did to a run that was analysed as it was recorded."""
+def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool = False) -> Undone:
+    """Find what recording did to a run that was analysed as it was recorded; not ``as_recorded``, as which it stays."""
     measured = unrecorded_steps(_step_times(analysis))
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
     block = RecordingReport(
@@ -52,7 +52,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording]) 
         return Undone(block)
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
-    if not known:
+    if not known or as_recorded:
         return Undone(block)
     return _Prediction.of(analysis, known, steps).undone(block, measured)
 
@@ -165,7 +165,7 @@ class _Prediction:
 
     def _interval(self, predicted: int, measured: UnrecordedSteps) -> tuple[int, int]:
         """The 90 % interval of the predicted step: from the steps that were measured, else from the cost that the trace shows."""
-        doubt = round(_DOUBT * predicted)
+        doubt = round((_DOUBT_OF_TRACE if measured.typical_ns is None else _DOUBT) * predicted)
         if measured.typical_ns is not None:
             off = max(abs(predicted - measured.typical_ns), measured.doubt_ns) + doubt
             return predicted - off, predicted + off

@@ -93,9 +93,9 @@ def report_of_group_once(marker: Path, *arguments: Any) -> Any:
 def test_a_report_is_the_same_when_a_worker_is_killed_with_what_it_has_read(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, expected = tmp_path / "killed", json_of(P4)
+    marker, expected = tmp_path / "killed", json_of(P4, "--as-recorded")
     monkeypatch.setattr(analyse_on_workers, "report_of_group", partial(report_of_group_once, marker))
-    assert json_of(P4, "--engine", "dask", "--scheduler", scheduler) == expected
+    assert json_of(P4, "--as-recorded", "--engine", "dask", "--scheduler", scheduler) == expected
     assert marker.exists()
 
 

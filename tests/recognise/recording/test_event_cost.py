@@ -1,0 +1,86 @@
+"""The cost of recording an event, judged from a trace alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pptrace.model.traces import Category, Events
+from pptrace.recognise.recording.boundaries import Boundaries
+from pptrace.recognise.recording.event_cost import cost_from_trace
+from tests.support.recorded_program import Launch, Op, Python, run_programs
+
+
+def nested(num: int, cost: int, dispatch: int = 300) -> Events:
+    """Operators that do little but call another one."""
+    program = [
+        part for _ in range(num) for part in (Python(40_000), Op(dispatch, 200, (Op(800, 200), Launch(7, 2_000))))
+    ]
+    (events, *_), _ = run_programs([program], cost)
+    return events
+
+
+def test_a_recorder_that_costs_more_is_found_to_cost_more_in_proportion() -> None:
+    costs = [
+        cost_from_trace(events, Boundaries.of(events)).value_ns for events in (nested(400, 2_000), nested(400, 4_000))
+    ]
+    # The gap holds half of the cost beside 300 ns of dispatch.
+    assert costs[1] / costs[0] == pytest.approx((300 + 2_000) / (300 + 1_000))
+
+
+def test_the_interval_holds_the_estimate() -> None:
+    events = nested(400, 2_000)
+    cost = cost_from_trace(events, Boundaries.of(events))
+    assert cost.low_ns < cost.value_ns < cost.high_ns
+
+
+def test_few_events_and_whole_microseconds_tell_nothing() -> None:
+    events = nested(150, 2_000)
+    assert not cost_from_trace(events, Boundaries.of(events)).is_known
+    coarse = nested(400, 2_000)
+    coarse = replace(coarse, start_ns=coarse.start_ns // 1_000 * 1_000, dur_ns=coarse.dur_ns // 1_000 * 1_000)
+    assert not cost_from_trace(coarse, Boundaries.of(coarse)).is_known
+
+
+def test_recorded_allocations_cost_as_events_do() -> None:
+    events = nested(400, 2_000)
+    boundaries = Boundaries.of(events)
+    plain, with_memory = (cost_from_trace(events, boundaries, num) for num in (0, len(boundaries) // 2))
+    assert with_memory.value_ns == pytest.approx(2 * plain.value_ns)
+
+
+def test_a_slow_host_is_not_taken_for_a_costly_recorder() -> None:
+    events = nested(400, 0, dispatch=20_300)
+    boundaries = Boundaries.of(events)
+    cost = cost_from_trace(events, boundaries)
+    host_ns = np.diff(boundaries.time_ns[[0, -1]])[0] / (len(boundaries) / 2)
+    assert cost.value_ns < 0.7 * host_ns
+    assert cost.low_ns < 0.5 * cost.value_ns
+
+
+def test_overhead_of_the_profiler_lies_in_the_gap_in_which_it_happened() -> None:
+    events = nested(2, 0)
+    first = int(events.end_ns[events.category == Category.CPU_OP][0])
+    order = np.argsort(np.append(events.start_ns, first + 500), kind="stable")
+
+    def with_one(values: np.ndarray, value: int) -> np.ndarray:
+        return np.append(values, value)[order].astype(values.dtype)
+
+    overhead = Events(
+        with_one(events.category, Category.OVERHEAD),
+        with_one(events.name_id, 0),
+        with_one(events.start_ns, first + 500),
+        with_one(events.dur_ns, 1_500),
+        with_one(events.device, -1),
+        with_one(events.stream, -1),
+        with_one(events.thread, 100),
+        with_one(events.correlation, -1),
+        events.names,
+        events.comm_args,
+    )
+    boundaries = Boundaries.of(overhead)
+    (index,) = np.flatnonzero(boundaries.overhead_ns)
+    assert boundaries.overhead_ns[index] == 1_500
+    assert boundaries.time_ns[index - 1] == first

@@ -1,0 +1,104 @@
+"""Runs without their recording: real programs on a GPU, each measured without its profiler."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from pptrace.analysis.result import Report
+from pptrace.intervals import lengths_within, union
+from pptrace.workflow.load import load
+from tests.support.programs import ROOT
+
+OBSERVED = ROOT.parent / "shared" / "data" / "gpu_observer"
+needs_runs = pytest.mark.skipif(not OBSERVED.is_dir(), reason="the recorded GPU runs of shared/data are not here")
+RUNS = {"mid": "mid.shapes", "small": "small.cpu_cuda"}
+
+
+def unrecorded_ms(program: str) -> float:
+    """The step of the program in a process without a profiler, at the place at which it is recorded elsewhere."""
+    return float(median(json.loads((OBSERVED / "walls_ms.json").read_text())[f"{program}.none"][10:15]))
+
+
+def report_of(program: str, as_recorded: bool = False) -> Report:
+    return load([OBSERVED / f"{RUNS[program]}.json.gz"], as_recorded=as_recorded).report
+
+
+@needs_runs
+@pytest.mark.parametrize("program", RUNS)
+def test_the_predicted_step_and_idle_share_are_those_of_the_program_without_profiler(program: str) -> None:
+    recording, truth = report_of(program).recording, unrecorded_ms(program) * 1e6
+    assert recording is not None
+    assert recording.predicted_step_ns == pytest.approx(truth, rel=0.05)
+    assert recording.low_ns < truth < recording.high_ns  # type: ignore[operator]
+    analysis = load([OBSERVED / f"{RUNS[program]}.json.gz"], as_recorded=True)
+    work = analysis.data.work[0]
+    steps = [(step.start_ns, step.end_ns) for step in analysis.report.steps]
+    busy = lengths_within(union(work.start_ns, work.end_ns), *zip(*steps, strict=True))
+    assert recording.device_idle_share == pytest.approx(1 - median(busy.tolist()) / truth, abs=0.03)
+
+
+@needs_runs
+@pytest.mark.parametrize("program", RUNS)
+def test_the_figures_are_those_of_the_unrecorded_run_and_no_gain_is_larger_than_it_leaves(program: str) -> None:
+    report, recorded = report_of(program), report_of(program, as_recorded=True)
+    step = report.typical_step
+    assert step is not None
+    assert step.span_ns == pytest.approx(unrecorded_ms(program) * 1e6, rel=0.05)
+    assert step.ranks[0].compute_ns == pytest.approx(recorded.steps[0].ranks[0].compute_ns, rel=0.01)  # type: ignore[arg-type]
+    left = step.span_ns - step.ranks[0].compute_ns  # type: ignore[operator]
+    assert all((finding.gain_ns or 0) <= left for finding in report.findings)
+
+
+@needs_runs
+def test_what_is_not_known_well_enough_is_no_finding_about_hosts_and_says_how_to_record() -> None:
+    report = report_of("mid")
+    assert not [finding for finding in report.findings if finding.evidence.get("cause") == "host"]
+    (missing,) = [entry for entry in report.missing_evidence if entry.findings == ("host",)]
+    assert "without its recording is known to ±" in missing.reason
+    assert "record with less" in missing.reason
+
+
+@needs_runs
+def test_the_figures_of_the_recording_stay_in_the_report_and_are_the_report_where_asked_for() -> None:
+    report, recorded = report_of("mid"), report_of("mid", as_recorded=True)
+    assert report.recording is not None
+    assert report.recording.figures == "unrecorded"
+    assert report.recording.as_recorded is not None
+    assert [step.span_ns for step in report.recording.as_recorded.steps] == [step.span_ns for step in recorded.steps]
+    assert report.recording.as_recorded.verdict == recorded.verdict
+    assert recorded.recording is not None
+    assert recorded.recording.figures == "recorded"
+    assert [finding for finding in recorded.findings if finding.evidence.get("cause") == "host"]
+    assert report.device == recorded.device  # of whole traces, which are recordings
+
+
+@needs_runs
+def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path: Path) -> None:
+    """The same trace with step times as ``pptrace run`` writes them: steps of 36 ms, and slower ones after the recording."""
+    shutil.copy(OBSERVED / "mid.shapes.json.gz", tmp_path / "rank0.json.gz")
+    lengths = [60, 50, *[36 + 0.1 * (step % 3) for step in range(8)], *[76] * 5, 90, *[47] * 6]
+    start = [round(1e6 * sum(lengths[:step])) for step in range(len(lengths))]
+    times = {
+        "first_step": 0,
+        "start_ns": start,
+        "end_ns": [begin + round(1e6 * length) for begin, length in zip(start, lengths, strict=True)],
+        "device_ns": None,
+        "recorded": [10, 15],
+        "prepared": [15, 16],
+    }
+    entry = {"rank": 0, "trace": "rank0.json.gz", "step_times": times}
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "pptrace.run/1", "world_size": 1, "ranks": [entry]}))
+    recording = load([tmp_path]).report.recording
+    assert recording is not None
+    assert recording.unrecorded_step_ns == 36_100_000
+    assert recording.cost_source == "measured"
+    assert recording.predicted_step_ns == pytest.approx(36.1e6, rel=0.02)
+    assert recording.error == pytest.approx(recording.predicted_step_ns / 36.1e6 - 1)  # type: ignore[operator]
+    assert recording.slowdown == pytest.approx(recording.recorded_step_ns / 36.1e6)  # type: ignore[operator]
+    assert recording.slowed_after == pytest.approx(47 / 36.1)
+    assert not recording.is_too_uncertain
