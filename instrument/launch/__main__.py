@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from instrument.launch.options import DEFAULT_PARENT
+from instrument.launch.options import DEFAULT_PARENT, LEVELS
 from instrument.launch.slurm import torchrun_environ
-from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_steps
+from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_ranks, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
 from pptrace.live_records.file import live_path
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         run_dir = _run_dir(options.output, command, rank)
         probes = parse_probes(options.probe)
         window = parse_steps(options.steps or ("all" if options.no_hooks else default_steps(probes)))
+        ranks = parse_ranks(options.profile_ranks)
     except (UsageError, OSError) as err:
         print(f"pptrace: {err}", file=sys.stderr)
         sys.exit(2)
@@ -55,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         del sys.path[0]  # the current directory, which `-m` put there; the script's own comes instead
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
-        config = WorkerConfig(
-            run_dir, control_dir, options.profiler, window, not options.no_hooks, options.memory, probes, options.live
-        )
+        hooks, live = not options.no_hooks, options.live
+        recorded = (options.profiler, window, hooks, options.memory, probes, live, options.record, ranks)
+        config = WorkerConfig(run_dir, control_dir, *recorded)
         worker = Rank(config, rank, local_rank, max(1, size), launched=False)
         code = worker.run(command)
     finally:
@@ -142,6 +143,10 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", metavar="A:B", help=f"steps A to B-1 are profiled, or 'all' (default {DEFAULT_STEPS})"
     )
     parser.add_argument("--profiler", choices=("torch", "none"), default="torch", help="what records")
+    parser.add_argument("--record", choices=LEVELS, default=LEVELS[0], help="how much is recorded")
+    parser.add_argument(
+        "--profile-ranks", metavar="R,R-R,…", default="all", help="ranks that are recorded (default all)"
+    )
     parser.add_argument("--no-hooks", action="store_true", help="watch nothing that the script imports")
     parser.add_argument("--memory", action="store_true", help="record every allocation of tensors")
     parser.add_argument(

@@ -133,6 +133,8 @@ def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
         options.memory,
         options.probes,
         options.live,
+        options.level,
+        options.ranks,
     )
     environ = config.to_environ()
     if "OMP_NUM_THREADS" not in os.environ:  # torch would take all cores in every rank

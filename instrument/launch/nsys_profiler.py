@@ -31,6 +31,10 @@ class NsysProfiler:
         return self._recording
 
     @property
+    def settings(self) -> dict[str, object]:
+        return {"profiler": "nsys"}
+
+    @property
     def takes_annotations(self) -> bool:
         return False
 

@@ -18,6 +18,10 @@ from pptrace.errors import UsageError
 from pptrace.schedule.probe import Probe
 
 PROFILERS = ("torch", "nsys", "none")
+LEVELS = ("auto", "full", "light")
+"""How much torch's profiler records: operators, ranges and the device (full), or all but the operators (light); auto: light where
+a pipeline's runtime names its ops.
+"""
 DEFAULT_PARENT = Path("pptrace_runs")
 
 
@@ -43,6 +47,9 @@ class RunOptions:
     """Causal probes, which take turns in every second recorded step."""
     live: bool = False
     """Write a record of every step while the run goes on."""
+    level: str = LEVELS[0]
+    ranks: frozenset[int] | None = None
+    """Ranks that are recorded; None: all."""
 
     @property
     def script_name(self) -> str:
@@ -61,6 +68,7 @@ def check_options(options: RunOptions) -> None:
     _check_command(options.command)
     check_plan_files(options.command)
     _check_profiler(options.profiler)
+    _check_level(options)
     if options.memory and options.profiler == "none":
         raise UsageError(
             "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
@@ -70,6 +78,24 @@ def check_options(options: RunOptions) -> None:
             "--probe: steps are probed while a profiler records, and --profiler none has none: leave one of them out"
         )
     _check_directory(options.run_dir, shared=options.nnodes > 1)
+
+
+def _check_level(options: RunOptions) -> None:
+    if options.level not in LEVELS:
+        raise UsageError(f"--record {options.level!r}: expected one of {', '.join(LEVELS)}")
+    if options.level == "light":
+        for option, given in (
+            ("--memory", options.memory),
+            ("--no-hooks", not options.hooks),
+            (f"--profiler {options.profiler}", options.profiler != "torch"),
+        ):
+            if given:
+                raise UsageError(f"--record light: records the hooks' ranges without operators; leave out {option}")
+    num_ranks = options.nnodes * options.nproc
+    if options.ranks is not None and not any(rank < num_ranks for rank in options.ranks):
+        raise UsageError(
+            f"--profile-ranks: none of them is one of the {num_ranks} ranks of the run, 0 to {num_ranks - 1}"
+        )
 
 
 def default_run_dir(command: Sequence[str]) -> Path:

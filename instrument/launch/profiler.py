@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import threading
 import warnings
@@ -19,7 +20,7 @@ from pptrace.marks import METADATA_KEY
 _TAIL_BYTES = 4096
 _HISTORY_ENTRIES = 100_000
 _BLOCK_BYTES = 1 << 20
-_COMPRESSION = 4  # a third of the time of gzip's default, for files a tenth larger
+COMPRESSION = 4  # a third of the time of gzip's default, for files a tenth larger
 
 
 class Profiler(Protocol):
@@ -29,6 +30,11 @@ class Profiler(Protocol):
 
     @property
     def recording(self) -> bool: ...
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What it records; {} where that is not known."""
+        ...
 
     @property
     def takes_annotations(self) -> bool:
@@ -54,10 +60,13 @@ class TraceProfiler:
     Kineto assigns to threads, watches the thread that started it and its backward passes, and is stopped by that thread alone.
     """
 
-    def __init__(self, path: Path, *, with_memory: bool = False) -> None:
-        """``with_memory`` records every allocation and release of tensors."""
+    def __init__(self, path: Path, *, with_memory: bool = False, with_shapes: bool = True) -> None:
+        """Record every allocation and release of tensors as well ``with_memory``, and the shapes of operators' inputs
+        ``with_shapes``: without hooks they alone name the peers of gloo's messages.
+        """
         self.path = path
         self._with_memory = with_memory
+        self._with_shapes = with_shapes
         self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not with_memory
         self._profile: Any = None
         self._recording = False
@@ -77,11 +86,34 @@ class TraceProfiler:
             return
         with by_pptrace(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*Profiler clears events")  # of torch up to 2.11, at every first cycle
-            first = _new_profile(self._with_memory)
+            first = self._new_profile()
             first.start()
             first.stop()
-            self._profile = _new_profile(self._with_memory)
+            self._profile = self._new_profile()
             self._profile.prepare_trace()
+
+    def _new_profile(self) -> Any:
+        return profile(
+            activities=_activities(),
+            record_shapes=self._with_shapes,
+            profile_memory=self._with_memory,
+            with_stack=False,
+            experimental_config=None if self._with_memory else _all_threads_config(),
+        )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is recorded, by torch's names of the options."""
+        return {
+            "profiler": "torch",
+            "level": "full",
+            "activities": [activity.name for activity in _activities()],
+            "record_shapes": self._with_shapes,
+            "profile_memory": self._with_memory,
+            "with_stack": False,
+            "all_threads": self._watches_all_threads,
+            "cupti_teardown": os.environ.get(_TEARDOWN) == "1",
+        }
 
     def release(self) -> None:
         """Undo the preparation, for a profiler of the script that comes first."""
@@ -115,6 +147,7 @@ class TraceProfiler:
             self._profile.profiler.use_device = None  # all that it still decides is whether stopping synchronises
         self._profile.add_metadata_json(METADATA_KEY, json.dumps(metadata))  # Kineto drops what comes after the stop
         self._recording = False
+        tear_down_cupti()
         with by_pptrace():
             self._profile.stop_trace()
         if self._with_memory:
@@ -159,24 +192,26 @@ def _all_threads_config() -> Any:
 _CAN_WATCH_ALL_THREADS = _all_threads_config() is not None
 
 
-def _new_profile(with_memory: bool) -> Any:
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    # Shapes: gloo names the peer of a send or receive nowhere but among its inputs.
-    return profile(
-        activities=activities,
-        record_shapes=True,
-        profile_memory=with_memory,
-        with_stack=False,
-        experimental_config=None if with_memory else _all_threads_config(),
-    )
+def _activities() -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+
+_TEARDOWN = "TEARDOWN_CUPTI"
+_SAFE_CUDA = (12, 6)
+"""Before this version of CUDA graphs crash after a teardown of CUPTI (pytorch pull request 146604)."""
+
+
+def tear_down_cupti() -> None:
+    """Let Kineto detach CUPTI when it stops, so that later steps are as fast as before, unless the user has decided."""
+    version = torch.version.cuda
+    if version and tuple(map(int, version.split(".")[:2])) >= _SAFE_CUDA:
+        os.environ.setdefault(_TEARDOWN, "1")
 
 
 def _compress(source: Path, target: Path) -> None:
     """Gzip a Kineto file without the path of its own that Kineto writes at the end."""
     size = source.stat().st_size
-    with source.open("rb") as raw, gzip.open(target, "wb", compresslevel=_COMPRESSION) as packed:
+    with source.open("rb") as raw, gzip.open(target, "wb", compresslevel=COMPRESSION) as packed:
         head = max(0, size - _TAIL_BYTES)
         while head > 0:
             block = raw.read(min(head, _BLOCK_BYTES))

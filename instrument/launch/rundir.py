@@ -200,6 +200,7 @@ def _rank_entry(record: RankRecord) -> dict[str, Any]:
         "device": record.facts.get("device"),
         "clock": record.facts.get("clock"),
         "memory": record.facts.get("memory"),
+        "step_times": record.facts.get("step_times"),
         "out_of_memory": record.facts.get("out_of_memory"),
     }
 

@@ -29,9 +29,11 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.live import LiveRecorder
+from instrument.launch.mark_log import MarkLog
+from instrument.launch.nsys_profiler import NsysProfiler
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
-from instrument.launch.profiler import Profiler, TraceProfiler
+from instrument.launch.profiler import Profiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
 from instrument.launch.shortfall import (
@@ -45,6 +47,7 @@ from instrument.launch.shortfall import (
 )
 from instrument.launch.started_processes import StartedProcesses
 from instrument.launch.step_memory import StepMemory, keep_maxrss
+from instrument.launch.step_times import StepTimes
 from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
@@ -69,7 +72,7 @@ class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
     ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``live``: a
-    record of every step goes into the run directory when the step ends.
+    record of every step goes into the run directory when the step ends. ``marks`` gets the ranges while a recording is light.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class TracedSession(Session):
         agreed: AgreedStart | None = None,
         probes: Sequence[Probe] = (),
         live: bool = False,
+        marks: MarkLog | None = None,
     ) -> None:
         self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
         delay = None if self._delays is None else self._delays.around
@@ -95,7 +99,8 @@ class TracedSession(Session):
             LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
         )
         rows = None if self._live is None else self._live.rows
-        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows))
+        log = {} if marks is None else {"log": marks}
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows, **log))
         self._window = window
         self._profiler = profiler
         self._writer = writer
@@ -110,6 +115,7 @@ class TracedSession(Session):
         self._script_trace: ScriptTrace | None = None
         self._processes = StartedProcesses()
         self._memory = StepMemory()
+        self._step_times = StepTimes(lambda: self._records_now)
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._logs = logs
@@ -152,7 +158,7 @@ class TracedSession(Session):
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
             self._collections.watch()
-        if isinstance(self._profiler, TraceProfiler):
+        if self._profiler is not None and not isinstance(self._profiler, NsysProfiler):
             self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
         marking.register(UserMarks(self).open)
@@ -229,18 +235,28 @@ class TracedSession(Session):
         self._memory.begin(self.num_steps)
         if self._live is not None:
             self._live.begin_step(self.num_steps)
+        self._step_times.begin()
         super().begin_step()
+
+    @property
+    def _records_now(self) -> bool:
+        return self._is_script_profiling or (self._profiler is not None and self._profiler.recording)
+
+    def _prepare(self, profiler: Profiler) -> None:
+        """Prepare the profiler, which may slow the step that begins now."""
+        self._step_times.disturb(self.num_steps)
+        profiler.prepare()
 
     def _record_as_configured(self, profiler: Profiler) -> None:
         if self._started is not None:
             return
         if self.num_steps > self._window.first and self._agreed is not None and self._script_profilers is not None:
             self._agreed.name(self.num_steps + 1)  # a profiler of the script ran until now, perhaps on this rank alone
-            profiler.prepare()
+            self._prepare(profiler)
         elif self.num_steps >= self._window.first:
             self._start(profiler)
         elif self.num_steps == self._window.first - 1:
-            profiler.prepare()
+            self._prepare(profiler)
 
     def _record_as_agreed(self, profiler: Profiler) -> bool:
         """Record from the step that a rank named which was late; whether one did."""
@@ -254,10 +270,11 @@ class TracedSession(Session):
             self._agreed_step = step
             self._start(profiler)
         elif not profiler.recording:
-            profiler.prepare()
+            self._prepare(profiler)
         return True
 
     def end_step(self) -> None:
+        self._step_times.end()
         super().end_step()
         if self._live is not None:
             self._live.end_step(self.num_steps - 1, profiled=self._profiler is not None and self._profiler.recording)
@@ -342,9 +359,14 @@ class TracedSession(Session):
             self._live.close()
         kept = self._keep_script_trace()
         self._note_memory(running=not clean)
+        self._note_step_times()
         self._writer.update(
             steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall(), script_trace=kept
         )
+
+    def _note_step_times(self) -> None:
+        if (times := self._step_times.facts(self._recorded)) is not None:
+            self._writer.add_facts(step_times=times)
 
     def _note_memory(self, *, running: bool) -> None:
         if (memory := self._memory.summary(running=running)) is not None:
@@ -370,6 +392,7 @@ class TracedSession(Session):
             except (OSError, RuntimeError) as err:
                 self._writer.update(note=f"the trace could not be written: {err}")
                 return
+            self._step_times.disturb(self.num_steps)
             self._writer.update(steps_seen=self.num_steps, trace=profiler.path.name)
 
     def _learn_rank(self) -> None:
@@ -379,7 +402,7 @@ class TracedSession(Session):
         rank, world_size = known
         self._process, self._has_rank = replace(self._process, rank=rank, world_size=world_size), True
         self._writer.update(rank=rank)
-        if isinstance(self._profiler, TraceProfiler):
+        if self._profiler is not None and not isinstance(self._profiler, NsysProfiler):
             self._profiler.path = self._profiler.path.with_name(f"rank{rank}.json.gz")
 
     def _start(self, profiler: Profiler) -> None:
@@ -446,6 +469,8 @@ class TracedSession(Session):
             "clock": clock,
             "core_wait": None if self._core_wait is None else self._core_wait.until(CoreWait.now()),
             **({} if (memory := self._memory.facts()) is None else {"memory": memory}),
+            **({} if (times := self._step_times.facts(self._recorded)) is None else {"step_times": times}),
+            "recording": {"hooks": self._with_hooks, **({} if self._profiler is None else self._profiler.settings)},
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **({} if blocked or (experts := self._recorder.expert_counts.facts()) is None else {EXPERTS_KEY: experts}),
             **({} if self._delays is None else {PROBES: self._delays.facts()}),

@@ -39,6 +39,29 @@ class StepWindow:
         return "all" if self.stop is None else f"{self.first}:{self.stop}"
 
 
+def parse_ranks(text: str) -> frozenset[int] | None:
+    """Read the ranks that are recorded: numbers and ranges with commas between them, such as ``0,4,8-11``; None for "all".
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    if text == "all":
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise UsageError(f"--profile-ranks {text!r}: expected ranks such as '0,4,8-11', or 'all'")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)
+
+
+def ranks_text(ranks: frozenset[int] | None) -> str:
+    """The ranks as :func:`parse_ranks` reads them."""
+    return "all" if ranks is None else ",".join(map(str, sorted(ranks)))
+
+
 def default_steps(probes: Sequence[Probe]) -> str:
     """The window where none is asked for: with probes, one in which each comes often enough for an interval."""
     return f"{_WARM_UP}:{_WARM_UP + steps_for(len(probes), _TIMES)}" if probes else DEFAULT_STEPS

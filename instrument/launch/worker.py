@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, NoReturn
 from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
-from instrument.launch.window import StepWindow, parse_steps
+from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text
 from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
+    from instrument.launch.mark_log import MarkLog
     from instrument.launch.profiler import Profiler
     from instrument.launch.traced import TracedSession
 
@@ -51,6 +52,9 @@ class WorkerConfig:
     memory: bool = False
     probes: tuple[Probe, ...] = ()
     live: bool = False
+    level: str = "auto"
+    ranks: frozenset[int] | None = None
+    """Ranks that are recorded; None: all."""
     record_dir: Path | None = None
     """Folder of the rank's record; None: the run directory."""
 
@@ -64,6 +68,8 @@ class WorkerConfig:
             "PPTRACE_MEMORY": "1" if self.memory else "0",
             "PPTRACE_PROBES": " ".join(map(str, self.probes)),
             "PPTRACE_LIVE": "1" if self.live else "0",
+            "PPTRACE_RECORD": self.level,
+            "PPTRACE_PROFILE_RANKS": ranks_text(self.ranks),
             "PPTRACE_RECORD_DIR": str(self.record_dir or ""),
         }
 
@@ -78,6 +84,8 @@ class WorkerConfig:
             environ.get("PPTRACE_MEMORY", "0") != "0",
             parse_probes(environ.get("PPTRACE_PROBES", "").split()),
             environ.get("PPTRACE_LIVE", "0") != "0",
+            environ.get("PPTRACE_RECORD", "auto"),
+            parse_ranks(environ.get("PPTRACE_PROFILE_RANKS", "all")),
             Path(environ["PPTRACE_RECORD_DIR"]) if environ.get("PPTRACE_RECORD_DIR") else None,
         )
 
@@ -190,28 +198,40 @@ class Rank:
             self._writer.update(steps_seen=self._session.num_steps)
         self._writer.update(saving=False)
 
-    def _make_profiler(self) -> Profiler | None:
+    def _make_profiler(self, marks: MarkLog) -> Profiler | None:
         config, rank = self._config, self._writer.record.rank
-        if config.profiler == "torch":
-            from instrument.launch.profiler import TraceProfiler
-
-            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", with_memory=config.memory)
+        if config.profiler == "none" or (config.ranks is not None and rank not in config.ranks):
+            return None
         if config.profiler == "nsys":
             from instrument.launch.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 
             path = config.run_dir / f"rank{rank}{FACTS_SUFFIX}"
             return NsysProfiler(path, config.control_dir, self._local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-        return None
+        from instrument.launch.light_profiler import ChoosingProfiler, LightProfiler
+        from instrument.launch.profiler import TraceProfiler
+
+        path = config.run_dir / f"rank{rank}.json.gz"
+        full = TraceProfiler(path, with_memory=config.memory, with_shapes=not config.hooks)
+        if config.level == "full" or config.memory or not config.hooks:
+            return full
+        light = LightProfiler(path, marks)
+        return light if config.level == "light" else ChoosingProfiler(full, light, self._names_ops)
+
+    def _names_ops(self) -> bool:
+        """Return whether a pipeline's runtime has described itself: then ranges tell all ops."""
+        return bool(self._writer.record.facts.get("framework"))
 
     def _make_session(self) -> TracedSession:
         from instrument import session
         from instrument.launch.call_log import CallLog, call_log_path
+        from instrument.launch.mark_log import MarkLog
         from instrument.launch.python_motion import PythonMotion
         from instrument.launch.traced import ProcessInfo, TracedSession
 
         record = self._writer.record
         config = self._config
-        profiler = self._make_profiler()
+        marks = MarkLog()
+        profiler = self._make_profiler(marks)
         process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
@@ -228,6 +248,7 @@ class Rank:
             agreed=AgreedStart(config.control_dir),
             probes=config.probes,
             live=config.live,
+            marks=marks,
         )
         session.install(traced)
         traced.open()

@@ -125,22 +125,21 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:
     """The unrecorded steps of ranks, of which each wrote when its steps began and ended.
 
     The length of a step is from its start to the next one's, without what the recorder did in between: the median of the ranks.
-    The first steps and those in which the recorder was prepared or stopped do not count.
+    The first steps and those that a recorder disturbed otherwise do not count.
     """
     before, after = [], []
     for of_rank in times:
         try:
             start, end = (np.array(of_rank[name], dtype=np.int64) for name in ("start_ns", "end_ns"))
             first, recorded = int(of_rank.get("first_step") or 0), of_rank.get("recorded")
-            device = of_rank.get("device_ns")
+            device, disturbed = of_rank.get("device_ns"), of_rank.get("disturbed") or ()
         except (KeyError, TypeError, ValueError):
             continue
         if recorded is None or len(start) != len(end):
             continue
         periods = np.array(device if device and None not in device else end - start, dtype=np.int64)
         steps = first + np.arange(len(start))
-        prepared = of_rank.get("prepared") or (0, 0)
-        counts = (steps >= _WARM_UP) & ~((steps >= prepared[0]) & (steps < prepared[1]))
+        counts = (steps >= _WARM_UP) & ~np.isin(steps, disturbed)
         before.append(periods[counts & (steps < recorded[0])][-_MOST_STEPS:])
         after.append(periods[counts & (steps >= recorded[1])][:_MOST_STEPS])
     return UnrecordedSteps(*(_median_of_ranks(of_ranks) for of_ranks in (before, after)))

@@ -36,6 +36,18 @@ if TYPE_CHECKING:
 )
 @click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 2:5]")
 @click.option(
+    "--record",
+    "level",
+    default="auto",
+    show_default=True,
+    metavar="auto|full|light",
+    help="light: ranges of ops and calls, and the device; full: operators too, which slows the run; auto: light where a "
+    "pipeline's runtime names its ops.",
+)
+@click.option(
+    "--profile-ranks", default="all", show_default=True, metavar="R,R-R,…", help="Ranks that are recorded: 0,4,8-11."
+)
+@click.option(
     "--timeout", type=NUMBER, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
 )
 @click.option(
@@ -90,6 +102,8 @@ class CommandOptions:
     output: Path | None
     profiler: str
     steps: str | None
+    level: str
+    profile_ranks: str
     timeout: float | None
     no_hooks: bool
     hang_timeout: float | None
@@ -108,7 +122,7 @@ class CommandOptions:
             UsageError: they do not fit together.
         """
         from instrument.launch.options import RunOptions, check_options, default_run_dir
-        from instrument.launch.window import default_steps, parse_steps
+        from instrument.launch.window import default_steps, parse_ranks, parse_steps
         from pptrace.schedule.probe import parse_probes
 
         full_command = ("-m", self.script, *self.args) if self.module else (self.script, *self.args)
@@ -130,6 +144,8 @@ class CommandOptions:
             memory=self.memory,
             probes=probes,
             live=self.live,
+            level=self.level,
+            ranks=parse_ranks(self.profile_ranks),
         )
         check_options(options)
         return options

@@ -89,7 +89,7 @@ def test_steps_that_were_measured_without_recording_decide_what_it_cost(tmp_path
         "end_ns": [begin + round(1e6 * length) for begin, length in zip(start, lengths, strict=True)],
         "device_ns": None,
         "recorded": [10, 15],
-        "prepared": [15, 16],
+        "disturbed": [15],
     }
     entry = {"rank": 0, "trace": "rank0.json.gz", "step_times": times}
     (tmp_path / "run.json").write_text(json.dumps({"schema": "pptrace.run/1", "world_size": 1, "ranks": [entry]}))

@@ -21,7 +21,7 @@ def test_a_script_whose_warnings_are_errors_hears_nothing_of_the_profilers_cycle
         warnings.warn("Warning: Profiler clears events at the end of each cycle.", UserWarning, stacklevel=2)
 
     imitation = SimpleNamespace(start=begin, stop=lambda: None, prepare_trace=begin)
-    monkeypatch.setattr(module, "_new_profile", lambda with_memory: imitation)
+    monkeypatch.setattr(module.TraceProfiler, "_new_profile", lambda self: imitation)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TraceProfiler(tmp_path / "trace.json.gz").prepare()
