@@ -45,22 +45,9 @@ def _profiler_enabled() -> bool:
     return torch.autograd.profiler._is_profiler_enabled
 
 
-class RangeLog(Protocol):
-    """Gets ranges in place of torch's profiler."""
-
-    def open(self, name: str) -> Any: ...
-
-    def close(self, opened: Any) -> None: ...
-
-
-class TorchRanges:
-    """The ranges of torch's profiler: the same user annotation as the record_function class, for a third of its cost."""
-
-    open = staticmethod(torch.autograd._record_function_with_args_enter)  # type: ignore[attr-defined]
-    close = staticmethod(torch.autograd._record_function_with_args_exit)  # type: ignore[attr-defined]
-
-
-_TORCH = TorchRanges()
+# The same user annotation as the record_function class, for a third of its cost.
+_enter_record: Any = torch.autograd._record_function_with_args_enter  # type: ignore[attr-defined]
+_exit_record: Any = torch.autograd._record_function_with_args_exit  # type: ignore[attr-defined]
 
 
 class Range(Protocol):
@@ -98,24 +85,23 @@ def null_range() -> Range:
 class _NamedRange:
     """One open range. It closes what it opened, even where the profiler starts or stops in between."""
 
-    __slots__ = ("_domain", "_listens", "_log", "_name", "_record")
+    __slots__ = ("_domain", "_listens", "_name", "_record")
 
-    def __init__(self, name: str, domain: Domain | None, listens: Callable[[], bool], log: RangeLog) -> None:
+    def __init__(self, name: str, domain: Domain | None, listens: Callable[[], bool]) -> None:
         self._name = name
         self._domain = domain
         self._listens = listens
-        self._log = log
         self._record: Any = None
 
     def __enter__(self) -> None:
         if self._domain is not None:
             self._domain.push_range(self._domain.get_event_attributes(message=self._name))
         if self._listens():
-            self._record = self._log.open(self._name)
+            self._record = _enter_record(self._name)
 
     def __exit__(self, *_: object) -> None:
         if self._record is not None:
-            self._log.close(self._record)
+            _exit_record(self._record)
             self._record = None
         if self._domain is not None:
             self._domain.pop_range()
@@ -168,27 +154,16 @@ class Recorder:
     ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
     ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process. ``delay`` makes
     the ranges of ops that are to be delayed (:mod:`instrument.delays`). ``live`` takes the times of ranges while it is on.
-    ``log`` gets the ranges in place of PyTorch's profiler. ``expert_counts`` gets the routes of layers with experts.
+    ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = (
-        "_counts_always",
-        "_delay",
-        "_domain",
-        "_handles",
-        "_listens",
-        "_live",
-        "_log",
-        "expert_counts",
-        "step",
-    )
+    __slots__ = ("_counts_always", "_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
 
     def __init__(
         self,
         listens: Callable[[], bool] = _profiler_enabled,
         delay: Delay | None = None,
         live: LiveRows | None = None,
-        log: RangeLog = _TORCH,
     ) -> None:
         self.step = 0
         self.expert_counts = ExpertCounts()
@@ -196,7 +171,6 @@ class Recorder:
         self._live = live or LiveRows()
         self._delay = delay
         self._listens = listens
-        self._log = log
         self._handles = itertools.count()
         self._domain = open_domain(DOMAIN)
 
@@ -301,7 +275,7 @@ class Recorder:
         """A range with a name that is no mark."""
         if self._domain is None and not self._listens():
             return _NULL
-        return _NamedRange(name, self._domain, self._listens, self._log)
+        return _NamedRange(name, self._domain, self._listens)
 
     def named_op(self, name: str, action: Action, step: int) -> Range:
         """The range of an op that the script names itself."""
@@ -317,7 +291,7 @@ class Recorder:
                 return _NULL
             return (_LiveCommunicationRange if communicates else LiveRange)(self._live, key, None)
         kind = _CommunicationRange if communicates else _NamedRange
-        opened: Range = kind(format_mark(mark), self._domain, self._listens, self._log)
+        opened: Range = kind(format_mark(mark), self._domain, self._listens)
         if key is not None:
             opened = LiveRange(self._live, key, opened)
         return self.delayed(opened, mark.action, mark.step) if isinstance(mark, OpMark) else opened

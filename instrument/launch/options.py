@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instrument.launch.plan_files import check_plan_files
-from instrument.launch.window import StepWindow
+from instrument.launch.window import StepWindow, default_steps, parse_steps
 from pptrace.errors import UsageError
 from pptrace.schedule.probe import Probe
 
@@ -36,7 +36,7 @@ class RunOptions:
     node_rank: int = 0
     rdzv_endpoint: str | None = None
     profiler: str = "torch"
-    window: StepWindow = StepWindow(2, 5)  # noqa: RUF009
+    window: StepWindow = parse_steps(default_steps(()))  # noqa: RUF009
     timeout_s: float | None = None
     hooks: bool = True
     """True if the runtimes that the script imports are watched."""

@@ -8,6 +8,9 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +55,20 @@ class Profiler(Protocol):
     def discard(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is recorded besides ranges and the device.
+
+    ``memory`` are all allocations and releases of tensors; ``shapes`` those of the inputs of operators, which alone name the
+    peers of gloo's messages where there are no hooks. ``operators`` is asked when recording is prepared: without them it costs a
+    program far less.
+    """
+
+    memory: bool = False
+    shapes: bool = True
+    operators: Callable[[], bool] = lambda: True
+
+
 class TraceProfiler:
     """Records once and writes ``path`` (gzip JSON), whole or not at all.
 
@@ -60,14 +77,12 @@ class TraceProfiler:
     Kineto assigns to threads, watches the thread that started it and its backward passes, and is stopped by that thread alone.
     """
 
-    def __init__(self, path: Path, *, with_memory: bool = False, with_shapes: bool = True) -> None:
-        """Record every allocation and release of tensors as well ``with_memory``, and the shapes of operators' inputs
-        ``with_shapes``: without hooks they alone name the peers of gloo's messages.
-        """
+    def __init__(self, path: Path, recorded: Recorded = Recorded()) -> None:
         self.path = path
-        self._with_memory = with_memory
-        self._with_shapes = with_shapes
-        self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not with_memory
+        self._recorded = recorded
+        self._with_memory = recorded.memory
+        self._with_operators = True
+        self._watches_all_threads = _CAN_WATCH_ALL_THREADS and not recorded.memory
         self._profile: Any = None
         self._recording = False
         self._only_thread: int | None = None
@@ -84,6 +99,7 @@ class TraceProfiler:
         """Pay the costs of a first start (loading Kineto and CUPTI, buffers), so that no profiled step does."""
         if self._profile is not None:
             return
+        self._with_operators = self._recorded.operators() or not _CAN_CHOOSE_SCOPES
         with by_pptrace(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*Profiler clears events")  # of torch up to 2.11, at every first cycle
             first = self._new_profile()
@@ -95,7 +111,7 @@ class TraceProfiler:
     def _new_profile(self) -> Any:
         return profile(
             activities=_activities(),
-            record_shapes=self._with_shapes,
+            record_shapes=self._recorded.shapes,
             profile_memory=self._with_memory,
             with_stack=False,
             experimental_config=None if self._with_memory else _all_threads_config(),
@@ -106,9 +122,9 @@ class TraceProfiler:
         """What is recorded, by torch's names of the options."""
         return {
             "profiler": "torch",
-            "level": "full",
+            "level": "full" if self._with_operators else "light",
             "activities": [activity.name for activity in _activities()],
-            "record_shapes": self._with_shapes,
+            "record_shapes": self._with_operators and self._recorded.shapes,
             "profile_memory": self._with_memory,
             "with_stack": False,
             "all_threads": self._watches_all_threads,
@@ -125,7 +141,7 @@ class TraceProfiler:
 
     def start(self) -> None:
         self.prepare()
-        with by_pptrace():
+        with by_pptrace(), nullcontext() if self._with_operators else _without_operators():
             self._profile.start_trace()
         if self._with_memory:
             record_device_history(on=True)
@@ -189,6 +205,20 @@ def _all_threads_config() -> Any:
         return None
 
 
+@contextmanager
+def _without_operators() -> Iterator[None]:
+    """Let a profiler that starts inside record ranges alone of what the host does: torch offers that for none of its classes."""
+    module: Any = torch.autograd.profiler
+    enable = module._enable_profiler
+    module._enable_profiler = lambda config, activities: enable(config, activities, {_RANGES})
+    try:
+        yield
+    finally:
+        module._enable_profiler = enable
+
+
+_RANGES = getattr(getattr(torch._C._profiler, "RecordScope", None), "USER_SCOPE", None)
+_CAN_CHOOSE_SCOPES = _RANGES is not None and "scopes" in str(torch._C._autograd._enable_profiler.__doc__)
 _CAN_WATCH_ALL_THREADS = _all_threads_config() is not None
 
 

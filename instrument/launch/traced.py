@@ -29,11 +29,9 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.live import LiveRecorder
-from instrument.launch.mark_log import MarkLog
-from instrument.launch.nsys_profiler import NsysProfiler
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
-from instrument.launch.profiler import Profiler
+from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
 from instrument.launch.shortfall import (
@@ -72,7 +70,7 @@ class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
     ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks. ``live``: a
-    record of every step goes into the run directory when the step ends. ``marks`` gets the ranges while a recording is light.
+    record of every step goes into the run directory when the step ends.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class TracedSession(Session):
         agreed: AgreedStart | None = None,
         probes: Sequence[Probe] = (),
         live: bool = False,
-        marks: MarkLog | None = None,
     ) -> None:
         self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
         delay = None if self._delays is None else self._delays.around
@@ -99,8 +96,7 @@ class TracedSession(Session):
             LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
         )
         rows = None if self._live is None else self._live.rows
-        log = {} if marks is None else {"log": marks}
-        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows, **log))
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows))
         self._window = window
         self._profiler = profiler
         self._writer = writer
@@ -158,7 +154,7 @@ class TracedSession(Session):
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
             self._collections.watch()
-        if self._profiler is not None and not isinstance(self._profiler, NsysProfiler):
+        if isinstance(self._profiler, TraceProfiler):
             self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
         marking.register(UserMarks(self).open)
@@ -225,6 +221,9 @@ class TracedSession(Session):
     def expect_steps(self, n: int) -> None:
         self.take_step_marks()
         self._expected = self.num_steps + n
+        if not self._records_now and self.num_steps == 0:
+            self._window = self._window.within(n)
+            self._recorded = range(self._window.first, self._window.first)
         self._counter.write(self.num_steps, self._expected)
 
     def begin_step(self) -> None:
@@ -402,7 +401,7 @@ class TracedSession(Session):
         rank, world_size = known
         self._process, self._has_rank = replace(self._process, rank=rank, world_size=world_size), True
         self._writer.update(rank=rank)
-        if self._profiler is not None and not isinstance(self._profiler, NsysProfiler):
+        if isinstance(self._profiler, TraceProfiler):
             self._profiler.path = self._profiler.path.with_name(f"rank{rank}.json.gz")
 
     def _start(self, profiler: Profiler) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pptrace.errors import UsageError
 from pptrace.schedule.probe import Probe, steps_for
 
 _WARM_UP = 2
+_FIRST, _LENGTH = 4, 10
 _TIMES = 8
-DEFAULT_STEPS = f"{_WARM_UP}:5"
-"""Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use."""
+DEFAULT_STEPS = f"{_FIRST}:{_FIRST + _LENGTH}"
+"""Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use, one that is timed
+without a profiler, and one in which the profiler is prepared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,17 @@ class StepWindow:
 
     first: int
     stop: int | None
+    is_default: bool = False
+    """Nobody asked for these steps: a shorter run has others recorded."""
+
+    def within(self, num_steps: int) -> StepWindow:
+        """The window of a run that has announced so many steps: one that nobody asked for is moved into it, and leaves a step
+        that is not recorded at the end.
+        """
+        if not self.is_default or self.stop is None or num_steps > self.stop:
+            return self
+        first = min(self.first, max(num_steps // 3, min(1, num_steps - 1)))
+        return StepWindow(first, min(first + self.stop - self.first, max(num_steps - 1, first + 1)), is_default=True)
 
     @property
     def whole_run(self) -> bool:
@@ -64,7 +78,16 @@ def ranks_text(ranks: frozenset[int] | None) -> str:
 
 def default_steps(probes: Sequence[Probe]) -> str:
     """The window where none is asked for: with probes, one in which each comes often enough for an interval."""
-    return f"{_WARM_UP}:{_WARM_UP + steps_for(len(probes), _TIMES)}" if probes else DEFAULT_STEPS
+    return f"{_WARM_UP}:{_WARM_UP + steps_for(len(probes), _TIMES)}" if probes else f"{DEFAULT_STEPS}{_MAY_MOVE}"
+
+
+def window_text(window: StepWindow) -> str:
+    """The window as :func:`parse_steps` reads it."""
+    return f"{window}{_MAY_MOVE if window.is_default else ''}"
+
+
+_MAY_MOVE = " or earlier"
+"""Behind a window that nobody asked for, on its way to the ranks."""
 
 
 def parse_steps(text: str) -> StepWindow:
@@ -75,9 +98,11 @@ def parse_steps(text: str) -> StepWindow:
     """
     if text == "all":
         return StepWindow(0, None)
+    if text.endswith(_MAY_MOVE):
+        return replace(parse_steps(text.removesuffix(_MAY_MOVE)), is_default=True)
     match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
     if match is None:
-        raise UsageError(f"--steps {text!r}: expected FIRST:STOP, such as '{DEFAULT_STEPS}', or 'all'")
+        raise UsageError(f"--steps {text!r}: expected FIRST:STOP, such as '2:5', or 'all'")
     window = StepWindow(int(match[1]), int(match[2]))
     if window.stop is not None and window.first >= window.stop:
         raise UsageError(

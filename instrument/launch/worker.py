@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING, NoReturn
 from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
-from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text
+from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text, window_text
 from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
-    from instrument.launch.mark_log import MarkLog
     from instrument.launch.profiler import Profiler
     from instrument.launch.traced import TracedSession
 
@@ -63,7 +62,7 @@ class WorkerConfig:
             "PPTRACE_RUN_DIR": str(self.run_dir),
             "PPTRACE_CONTROL_DIR": str(self.control_dir),
             "PPTRACE_PROFILER": self.profiler,
-            "PPTRACE_STEPS": str(self.window),
+            "PPTRACE_STEPS": window_text(self.window),
             "PPTRACE_HOOKS": "1" if self.hooks else "0",
             "PPTRACE_MEMORY": "1" if self.memory else "0",
             "PPTRACE_PROBES": " ".join(map(str, self.probes)),
@@ -198,40 +197,40 @@ class Rank:
             self._writer.update(steps_seen=self._session.num_steps)
         self._writer.update(saving=False)
 
-    def _make_profiler(self, marks: MarkLog) -> Profiler | None:
+    def _make_profiler(self) -> Profiler | None:
         config, rank = self._config, self._writer.record.rank
-        if config.profiler == "none" or (config.ranks is not None and rank not in config.ranks):
+        if config.ranks is not None and rank not in config.ranks:
             return None
+        if config.profiler == "torch":
+            from instrument.launch.profiler import Recorded, TraceProfiler
+
+            recorded = Recorded(memory=config.memory, shapes=not config.hooks, operators=self._needs_operators)
+            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", recorded)
         if config.profiler == "nsys":
             from instrument.launch.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 
             path = config.run_dir / f"rank{rank}{FACTS_SUFFIX}"
             return NsysProfiler(path, config.control_dir, self._local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-        from instrument.launch.light_profiler import ChoosingProfiler, LightProfiler
-        from instrument.launch.profiler import TraceProfiler
+        return None
 
-        path = config.run_dir / f"rank{rank}.json.gz"
-        full = TraceProfiler(path, with_memory=config.memory, with_shapes=not config.hooks)
-        if config.level == "full" or config.memory or not config.hooks:
-            return full
-        light = LightProfiler(path, marks)
-        return light if config.level == "light" else ChoosingProfiler(full, light, self._names_ops)
-
-    def _names_ops(self) -> bool:
-        """Return whether a pipeline's runtime has described itself: then ranges tell all ops."""
-        return bool(self._writer.record.facts.get("framework"))
+    def _needs_operators(self) -> bool:
+        """Return whether operators are recorded: unless that is said, where no runtime of a pipeline has described itself, whose
+        ops are ranges.
+        """
+        config = self._config
+        if config.level != "auto":
+            return config.level == "full"
+        return config.memory or not config.hooks or not self._writer.record.facts.get("framework")
 
     def _make_session(self) -> TracedSession:
         from instrument import session
         from instrument.launch.call_log import CallLog, call_log_path
-        from instrument.launch.mark_log import MarkLog
         from instrument.launch.python_motion import PythonMotion
         from instrument.launch.traced import ProcessInfo, TracedSession
 
         record = self._writer.record
         config = self._config
-        marks = MarkLog()
-        profiler = self._make_profiler(marks)
+        profiler = self._make_profiler()
         process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
@@ -248,7 +247,6 @@ class Rank:
             agreed=AgreedStart(config.control_dir),
             probes=config.probes,
             live=config.live,
-            marks=marks,
         )
         session.install(traced)
         traced.open()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="Profiler that records."
 )
-@click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 2:5]")
+@click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 4:14]")
 @click.option(
     "--record",
     "level",

@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> _Run:
     follower.start()
     try:
         fault = str(Fault("slow", (1,), 2.0, since=_SLOW_SINCE))
-        options = ("-n", "2", "--live", "--no-analyze", "-o", folder)
+        options = ("-n", "2", "--live", "--steps", "2:5", "--no-analyze", "-o", folder)
         ended = pptrace("run", *options, _SCRIPT, fault, *_ARGUMENTS, forked=True)
     finally:
         over.set()
