@@ -49,12 +49,13 @@ def create_app(
     other: Path | None = None,
     secret: str | None = None,
     has_metrics: bool = False,
+    as_recorded: bool = False,
 ) -> Dash:
     """The dashboard of some traces or of a run directory. Nothing is read before the first request.
 
     ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
     to compare with. Only who knows the ``secret``, where there is one, is answered.
-    With ``has_metrics`` it answers Prometheus.
+    With ``has_metrics`` it answers Prometheus. ``as_recorded``: figures are those of the recording.
     """
     app = Dash(
         __name__,
@@ -65,8 +66,9 @@ def create_app(
         suppress_callback_exceptions=True,
         index_string=_INDEX,
     )
-    store = Store(paths)
-    answers = Answers(store, None if other is None else Store([other]), is_secret=secret is not None)
+    store = Store(paths, as_recorded)
+    second = None if other is None else Store([other], as_recorded)
+    answers = Answers(store, second, is_secret=secret is not None)
     app.layout = _shell()
     _register(app, store, answers)
     more_pages.register(app, store, answers)

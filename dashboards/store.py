@@ -81,8 +81,10 @@ class Opening:
 class Store:
     """Loads once, and again when a file has changed. Usable from any thread."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], as_recorded: bool = False) -> None:
+        """``as_recorded``: figures are those of the recording."""
         self._paths = tuple(Path(path) for path in paths)
+        self._as_recorded = as_recorded
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
         self._fingerprint: Fingerprint = ()
@@ -98,7 +100,7 @@ class Store:
             fingerprint = _fingerprint(self._paths)
             if self._loaded is None or fingerprint != self._fingerprint:
                 self._timeline = None
-                loaded = replace(_load(self._paths, self._note), token=_token_of(fingerprint))
+                loaded = replace(_load(self._paths, self._note, self._as_recorded), token=_token_of(fingerprint))
                 if loaded.analysis is not None and loaded.analysis.num_ops > MOST_KEPT_OPS:
                     timeline = _timeline_of(loaded.analysis, loaded.store)
                     self._timeline = loaded.token, timeline
@@ -144,10 +146,10 @@ def _token_of(fingerprint: Fingerprint) -> str:
     return blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
 
 
-def _load(paths: tuple[Path, ...], on_progress: OnProgress) -> Loaded:
+def _load(paths: tuple[Path, ...], on_progress: OnProgress, as_recorded: bool) -> Loaded:
     run = read_run(paths)
     try:
-        opened = reopen(paths, on_progress=on_progress)
+        opened = reopen(paths, on_progress=on_progress, as_recorded=as_recorded)
         return Loaded(paths, analysis=opened.analysis, run=run, store=opened.store)
     except PptraceError as err:
         return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_describe_files(paths))

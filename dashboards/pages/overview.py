@@ -17,6 +17,7 @@ from dashboards.tables import TABLES
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
+from pptrace.report.recording_line import recording_line
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn
 from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
@@ -64,6 +65,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     return [
         *_run_problem(loaded, report),
         *([] if report.hang is not None else [html.P(report.verdict, className="verdict", id="verdict")]),
+        *_recording(report),
         _tiles(step, report),
         _messages(report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
@@ -71,6 +73,12 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         *_tables(step),
         *_of_whole_traces(report, step),
     ]
+
+
+def _recording(report: Report) -> list[Node]:
+    """What recording did to the run, where that is known."""
+    line = recording_line(report.recording)
+    return [html.P(f"{line.capitalize()}.", className="note", id="recording")] if line else []
 
 
 def _steps(report: Report, step: StepReport) -> list[Node]:

@@ -99,14 +99,18 @@ class UnrecordedSteps:
 
     @property
     def typical_ns(self) -> int | None:
-        """The median of those before; of those after only where there are none before."""
-        steps = self.before if len(self.before) else self.after
-        return round(float(np.median(steps))) if len(steps) else None
+        """The median of those before and, unless the recording slowed them, those after; None without any."""
+        return round(float(np.median(self._like_before))) if len(self._like_before) else None
+
+    @property
+    def _like_before(self) -> Int64:
+        is_slowed = (self.slowed_after or 1.0) > _SLOWED
+        return self.before if is_slowed else np.concatenate((self.before, self.after))
 
     @property
     def doubt_ns(self) -> int:
         """Half the 90 % interval of the median, from how the steps vary."""
-        steps = self.before if len(self.before) else self.after
+        steps = self._like_before
         if len(steps) < 2:
             return 0
         deviation = _MEDIAN_DEVIATION * float(np.median(np.abs(steps - np.median(steps))))
@@ -117,8 +121,7 @@ class UnrecordedSteps:
         """How much longer steps took after the recording, where they did; None where nothing tells."""
         if not len(self.before) or not len(self.after):
             return None
-        ratio = float(np.median(self.after) / np.median(self.before))
-        return ratio if ratio > _SLOWED else 1.0
+        return float(np.median(self.after) / np.median(self.before))
 
 
 def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:

@@ -50,7 +50,7 @@ class RecordingReport:
 
     ``low_ns`` to ``high_ns`` is the 90 % interval of the prediction, ``error`` predicted / unrecorded − 1, ``slowdown``
     recorded / (unrecorded, else predicted). ``figures`` are whose figures the report has, ``unrecorded`` or ``recorded``.
-    ``slowed_after`` is how much longer the steps after the recording took than those before it.
+    ``slowed_after`` is how much longer the steps after the recording took than those before it (1: as long).
     """
 
     recorded_step_ns: int | None = None

@@ -28,6 +28,7 @@ from pptrace.errors import UsageError
     help="Answer only who knows this token; auto makes one, which the printed address has.",
 )
 @click.option("--metrics", is_flag=True, help="Answer Prometheus at /metrics with the figures of the report.")
+@click.option("--as-recorded", is_flag=True, help="Figures of the recording: what it cost is not taken out.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 def command(paths: tuple[Path, ...], other: Path | None, **options: Any) -> None:
     """Show PATHS in a browser: where the step went, every op in time, and what would get it back.
@@ -46,6 +47,7 @@ class Options:
     port: int
     token: str | None
     metrics: bool
+    as_recorded: bool
     no_open: bool
 
 
@@ -75,7 +77,7 @@ def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None
     if other is not None:
         _require_single((*paths, other))
     listener = bind(options.host, options.port)
-    app = create_app(paths, [options.host], other, secret, options.metrics)
+    app = create_app(paths, [options.host], other, secret, options.metrics, options.as_recorded)
     url = address_with(url_of(listener), secret if options.token == "auto" else None)
     with suppress(KeyboardInterrupt):
         click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")

@@ -75,6 +75,7 @@ from pptrace.workflow.load import load
 )
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write the plan of the advised change as torch's CSV.")
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
+@click.option("--as-recorded", is_flag=True, help="From the recording: what it cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 def command(paths: tuple[Path, ...], **options: Any) -> None:
@@ -109,6 +110,7 @@ class WhatIfOptions:
     json_file: str | None
     csv_file: str | None
     html_file: Path | None
+    as_recorded: bool
     jobs: int | None
     no_cache: bool
 
@@ -164,7 +166,10 @@ def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--csv": options.csv_file, "--html": options.html_file})
     wishes = replace(options.wishes, links=_links(options))
     with reading_bar() as on_progress:
-        analysis = load(paths, None, options.step, options.jobs, on_progress, not options.no_cache)
+        analysis = load(
+            *(paths, None, options.step, options.jobs, on_progress, not options.no_cache),
+            as_recorded=options.as_recorded,
+        )
     with counting_bar("predicted") as on_count:
         predictions = predict_changes(analysis, wishes, options.verify, on_count)
     outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})

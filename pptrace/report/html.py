@@ -20,6 +20,7 @@ from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.idle import idle_table
 from pptrace.report.memory_figure import memory_over_time
+from pptrace.report.recording_line import recording_line
 from pptrace.report.summary_figures import is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
@@ -145,7 +146,9 @@ def _header(report: Report) -> str:
     facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
     facts += [("clock", f"{clock.method}, {error}")]
     heading = f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"
-    return f'{heading}<p class="verdict">{escape(report.verdict)}</p>{_facts(facts)}'
+    line = recording_line(report.recording)
+    recording = f'<p class="note">{escape(line.capitalize())}.</p>' if line else ""
+    return f'{heading}<p class="verdict">{escape(report.verdict)}</p>{recording}{_facts(facts)}'
 
 
 def _has_no_pipeline(report: Report) -> bool:

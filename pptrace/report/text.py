@@ -14,6 +14,7 @@ from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.idle import idle_table
+from pptrace.report.recording_line import recording_line
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table
@@ -63,6 +64,8 @@ def _header(report: Report) -> RenderableType:
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else units.uncertainty(clock.uncertainty_ns)
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
+    if line_of_recording := recording_line(report.recording):
+        lines.append(Text(line_of_recording, style="dim"))
     if lacking := _lacking(report):
         lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))
     return Group(*lines)

@@ -23,6 +23,7 @@ _MULTIPLE = 3.25
 """Cost of an event over the percentile of gaps."""
 _LOW, _HIGH = 0.7, 1.4
 """The 90 % interval of the cost, as a multiple of it."""
+_OF_RANGE_NS = (3_000.0, 1_000.0, 6_000.0)
 _MOST_OF_HOST = 0.65
 """Part of a busy host's time that recording takes at most."""
 
@@ -34,6 +35,11 @@ class EventCost:
     value_ns: float = 0.0
     low_ns: float = 0.0
     high_ns: float = 0.0
+
+    @classmethod
+    def of_range(cls) -> EventCost:
+        """The cost of a range where nothing else was recorded: of few, hardly any, and not known better."""
+        return cls(*_OF_RANGE_NS)
 
     @property
     def is_known(self) -> bool:
