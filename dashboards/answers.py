@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pptrace
@@ -20,6 +21,7 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.ingest.job.disk_cache import Packed
 from pptrace.workflow.find_hang import is_dump
+from pptrace.workflow.load import load
 
 _MOST_KEPT = 64
 _WHY = "no-prediction"
@@ -205,7 +207,7 @@ class Answers:
 def _run_of(loaded: Loaded) -> Run:
     if loaded.analysis is None:
         raise PptraceError(loaded.error)
-    return Run(loaded.analysis)
+    return Run(loaded.analysis, partial(load, loaded.paths, as_recorded=True))
 
 
 def _with_tables(run: Run) -> Run:

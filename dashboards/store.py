@@ -82,7 +82,7 @@ class Store:
     """Loads once, and again when a file has changed. Usable from any thread."""
 
     def __init__(self, paths: Sequence[Path], as_recorded: bool = False) -> None:
-        """``as_recorded``: figures are those of the recording."""
+        """Take the paths; ``as_recorded`` shows the figures of the recording."""
         self._paths = tuple(Path(path) for path in paths)
         self._as_recorded = as_recorded
         self._lock = threading.Lock()

@@ -76,7 +76,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 
 
 def _recording(report: Report) -> list[Node]:
-    """What recording did to the run, where that is known."""
+    """Show what recording did to the run, where that is known."""
     line = recording_line(report.recording)
     return [html.P(f"{line.capitalize()}.", className="note", id="recording")] if line else []
 

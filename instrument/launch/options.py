@@ -19,8 +19,8 @@ from pptrace.schedule.probe import Probe
 
 PROFILERS = ("torch", "nsys", "none")
 LEVELS = ("auto", "full", "light")
-"""How much torch's profiler records: operators, ranges and the device (full), or all but the operators (light); auto: light where
-a pipeline's runtime names its ops.
+"""Levels of torch's profiler: operators, ranges and the device (full), or all but the operators (light); auto: light where a
+pipeline's runtime names its ops.
 """
 DEFAULT_PARENT = Path("pptrace_runs")
 

@@ -36,7 +36,7 @@ class Profiler(Protocol):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What it records; {} where that is not known."""
+        """Settings of what it records; {} where that is not known."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Profiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is recorded besides ranges and the device.
+    """Things recorded besides ranges and the device.
 
     ``memory`` are all allocations and releases of tensors; ``shapes`` those of the inputs of operators, which alone name the
     peers of gloo's messages where there are no hooks. ``operators`` is asked when recording is prepared: without them it costs a
@@ -119,7 +119,7 @@ class TraceProfiler:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is recorded, by torch's names of the options."""
+        """Settings of what is recorded, by torch's names of the options."""
         return {
             "profiler": "torch",
             "level": "full" if self._with_operators else "light",

@@ -1,4 +1,4 @@
-"""When the steps of a rank began and ended, recorded or not: what a step takes without a profiler.
+"""Times at which the steps of a rank began and ended, recorded or not: what a step takes without a profiler.
 
 Steps are stamped where they end and begin anyway, with the host's clock and, once the device is in use, with an event on its
 current stream, so that a host that runs ahead of its device is not taken for the step. Nothing waits for an event: those that

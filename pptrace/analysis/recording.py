@@ -1,4 +1,4 @@
-"""What recording did to a run: its step without the recording, measured and predicted."""
+"""Effects of recording on a run: its step without the recording, measured and predicted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_STEPS = 10
 _SLOWED = 1.05
 """Steps after the recording that take this much longer than those before it were slowed by it."""
 _MEDIAN_DEVIATION, _MEDIAN_ERROR, _NORMAL_90 = 1.4826, 1.2533, 1.645
-"""Of a normal distribution: its deviation over its median deviation; the error of a median over that of a mean; half of the 90 %
-interval over the deviation.
+"""Constants of a normal distribution: its deviation over its median deviation; the error of a median over that of a mean; half of
+the 90 % interval over the deviation.
 """
 
 
@@ -76,7 +76,7 @@ def _reason(recording: RecordingReport) -> str:
 
 
 def _most_gain(step: StepReport | None) -> int | None:
-    """What a step is longer than the compute of its ranks, spread evenly; None where that is not known."""
+    """Excess of a step over the compute of its ranks, spread evenly; None where that is not known."""
     if step is None or step.span_ns is None or not step.ranks:
         return None
     computes = [rank.compute_ns for rank in step.ranks if rank.compute_ns is not None]
@@ -118,7 +118,7 @@ class UnrecordedSteps:
 
     @property
     def slowed_after(self) -> float | None:
-        """How much longer steps took after the recording, where they did; None where nothing tells."""
+        """Ratio of steps after the recording to those before it, where they are longer; None where nothing tells."""
         if not len(self.before) or not len(self.after):
             return None
         return float(np.median(self.after) / np.median(self.before))

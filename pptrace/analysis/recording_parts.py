@@ -1,4 +1,4 @@
-"""What recording did to a run, as the report has it."""
+"""The report's block on what recording did to a run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RecordingReport:
 
     @property
     def relative_error(self) -> float | None:
-        """By what part of it the predicted step may be off; None where there is no prediction."""
+        """Relative error of the predicted step; None where there is no prediction."""
         if not self.predicted_step_ns or self.low_ns is None or self.high_ns is None:
             return None
         return max((self.high_ns - self.low_ns) / 2 / self.predicted_step_ns, abs(self.error or 0.0))

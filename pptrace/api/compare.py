@@ -178,5 +178,5 @@ def _runs_of(side: OneRun | Sequence[OneRun]) -> Sequence[OneRun]:
 
 def _read(run: OneRun, jobs: int | None, on_progress: OnProgress | None, cache: bool) -> list[ComparedRun]:
     if isinstance(run, Run):
-        return [compared_run(run.analysis, "the loaded run")]
+        return [compared_run(run.as_recorded().analysis, "the loaded run")]
     return read_side(as_path(run), jobs, on_progress, cache)

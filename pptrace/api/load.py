@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Literal
 
 from pptrace.api.arguments import require_type, require_whole
@@ -33,7 +34,7 @@ def load(
         >>> run
         <pptrace.Run: pptrace, 4 ranks, 1f1b, steps 3 and 4>
         >>> round(run.report.typical_step.bubble.ratio, 3)
-        0.874
+        0.999
 
     Args:
         paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``.
@@ -69,4 +70,6 @@ def load(
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
     with open_dask(scheduler, jobs) if engine == "dask" else nullcontext() as dask_engine:
         options = (schedule, step, jobs, on_progress, cache, dask_engine)
-        return Run(load_analysis(as_paths(paths), *options, as_recorded=as_recorded))
+        analysis = load_analysis(as_paths(paths), *options, as_recorded=as_recorded)
+    again = partial(load_analysis, as_paths(paths), schedule, step, jobs, cache=cache, as_recorded=True)
+    return Run(analysis, again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -41,6 +41,18 @@ class Run(ExportsOps):
 
     analysis: Analysis
     """The report with the tables and windows behind it, as the dashboard uses them; its types may change."""
+    _read_as_recorded: Callable[[], Analysis] | None = field(default=None, repr=False, compare=False)
+
+    def as_recorded(self) -> Run:
+        """This run with the figures of its recording: itself if it has them, else its files read again.
+
+        Raises:
+            PptraceError: the files are no longer there.
+        """
+        recording = self.report.recording
+        if self._read_as_recorded is None or recording is None or recording.figures == "recorded":
+            return self
+        return Run(self._read_as_recorded())
 
     @property
     def report(self) -> Report:

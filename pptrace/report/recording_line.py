@@ -1,4 +1,4 @@
-"""What recording did to a run, in a line."""
+"""One line on what recording did to a run."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def load(
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     del analysis
     read = partial(recognise_corrected, undone.corrections)
-    again = read_each(request.inputs, read, jobs, None, None, read_files)
+    store = RankStore(corrections=undone.corrections.digest) if cache else None
+    again = read_each(request.inputs, read, jobs, None, store, read_files)
     analysis = _analyse_read(request, [again.traces], again.warnings)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.

@@ -23,7 +23,7 @@ from pptrace.analysis.notes import DEVICE_ID
 from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_for
+from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_for, key_of
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
@@ -75,9 +75,13 @@ def _only(facts: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RankStore:
-    """Disk cache of recognised ranks, for files of at least ``min_text_bytes`` of text. Picklable."""
+    """Disk cache of recognised ranks, for files of at least ``min_text_bytes`` of text. Picklable.
+
+    ``corrections`` is the digest of those with which the files are recognised, "" without.
+    """
 
     min_text_bytes: int = MIN_TEXT_BYTES
+    corrections: str = ""
 
     def peek(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
         """The cached ranks of a file whose size and times have not changed since it was hashed; reads no content."""
@@ -91,7 +95,7 @@ class RankStore:
         if not self._is_cached(file):
             return
         cache = cache_for(file.path)
-        key = cache.key(file.path, hash_now=True)
+        key = self._key(cache, file, hash_now=True)
         if key is None:
             return
         try:
@@ -99,6 +103,10 @@ class RankStore:
         except TypeError:  # a value that cannot be cached
             return
         cache.write(key, packed)
+
+    def _key(self, cache: Cache, file: InputFile, hash_now: bool) -> str | None:
+        key = cache.key(file.path, hash_now)
+        return key_of(key, self.corrections) if key is not None and self.corrections else key
 
     def _is_cached(self, file: InputFile) -> bool:
         """Return whether a file is large enough; the reading of an op table depends on other files as well, so it is never
@@ -110,7 +118,7 @@ class RankStore:
         if not self._is_cached(file):
             return None
         cache = cache_for(file.path)
-        key = cache.key(file.path, hash_now)
+        key = self._key(cache, file, hash_now)
         packed = cache.read(key) if key is not None else None
         if packed is None:
             return None

@@ -26,9 +26,9 @@ _SCALES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.35, 1.8, 2.5, 4.0)
 _DEVIATION_OF_SCALE = 0.35
 """Standard deviation of the logarithm of the true one."""
 _LEAST_DEVIATION = 0.01
-"""By how much a measured step may be off at least."""
+"""Least error of a measured step."""
 _DOUBT, _DOUBT_OF_TRACE = 0.02, 0.05
-"""By how much the replay may be off (90 %): with a cost that fits measured steps, and with one that the trace alone shows."""
+"""Error of the replay (90 %): with a cost that fits measured steps, and with one that the trace alone shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
 
 
 def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
-    """What the ranks wrote of the times of their steps: into run.json at their end, else into their traces."""
+    """The times of steps that the ranks wrote: into run.json at their end, else into their traces."""
     ranks = analysis.run.get("ranks")
     entries = [entry for entry in ranks if isinstance(entry, Mapping)] if isinstance(ranks, list) else []
     of_run = [entry[STEP_TIMES] for entry in entries if isinstance(entry.get(STEP_TIMES), Mapping)]
@@ -68,7 +68,7 @@ def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankSteps:
-    """When each step of a rank begins, in order of their numbers, and when the last one ends, ns on the common clock."""
+    """Begins of the steps of a rank, in order of their numbers, and when the last one ends, ns on the common clock."""
 
     steps: Int64
     begin_ns: Int64

@@ -1,4 +1,4 @@
-"""How much of a run is recorded: levels, ranks, and the times of steps without a recording."""
+"""Extent of what is recorded of a run: levels, ranks, and the times of steps without a recording."""
 
 from __future__ import annotations
 

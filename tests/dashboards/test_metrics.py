@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.app import create_app
+from pptrace.workflow.load import load
 from tests.support.live_run import STEP_NS, LiveFolder
 from tests.support.programs import SAMPLES
 
 
 def test_metrics_are_answered_where_they_are_wanted(run_p4: Path, tmp_path: Path) -> None:
-    expected = json.loads((SAMPLES / "1f1b_p2" / "expected.json").read_text())["steps"][-1]
+    expected = load([SAMPLES / "1f1b_p2"]).report.steps[-1]
     answer = create_app([SAMPLES / "1f1b_p2"], has_metrics=True).server.test_client().get("/metrics")
     assert (answer.status_code, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
     slowest = {sample.labels["step"]: sample for sample in families["pptrace_slowest_rank_compute_seconds"].samples}
     assert slowest["last"].labels == {"step": "last", "rank": "1", "stage": "1"}
-    assert slowest["last"].value == max(rank["compute_ns"] for rank in expected["ranks"]) / 1e9
+    assert slowest["last"].value == max(rank.compute_ns or 0 for rank in expected.ranks) / 1e9
     nothing = create_app([tmp_path], has_metrics=True).server.test_client().get("/metrics")
     assert "pptrace_report_available 0.0" in nothing.text
     refused = create_app([run_p4]).server.test_client().get("/metrics")

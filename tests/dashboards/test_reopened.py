@@ -74,7 +74,9 @@ def analyses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The analyses that were made, of runs of any size."""
     made: list[object] = []
     monkeypatch.setattr(pptrace.workflow.reopen, "FEWEST_OPS", 0)
-    monkeypatch.setattr(pptrace.workflow.reopen, "load", lambda *given: made.append(given) or load(*given))
+    monkeypatch.setattr(
+        pptrace.workflow.reopen, "load", lambda *given, **options: made.append(given) or load(*given, **options)
+    )
     return made
 
 

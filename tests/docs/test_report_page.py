@@ -93,6 +93,9 @@ SECTIONS = {
     },
     "experts.traffic.pairs": "`experts`",
     "hang.edges": "`hang`",
+    "recording.as_recorded.steps": "`recording.as_recorded`",
+    "recording.as_recorded.steps.waterfall_ns": "`steps[].bubble`",
+    "recording.as_recorded.steps.ranks": "`recording.as_recorded`",
 }
 FREE = {
     "clock.offsets_ns",
@@ -103,6 +106,7 @@ FREE = {
     "step_series.changes.differences.where",
     "marked_steps.spans",
     "findings.evidence",
+    "recording.settings",
 }
 """Objects whose keys are names or numbers of the run."""
 HANG = {

@@ -14,7 +14,7 @@ from tests.support.programs import SAMPLES
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return load([SAMPLES / "1f1b_p4"]).report
+    return load([SAMPLES / "1f1b_p4"], as_recorded=True).report
 
 
 def shown(step: StepReport, report: Report) -> dict[str, tuple[str, str]]:

@@ -60,7 +60,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Backward:
-    """What autograd's thread does while the main thread waits."""
+    """Work of autograd's thread while the main thread waits."""
 
     inside: tuple[object, ...]
 

@@ -1,4 +1,6 @@
-"""What recording costs, and how well it is taken out: ``observer_table.py [--rounds N] [--observed DIR] [--write FILE.md]``.
+"""Measures what recording costs, and how well that is taken out.
+
+    python tests/tools/observer_table.py [--rounds N] [--observed DIR] [--write FILE.md]
 
 Every run is a pipeline of two processes of this machine that talk by gloo, with small layers and so much Python, whose steps are
 timed without a profiler before and after the recorded ones. Its traces are analysed without these times, so that the cost of

@@ -1,1 +1,1 @@
-"""What recording did to a run, and the run without it."""
+"""The cost of recording a run, and the run without it."""

@@ -25,7 +25,7 @@ UNITS: dict[Category, float] = {
     Category.RUNTIME: 1.0,
     Category.PYTHON: 1.0,
 }
-"""What recording an event of each category costs, in units of the cost per event."""
+"""Cost of recording an event of each category, in units of the cost per event."""
 LONG_NS = 100_000
 """A thread without a boundary for this long waits, sleeps or computes in Python."""
 _REMOVABLE = 0.9

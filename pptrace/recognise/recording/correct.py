@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pptrace.recognise.recording.graph import RankGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """When the nodes of a rank's graph come without the recording, on the rank's own clock.
+    """Times of the nodes of a rank's graph without the recording, on the rank's own clock.
 
     ``cost_ns`` was taken out for each event. Host nodes are a ``thread``, the recorded ``time_ns`` and ``comes_ns``, by thread
     and time; ``start_ns`` and ``end_ns`` are of the device's work, in its order.
@@ -40,6 +41,16 @@ class Corrections:
     """Corrections by the file and the rank that it names; traces of others stay as they are."""
 
     by_trace: Mapping[tuple[str, int | None], Correction]
+
+    @property
+    def digest(self) -> str:
+        """A text that only these corrections have."""
+        digest = hashlib.sha256()
+        for (_, rank), correction in sorted(self.by_trace.items(), key=str):
+            digest.update(f"{rank} {correction.cost_ns}".encode())
+            for item in fields(correction)[1:]:
+                digest.update(np.ascontiguousarray(getattr(correction, item.name)).tobytes())
+        return digest.hexdigest()
 
     def corrected(self, trace: Trace) -> Trace:
         """The trace as it would have been without its recording."""
@@ -66,7 +77,7 @@ def corrected(trace: Trace, correction: Correction) -> Trace:
 
 
 def _boundaries_come(boundaries: Boundaries, correction: Correction) -> Int64:
-    """When each boundary comes: between two nodes, recording is taken from where it lies, the rest from all gaps alike."""
+    """The time of each boundary: between two nodes, recording is taken from where it lies, the rest from all gaps alike."""
     node, num_nodes = _node_before(boundaries, correction), len(correction.time_ns)
     is_node = boundaries.time_ns == correction.time_ns[node]
     stretch = np.concatenate((node[:1], node[:-1]))  # the node before each gap; the first gap of a thread is empty

@@ -1,4 +1,4 @@
-"""What recording one host event costs, judged from the trace alone.
+"""The cost of recording one host event, judged from the trace alone.
 
 From the begin of an operator to the begin of the first one inside it a program does little but dispatch: of these gaps the 25th
 percentile is mostly the recorder's own work, and follows the speed of the machine and what is recorded of each event. The whole

@@ -1,4 +1,4 @@
-"""What each moment of one rank waited for: its threads' boundaries and its device work as the nodes of a graph.
+"""Graph of what each moment of one rank waited for: its threads' boundaries and its device work as the nodes of a graph.
 
 Nodes are those boundaries of host events at which something depends on another thread, on the device or on another rank, and
 the start and the end of everything the device did. An edge says how long after its source its target came in the recording, and
@@ -36,11 +36,11 @@ from pptrace.recognise.recording.boundaries import LONG_NS, Bool, Boundaries, Fl
 Array = npt.NDArray[Any]
 
 SOON_NS = 30_000
-"""What comes within this time after something may have waited for it."""
+"""Longest time after something within which what follows may have waited for it."""
 _LEAST_CALL_NS = 1_000
 _PERCENTILE = 10
 _LATENCY_NS, _STREAM_GAP_NS = 5_000, 1_000
-"""Where a recording shows none: from a launch to its start on an idle device, and from a kernel to the next one of its stream."""
+"""Latencies where a recording shows none: from a launch to its start on an idle device; from a kernel to its stream's next."""
 _QUEUE = 1_024
 """Launches that a device takes ahead of their execution; a further one waits until the first of them has ended."""
 

@@ -1,4 +1,4 @@
-"""What one rank's recording did to it, as far as its trace alone tells."""
+"""The recording of one rank: what it cost, as far as its trace alone tells."""
 
 from __future__ import annotations
 

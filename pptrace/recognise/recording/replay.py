@@ -63,7 +63,7 @@ class RunGraph:
         return lags
 
     def _removed(self, scale: float) -> Int64:
-        """What recording took of each edge of a chain, ns. What one has no room for is taken from those after it, until the
+        """Time that recording took of each edge of a chain, ns. What one has no room for is taken from those after it, until the
         thread waits.
         """
         waited, first = self.chain_waited, self.chain_first

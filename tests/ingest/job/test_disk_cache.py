@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own for each test, into which small files go as well."""
     index = tmp_path / "cache"
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(index))
-    monkeypatch.setattr(RankStore.__init__, "__defaults__", (0,))
+    monkeypatch.setattr(RankStore.__init__, "__defaults__", (0, ""))
     return index
 
 
@@ -80,11 +80,12 @@ def test_the_second_look_says_the_same_and_reads_nothing(tmp_path: Path, folder:
     assert not folder.exists()
     reads.clear()
     first = report_of(run)
-    assert sorted(reads) == ["rank0.json.gz", "rank1.json.gz"]
+    assert first["recording"]["figures"] == "unrecorded"
+    assert sorted(reads) == [f"rank{rank}.json.gz" for rank in (0, 0, 1, 1)], "once more without what recording cost"
     reads.clear()
     second = report_of(run)
     assert reads == []
-    assert len(entries(folder)) == 2
+    assert len(entries(folder)) == 4
     assert without == first == second
 
 
@@ -331,7 +332,7 @@ def test_where_nothing_can_be_written_nothing_is_kept_or_said(write: Write, op: 
 
 
 def test_small_files_are_not_kept(write: Write, op: Op, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RankStore.__init__, "__defaults__", (1024,))
+    monkeypatch.setattr(RankStore.__init__, "__defaults__", (1024, ""))
     report_of(write([op()], "rank0.json"))
     assert not folder.exists()
     report_of(write([op()] * 20, "rank1.json"))
@@ -440,7 +441,7 @@ def test_secrets_of_a_kineto_export_reach_no_output(tmp_path: Path, folder: Path
     outputs_of(run, tmp_path / "out")
     written = everything_below(folder, tmp_path / "out")
     assert b'"framework"' in written
-    assert len(entries(folder)) == 2
+    assert len(entries(folder)) == 4, "as recorded, and without what recording cost"
     assert SECRET.encode() not in written
 
 

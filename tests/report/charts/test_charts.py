@@ -48,7 +48,7 @@ MS = 1_000_000
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return load([SAMPLES / "1f1b_p4"]).report
+    return load([SAMPLES / "1f1b_p4"], as_recorded=True).report
 
 
 def trace(figure: Any, name: str) -> Any:
