@@ -132,7 +132,7 @@ def _register(app: Dash, store: Store, answers: Answers) -> None:
     def describe(_path: str, search: str | None, step: int | None) -> Any:
         loaded = store.get()
         options = [
-            {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
+            {"label": f"{entry.step}  ·  {milliseconds(entry.length_ns)} ms", "value": entry.step}
             for entry in loaded.steps
         ]
         wanted = step_of(query_of(search))

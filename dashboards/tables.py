@@ -94,7 +94,7 @@ def _expert_traffic(wanted: Asked) -> Iterable[Any]:
 
 
 def _waterfall(wanted: Asked) -> Iterable[Any]:
-    return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().span_parts or {}).items())
+    return ({"part": name, "ns": ns} for name, ns in (wanted.the_step().parts or {}).items())
 
 
 @dataclass(frozen=True, slots=True)

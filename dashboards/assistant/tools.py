@@ -60,9 +60,10 @@ class Tools:
         step = Asked(self._answers, number, {}).the_step()
         return {
             "step": step.step,
+            "period_ns": step.period_ns,
             "span_ns": step.span_ns,
             "bubble": _plain(step.bubble),
-            "parts_ns": step.span_parts,
+            "parts_ns": step.parts,
             "critical_path": _plain(step.critical_path),
         }
 

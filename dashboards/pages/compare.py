@@ -99,9 +99,9 @@ def _note_of(parts: Sequence[PartChange]) -> str:
 def _waterfall(name: str, loaded: Loaded, other: Loaded) -> Node:
     step, against = _typical(loaded), _typical(other)
     figure = None
-    if step is not None and step.span_ns is not None and step.span_parts is not None:
-        figure = waterfall(step, 0 if against is None else against.span_ns or 0)
-    note = "" if step is None else f"typical step {step.step}: {milliseconds(step.span_ns)} ms"
+    if step is not None and step.length_ns is not None and step.parts is not None:
+        figure = waterfall(step, 0 if against is None else against.length_ns or 0)
+    note = "" if step is None else f"typical step {step.step}: {milliseconds(step.length_ns)} ms"
     return chart(f"{name}: where the step went", figure, f"compare-waterfall-{name.lower()}", _NOT_EXPLAINED, note=note)
 
 

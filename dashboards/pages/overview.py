@@ -86,7 +86,7 @@ def _steps(report: Report, step: StepReport) -> list[Node]:
     figure = steps_line(report, step.step)
     if figure is None:
         return []
-    number = f"{len(report.steps):,} steps, {milliseconds(step.span_ns)} ms the chosen one; click another one"
+    number = f"{len(report.steps):,} steps, {milliseconds(step.length_ns)} ms the chosen one; click another one"
     names: Any = {"aria-label": "Length of every step"}
     return [panel("Steps", html.Div(still_picture(figure, "overview-steps"), role="figure", **names), note=number)]
 

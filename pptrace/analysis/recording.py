@@ -32,7 +32,7 @@ def recorded_figures(report: Report) -> AsRecorded:
             RecordedStep(
                 step.step,
                 step.span_ns,
-                getattr(step, "period_ns", None),
+                step.period_ns,
                 step.bubble.share,
                 step.bubble.waterfall_ns,
                 tuple(
@@ -77,10 +77,10 @@ def _reason(recording: RecordingReport) -> str:
 
 def _most_gain(step: StepReport | None) -> int | None:
     """Excess of a step over the compute of its ranks, spread evenly; None where that is not known."""
-    if step is None or step.span_ns is None or not step.ranks:
+    if step is None or step.length_ns is None or not step.ranks:
         return None
     computes = [rank.compute_ns for rank in step.ranks if rank.compute_ns is not None]
-    return max(step.span_ns - sum(computes) // len(step.ranks), 0) if len(computes) == len(step.ranks) else None
+    return max(step.length_ns - sum(computes) // len(step.ranks), 0) if len(computes) == len(step.ranks) else None
 
 
 def _limited(finding: Finding, most: int) -> Finding:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.recording_parts import RecordingReport
-from pptrace.analysis.step_parts import Blame, Bubble, Cause, CriticalPath
+from pptrace.analysis.step_parts import OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
 from pptrace.analysis.whole_run import (
     CoreWait,
     Interconnect,
@@ -185,7 +185,8 @@ _RARE = ("straggler", "host")
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared.
+    """``span_ns``, the pipeline's span, is None, and so is the bubble, where the ranks' times could not be compared.
+    ``period_ns`` is from the step's start to the next one's; what of it is ``outside`` the span sums to the difference.
 
     ``causes`` sum to the span minus ``ideal_ns``, the usual compute spread evenly over the ranks. They and the critical path
     are None where an op of the plan is not in the trace, ``blame`` where a rank's bubble is not known.
@@ -201,6 +202,26 @@ class StepReport:
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
+    period_ns: int | None = None
+    outside: tuple[OutsidePart, ...] | None = None
+
+    @property
+    def length_ns(self) -> int | None:
+        """The step as it counts for throughput: its period where that is known, else its span."""
+        return self.span_ns if self.period_ns is None else self.period_ns
+
+    @property
+    def parts(self) -> dict[str, int] | None:
+        """Parts of the step, ns: those of the span, and what is outside the pipeline, by name; they sum to ``length_ns``. None
+        where they are not known.
+        """
+        parts = self.span_parts
+        if parts is None or self.period_ns is None or self.outside is None:
+            return parts
+        for part in self.outside:
+            name = f"{OUTSIDE}{part.part}"
+            parts[name] = parts.get(name, 0) + part.ns
+        return parts
 
     @property
     def span_parts(self) -> dict[str, int] | None:
@@ -238,6 +259,21 @@ class StepReport:
         phases = [phase for rank in self.ranks for phase in rank.phases.values()]
         has_forwards = any(phase.num_forward for phase in phases)
         return has_forwards and all(rank.phases for rank in self.ranks) and not any(p.num_backward for p in phases)
+
+
+def with_periods_known(steps: Sequence[StepReport]) -> list[StepReport]:
+    """The steps whose period is known; where it is of none, those whose span is."""
+    return [step for step in steps if step.period_ns is not None] or [
+        step for step in steps if step.span_ns is not None
+    ]
+
+
+def alike_steps(steps: Sequence[StepReport]) -> list[StepReport]:
+    """The steps whose span is known, so that their lengths compare: without periods where one of them is not known."""
+    known = [step for step in steps if step.span_ns is not None]
+    if all(step.period_ns is not None for step in known):
+        return known
+    return [replace(step, period_ns=None, outside=None) for step in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +379,10 @@ class Report:
 
     @property
     def typical_step(self) -> StepReport | None:
-        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all; of
+        """The step to show first: the median by length, of two the faster, of those whose bubble is known, else of all; of
         training steps, if there are any.
         """
         training = [step for step in self.steps if not step.is_evaluation] or list(self.steps)
         known = [step for step in training if step.bubble.ratio is not None] or training
-        return sorted(known, key=lambda step: step.span_ns or 0)[(len(known) - 1) // 2] if known else None
+        known = with_periods_known(known) or known
+        return sorted(known, key=lambda step: step.length_ns or 0)[(len(known) - 1) // 2] if known else None

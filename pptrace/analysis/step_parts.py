@@ -43,6 +43,36 @@ class Cause:
     ns: int
 
 
+OUTSIDE = "outside "
+"""Before the name of a part outside the pipeline, among all parts of a step."""
+OUTSIDE_NAMES = {
+    "gradient_sync": "gradient sums that nothing hides",
+    "parameter_gather": "parameter gathers that nothing hides",
+    "optimizer": "optimizer",
+    "data": "loading of data",
+    "barrier": "barrier",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+    "logging": "logging",
+    "garbage_collection": "garbage collection between pipelines",
+    "communication": "communication between pipelines",
+    "host": "devices waiting for launches between pipelines",
+    "compute": "compute between pipelines",
+    "other": "time between pipelines that no range names",
+    "overlap": "pipelines of two steps at once",
+}
+"""Names of the parts outside the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsidePart:
+    """A part of a step outside its pipeline (:mod:`pptrace.analysis.outside_pipeline`); ``where`` names a rank or an axis."""
+
+    part: str
+    where: Mapping[str, int | str]
+    ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class PathOps:
     """Time of a stage's ops of one kind on a critical path; of an overlapped pair the stage is that of its forward."""

@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.result import StepReport, alike_steps
+from pptrace.analysis.step_parts import OUTSIDE, Cause
 from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.model.tables import Int64
 
@@ -38,10 +38,10 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     typical step of its level, and between the typical steps of the levels before and after a change.
     """
     evaluations = tuple(step.step for step in steps if step.is_evaluation)
-    known = [step for step in steps if step.span_ns is not None and not step.is_evaluation]
+    known = alike_steps([step for step in steps if not step.is_evaluation])
     if not known:
         return None
-    spans = np.array([step.span_ns for step in known], dtype=np.int64)
+    spans = np.array([step.length_ns for step in known], dtype=np.int64)
     levels = _levels(spans)
     low, middle, high = (int(value) for value in np.percentile(spans, (10, 50, 90), method="nearest"))
     outliers: list[StepOutlier] = []
@@ -57,6 +57,7 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     return StepSeries(
         *(len(known), int(spans.min()), low, middle, high, int(spans.max())),
         *(tuple(by_excess), tuple(changes), evaluations),
+        measure="span" if known[0].period_ns is None else "period",
     )
 
 
@@ -127,24 +128,24 @@ def _far_above(spans: Int64) -> list[int]:
 def _typical(steps: Sequence[StepReport]) -> StepReport:
     """The step of median length, of two the shorter; of those that are explained, if there are any."""
     explained = [step for step in steps if step.causes is not None] or steps
-    return sorted(explained, key=lambda step: step.span_ns or 0)[(len(explained) - 1) // 2]
+    return sorted(explained, key=lambda step: step.length_ns or 0)[(len(explained) - 1) // 2]
 
 
 def _outlier(step: StepReport, typical: StepReport) -> StepOutlier:
     ops = step.blame.ops if step.blame is not None else ()
     return StepOutlier(
-        step.step, step.span_ns or 0, typical.step, typical.span_ns or 0, _differences(step, typical), ops[:1]
+        step.step, step.length_ns or 0, typical.step, typical.length_ns or 0, _differences(step, typical), ops[:1]
     )
 
 
 def _change(first: StepReport, before: StepReport, after: StepReport) -> StepChange:
     return StepChange(
-        *(first.step, before.step, before.span_ns or 0, after.step, after.span_ns or 0), _differences(after, before)
+        *(first.step, before.step, before.length_ns or 0, after.step, after.length_ns or 0), _differences(after, before)
     )
 
 
 def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | None:
-    """Causes that ``step`` has more of than ``usual``, the most first; they sum to the difference of spans; else None."""
+    """Causes that ``step`` has more of than ``usual``, the most first; they sum to the difference of lengths; else None."""
     if step.causes is None or usual.causes is None:
         return None
     more: Counter[tuple[str, tuple[tuple[str, int | str], ...]]] = Counter()
@@ -152,5 +153,7 @@ def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | Non
         more["compute", ()] += sign * (report.ideal_ns or 0)
         for cause in report.causes or ():
             more[cause.cause, tuple(cause.where.items())] += sign * cause.ns
+        for part in report.outside or ():
+            more[f"{OUTSIDE}{part.part}", tuple(part.where.items())] += sign * part.ns
     differences = [Cause(cause, dict(where), ns) for (cause, where), ns in more.items() if ns]
     return tuple(sorted(differences, key=lambda part: (-abs(part.ns), part.cause, str(part.where))))

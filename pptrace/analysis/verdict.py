@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
-from pptrace.analysis.step_parts import LATE_OPS
+from pptrace.analysis.step_parts import LATE_OPS, OUTSIDE, OUTSIDE_NAMES
 from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
@@ -53,11 +53,11 @@ def _sentence(report: Report) -> str:
     if step.span_ns is None:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
-    length = _length(report, step.span_ns)
+    length = _length(report, step)
     if parts := _with_routes(step):
         of_names = {_name(step, name).format(schedule=schedule.name): value for name, value in parts.items()}
         of_names = _with_reasons(of_names, _name(step, "host"), report.findings)
-        shares = {name: value / step.span_ns for name, value in of_names.items()}
+        shares = {name: value / (step.length_ns or 1) for name, value in of_names.items()}
         largest = _largest(report.findings, step, len(steps), of_names)
         of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
         rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
@@ -72,13 +72,26 @@ def _speaks_of_hosts(report: Report) -> bool:
 
 
 def _name(step: StepReport, cause: str) -> str:
-    """The name of a cause in the sentence about a step."""
+    """The name of a part in the sentence about a step."""
+    if cause.startswith(OUTSIDE):
+        return f"{OUTSIDE_NAMES[cause.removeprefix(OUTSIDE)]}{_outside_place(step, cause.removeprefix(OUTSIDE))}"
     return _NAMES[LATE_OPS if cause == "host" and not step.has_devices else cause]
+
+
+def _outside_place(step: StepReport, name: str) -> str:
+    """The place of nearly all of a part outside the pipeline, in brackets; "" if nowhere."""
+    of_part = [part for part in step.outside or () if part.part == name]
+    most = max(of_part, key=lambda part: part.ns)
+    is_there = most.ns >= _NEARLY_ALL * sum(part.ns for part in of_part)
+    return "".join(f" ({kind} {at})" for kind, at in most.where.items()) if is_there else ""
+
+
+_NEARLY_ALL = 0.8
 
 
 def _with_routes(step: StepReport) -> Mapping[str, int] | None:
     """The parts of a step, with imbalance between ranks of experts apart from that between stages."""
-    parts, causes = step.span_parts, step.causes or ()
+    parts, causes = step.parts, step.causes or ()
     routes = sum(cause.ns for cause in causes if cause.cause == "imbalance" and "axis" in cause.where)
     if parts is None or not routes:
         return parts
@@ -92,7 +105,7 @@ def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[
     left, apart = dict(of_names), {}
     of_members = tuple(_NAMES[cause] for cause in ("straggler", "jitter", "communication"))
     for finding in findings:
-        reason = finding.evidence.get("reason")
+        reason = None if "is_outside" in finding.evidence else finding.evidence.get("reason")
         explained = {LATE_RECEIVES: (_NAMES["unexplained"],), LATE_MEMBER: of_members}.get(str(reason), ())
         if reason and finding.evidence.get("cause") == "host":
             explained = (of_host, _NAMES["unexplained"])
@@ -115,15 +128,18 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     if compute is None or not window:
         return f"{length}; what it was spent on is not known."
     starved = _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks]) or 0
+    # Windows are the pipelines' spans: what is outside of them is a part of the step by itself.
+    window = round(window * (step.length_ns or 1) / (step.span_ns or 1)) if step.outside is not None else window
+    outside = _outside_shares(step)
     if exposed is None or bubble is None:
         launching = min(starved, window - compute)
-        shares = {"compute": compute / window, _NAMES["host"]: launching / window}
+        shares = {"compute": compute / window, _NAMES["host"]: launching / window, **outside}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
         rest = "the rest is waiting and exposed communication, which these traces do not separate"
         return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
     shares = {"compute": compute / window, "exposed communication": exposed / window}
     if step.has_pipeline:
-        return f"{length}: {_shares_text(shares | {'bubble': bubble / window})}{largest}."
+        return f"{length}: {_shares_text(shares | {'bubble': bubble / window} | outside)}{largest}."
     launching = min(starved, bubble)
     shares |= {
         "waiting for other ranks, input and Python": (bubble - launching) / window,
@@ -134,6 +150,15 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     return f"{first}{length}: {_shares_text(shares)}{largest}."
 
 
+def _outside_shares(step: StepReport) -> dict[str, float]:
+    """Shares of the step outside its pipeline, by name."""
+    sums: dict[str, int] = {}
+    for part in step.outside or ():
+        name = _name(step, f"{OUTSIDE}{part.part}")
+        sums[name] = sums.get(name, 0) + part.ns
+    return {name: ns / (step.length_ns or 1) for name, ns in sums.items()}
+
+
 def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[Finding]) -> str:
     """A sentence before all others where the schedule is not what costs: a better one, or more microbatches, would win less than
     a host that launches earlier or a stage that computes less; not where others are about as slow, so that little is won with it.
@@ -141,8 +166,8 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
     name, ns = max(
         ((name, ns) for name, ns in parts.items() if name != "compute"), key=lambda part: part[1], default=("", 0)
     )
-    assert step.span_ns
-    if name not in ("host", "imbalance") or ns < _RULES * step.span_ns:
+    assert step.length_ns
+    if name not in ("host", "imbalance") or ns < _RULES * step.length_ns:
         return ""
     if name == "host" and step.has_devices:
         return "The bubble is not your problem: the devices wait for the host to launch. "
@@ -153,7 +178,7 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int], findings: Sequence[
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
     of_stage = [found for found in findings if found.evidence.get("where") == {"stage": stage} and _is_replayed(found)]
-    if any((found.gain_ns or 0) < _RULES * step.span_ns for found in of_stage):
+    if any((found.gain_ns or 0) < _RULES * step.length_ns for found in of_stage):
         return ""
     return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 
@@ -164,17 +189,22 @@ _RULES = 0.1
 _MOST_OF_IT = 0.5
 
 
-def _length(report: Report, span_ns: int) -> str:
+def _length(report: Report, step: StepReport) -> str:
     """Describe how long the step takes; of some of the ranks, what their window shows: the whole run's is at least as long."""
+    length_ns, span = step.length_ns or 0, ""
+    if step.outside is not None and abs(length_ns - (step.span_ns or 0)) >= _WORTH_NAMING * length_ns:
+        span = f" ({_ms(step.span_ns or 0)} ms of it the pipeline's span)"
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
     if not 0 < len(traced) < num_ranks:
-        return f"The {noun} takes {_ms(span_ns)} ms"
+        return f"The {noun} takes {_ms(length_ns)} ms{span}"
     if len(traced) == 1:
         whose = f"rank {traced[0]}, the only one of {num_ranks} with a trace"
     else:
         whose = f"the {len(traced)} of {num_ranks} ranks with a trace"
-    return f"In the window of {whose}, the {noun} takes {_ms(span_ns)} ms (in that of all ranks, as much or more)"
+    return (
+        f"In the window of {whose}, the {noun} takes {_ms(length_ns)} ms{span} (in that of all ranks, as much or more)"
+    )
 
 
 def _without_steps(device: Sequence[RankDevice]) -> str:

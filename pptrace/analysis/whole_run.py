@@ -46,7 +46,8 @@ class StepChange:
 class StepSeries:
     """Lengths of a run's training steps, ns: percentiles, the outliers, the longest first, and where the level changes.
 
-    ``evaluations`` are the numbers of the steps without backwards, which are left out.
+    ``evaluations`` are the numbers of the steps without backwards, which are left out. Lengths are periods where those of all
+    steps are known, else spans (``measure``).
     """
 
     num_steps: int
@@ -58,6 +59,7 @@ class StepSeries:
     outliers: tuple[StepOutlier, ...]
     changes: tuple[StepChange, ...]
     evaluations: tuple[int, ...] = ()
+    measure: str = "period"
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class Run(ExportsOps):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row per step of the report: ``step``, ``start_ns``, ``end_ns``, ``span_ns``, the bubble and the waterfall.
+        """One row per step of the report: ``step``, ``start_ns``, ``end_ns``, ``period_ns`` (to the start of the next
+        step), ``span_ns``, the bubble and the waterfall.
 
         ``bubble_ratio`` is bubble over compute, ``bubble_share`` bubble over window, ``ideal_…`` those of the plan with F = I = W
         and free messages; ``compute_ns`` … ``unexplained_ns`` are the waterfall, which sums to ``span_ns``. Unknown is <NA>.
@@ -380,7 +381,7 @@ def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 
 
 _STEP_COLUMNS: Schema = {
-    **dict.fromkeys(("step", "start_ns", "end_ns", "span_ns"), "Int64"),
+    **dict.fromkeys(("step", "start_ns", "end_ns", "period_ns", "span_ns"), "Int64"),
     **dict.fromkeys(("bubble_ratio", "ideal_ratio", "bubble_share", "ideal_share"), "Float64"),
     **{f"{name}_ns": "Int64" for name in Waterfall.__slots__},
 }
@@ -405,6 +406,7 @@ def _step_row(step: StepReport) -> dict[str, int | float | None]:
         "step": step.step,
         "start_ns": step.start_ns,
         "end_ns": step.end_ns,
+        "period_ns": step.period_ns,
         "span_ns": step.span_ns,
         "bubble_ratio": bubble.ratio,
         "ideal_ratio": bubble.ideal_ratio,

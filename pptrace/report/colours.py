@@ -43,6 +43,7 @@ WAIT = "rgba(128, 134, 145, 0.42)"
 BUBBLE = "rgba(128, 134, 145, 0.30)"
 MEMORY = "#6E9F3D"
 OTHER = "#7A838F"
+OUTSIDE_COLOUR = "#8A6D3B"
 IDEAL = "#E03C31"
 GAIN = "#3A9B5C"
 PHASE_COLOURS: Mapping[str, str] = {

@@ -137,8 +137,10 @@ def _steps(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
         return _Metric(name, meaning, [({"step": which}, value) for which, value in values.items()])
 
     yield of_each("step_number", "Number of the step.", {which: step.step for which, step in steps.items()})
-    spans = {which: _seconds(step.span_ns) for which, step in steps.items()}
-    yield of_each("step_duration_seconds", "Length of the step over all ranks.", spans)
+    spans = {which: _seconds(step.length_ns) for which, step in steps.items()}
+    yield of_each(
+        "step_duration_seconds", "Time from the start of the step to that of the next one, else its span.", spans
+    )
     for name, meaning in (
         ("ratio", "Bubble over compute, of all ranks."),
         ("share", "Bubble over the whole step, of all ranks."),
@@ -150,7 +152,7 @@ def _steps(steps: Mapping[str, StepReport]) -> Iterator[_Metric]:
     parts = [
         ({"step": which, "part": part}, _seconds(ns))
         for which, step in steps.items()
-        for part, ns in (step.span_parts or {}).items()
+        for part, ns in (step.parts or {}).items()
     ]
     yield _Metric("step_part_seconds", "Part of the step by cause; the parts sum to its length.", parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -27,34 +27,40 @@ class Tile:
 
 
 def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
-    """Span, bubble ratio and share, slowest rank and exposed communication of a step; "–" where unknown.
+    """Length, span, bubble ratio and share, slowest rank and exposed communication of a step; "–" where unknown.
 
     A step without a pipeline has shares of compute and of the rest instead of bubbles.
     """
     return (
-        _span(step, report),
+        *_lengths(step, report),
         *(_bubble(step) if step.has_pipeline else _plain(step)),
         _slowest(step),
         _exposed(step),
     )
 
 
-def _span(step: StepReport, report: Report) -> Tile:
-    spans = [other.span_ns for other in report.steps if other.span_ns is not None]
-    among = (
-        f"{milliseconds(min(spans))} – {milliseconds(max(spans))} ms over {len(spans)} steps"
-        if len(spans) > 1
-        else "the only step"
-    )
-    return Tile(
-        "span",
-        "Step span",
-        f"{milliseconds(step.span_ns)} ms",
-        among,
-        "From the first op's start to the last one's end, over all ranks of the pipeline"
-        if step.has_pipeline
-        else "The longest of the ranks' steps",
-    )
+def _lengths(step: StepReport, report: Report) -> Iterator[Tile]:
+    """The step from its start to the next one's, where that is known; and its span."""
+    periods = [other.period_ns for other in report.steps if other.period_ns is not None]
+    if step.period_ns is not None:
+        meaning = "From the start of the step to that of the next one: what counts for throughput"
+        yield Tile("period", "Step", f"{milliseconds(step.period_ns)} ms", _among(periods), meaning)
+    if step.has_pipeline or step.period_ns is None:
+        spans = [other.span_ns for other in report.steps if other.span_ns is not None]
+        meaning = "From the first op's start to the last one's end, over all ranks of the pipeline"
+        yield Tile(
+            "span",
+            "Pipeline span" if step.has_pipeline else "Step",
+            f"{milliseconds(step.span_ns)} ms",
+            _among(spans),
+            meaning if step.has_pipeline else "The longest of the ranks' steps",
+        )
+
+
+def _among(lengths: Sequence[int]) -> str:
+    if len(lengths) < 2:
+        return "the only step"
+    return f"{milliseconds(min(lengths))} – {milliseconds(max(lengths))} ms over {len(lengths)} steps"
 
 
 def _bubble(step: StepReport) -> tuple[Tile, Tile]:

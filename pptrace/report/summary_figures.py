@@ -9,7 +9,19 @@ from typing import Any
 import plotly.graph_objects as go
 
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, FONT, GAIN, HOVER_LABEL, IDEAL, OTHER, PART_COLOURS
+from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
+from pptrace.report.colours import (
+    BUBBLE,
+    COMMUNICATION,
+    COMPUTE,
+    FONT,
+    GAIN,
+    HOVER_LABEL,
+    IDEAL,
+    OTHER,
+    OUTSIDE_COLOUR,
+    PART_COLOURS,
+)
 from pptrace.report.units import counted, milliseconds, percent
 
 _LABEL_WIDTH = 0.36
@@ -244,14 +256,14 @@ class _Part:
 
 
 def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
-    """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole.
+    """The attribution of a step: each part begins where the one above it ends, and the last bar is the whole.
 
     The axis has room for ``extent_ns``, so that two pictures can be compared.
     """
-    measured = step.span_parts
-    if measured is None or step.span_ns is None:
+    measured, length = step.parts, step.length_ns
+    if measured is None or length is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
-    parts = _waterfall_parts(measured, step.span_ns)
+    parts = _waterfall_parts(measured, length)
     whole = max(extent_ns, *(part.high for part in parts))
     positions = [_label_position(part, whole) for part in parts]
     figure = go.Figure(
@@ -291,18 +303,28 @@ def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
     return figure
 
 
-def _waterfall_parts(measured: Mapping[str, int], span_ns: int) -> list[_Part]:
+def _waterfall_parts(measured: Mapping[str, int], length_ns: int) -> list[_Part]:
+    """The causes in their order, and behind them what is outside the pipeline."""
+    outside = [name for name in measured if name.startswith(OUTSIDE)]
+    named = {name: (_outside_name(name), OUTSIDE_NAMES[name.removeprefix(OUTSIDE)]) for name in outside}
     parts: list[_Part] = []
     at = 0
-    for field, (name, detail) in _CAUSES.items():
+    for field, (name, detail) in (_CAUSES | named).items():
         value = measured.get(field)
         if value is None:
             continue
-        colour = PART_COLOURS[field] if value >= 0 else GAIN
-        parts.append(_Part(name, detail, colour, at, value, _label(value, span_ns, first=not parts)))
+        colour = PART_COLOURS.get(field, OUTSIDE_COLOUR) if value >= 0 else GAIN
+        parts.append(_Part(name, detail, colour, at, value, _label(value, length_ns, first=not parts)))
         at += value
-    detail = "from the first op's start to the last one's end"
-    return [*parts, _Part("Measured step", detail, OTHER, 0, span_ns, f"{milliseconds(span_ns)} ms")]
+    detail = (
+        "from its start to the start of the next one" if outside else "from the first op's start to the last one's end"
+    )
+    return [*parts, _Part("Measured step", detail, OTHER, 0, length_ns, f"{milliseconds(length_ns)} ms")]
+
+
+def _outside_name(part: str) -> str:
+    """The name of a part outside the pipeline in the picture: "Outside: data"."""
+    return f"Outside: {part.removeprefix(OUTSIDE).replace('_', ' ')}"
 
 
 def _label(value: int, total: int, *, first: bool) -> str:

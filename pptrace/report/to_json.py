@@ -82,7 +82,7 @@ def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[s
     return _members(value) | sums
 
 
-_HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")
+_HEAD_OF_STEP = ("step", "start_ns", "end_ns", "period_ns", "span_ns", "bubble")
 
 
 def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:

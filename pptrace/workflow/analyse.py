@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.between_steps import between_steps
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, with_core_wait
 from pptrace.analysis.evidence import missing_evidence
@@ -27,6 +26,8 @@ from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
+from pptrace.analysis.outside_findings import outside_findings
+from pptrace.analysis.outside_pipeline import with_periods
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import (
@@ -163,7 +164,7 @@ def analyse_ranks(
     experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
-    steps = reported.steps or report_marked_steps(marked, data)
+    steps = with_periods(reported.steps or report_marked_steps(marked, data), windows, data)
     costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)
@@ -204,8 +205,7 @@ def make_report(
     """
     summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
     marked = marked_steps(ops if step is None else ops[ops["step"] == step])
-    between = between_steps(steps, marked, device)
-    findings = find(steps, summary, study, series, missing, [between] if between else [])
+    findings = find(steps, summary, study, series, missing, list(outside_findings(steps)))
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,

@@ -32,6 +32,7 @@ from pptrace.analysis.links.join import with_links
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
+from pptrace.analysis.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps import RankPart, StepParts
@@ -114,7 +115,8 @@ def analyse_on_workers(
     probed = ProbedSteps.of(run.facts, windows, step)
     windows = probed.plain if step is None else only(step, probed.plain)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
-    facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
+    of_run = (run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking)
+    facts = RunFacts(*of_run, parts.of_plan, inside_windows(windows))
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
@@ -126,7 +128,9 @@ def analyse_on_workers(
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = with_routing(reported.costs, routing)
-    steps, study = reported.steps, study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
+    outside = {number: report.outside for number, report in reports.items()}
+    steps = with_periods(reported.steps, windows, data, outside)
+    study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))

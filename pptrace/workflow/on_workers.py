@@ -20,6 +20,7 @@ from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.notes import count_nested
+from pptrace.analysis.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.rank_steps import report_rank_steps
 from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps import PlanPart, RankPart
@@ -151,7 +152,9 @@ def rows_of_ranks(timed: pd.DataFrame, numbers: Sequence[int]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of the run that reports of ranks need. ``plans`` are the steps that are attributed together."""
+    """Facts of the run that reports of ranks need. ``plans`` are the steps that are attributed together, ``inside`` is the time
+    in which pipelines run.
+    """
 
     framework: str
     mesh: MeshInfo
@@ -160,14 +163,15 @@ class RunFacts:
     volume: StepVolume | None
     incomplete: frozenset[int]
     plans: tuple[PlanPart, ...]
+    inside: Int64
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
-    (messages, collectives) without a group or peer; and its traffic, exchanges with experts and the rows ``sent`` in these, where
-    it is in a step.
+    (messages, collectives) without a group or peer; its traffic, exchanges with experts and the rows ``sent`` in these, where it
+    is in a step; and what it did ``outside`` of pipelines.
     """
 
     steps: list[RankStep]
@@ -178,6 +182,7 @@ class RankReport:
     traffic: RankTraffic | None
     exchanges: Slice | None
     sent: SentRows | None
+    outside: OutsideRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,7 @@ def report_of_group(
             traffic.get(number),
             exchanges.get(number),
             sent.get(number),
+            outside_rows(data.rows.of_rank(number), data.lanes.get(number), run.inside),
         )
         for number, rank in ranks.items()
     }

@@ -50,7 +50,7 @@ def test_steps_of_forwards_alone_are_no_training_steps() -> None:
     assert [step.step for step in report.steps if step.is_evaluation] == [3, 7]
     assert report.step_series is not None
     assert (report.step_series.num_steps, report.step_series.evaluations) == (10, (3, 7))
-    assert report.step_series.min_ns == report.step_series.max_ns == report.steps[0].span_ns
+    assert report.step_series.median_ns == report.step_series.max_ns == report.steps[0].period_ns
     assert report.typical_step is not None
     assert not report.typical_step.is_evaluation
     assert any(line.startswith("step 3, 7 has forwards alone") for line in report.warnings)

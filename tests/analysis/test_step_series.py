@@ -50,7 +50,9 @@ def report_of(tmp_path: Path, durations: Int64, table: PlanTable = TABLE) -> Rep
 def series_with(spans: Int64) -> StepSeries:
     """The series of steps of these lengths, ns."""
     (step,) = ONE_STEP.steps
-    series = series_of([replace(step, step=number, span_ns=int(span)) for number, span in enumerate(spans)])
+    series = series_of(
+        [replace(step, step=number, span_ns=int(span), period_ns=None) for number, span in enumerate(spans)]
+    )
     assert series is not None
     return series
 
@@ -166,7 +168,7 @@ def test_first_steps_that_are_long_on_all_ranks_are_no_finding_and_those_that_on
 
 def test_a_report_without_known_lengths_has_no_series() -> None:
     (step,) = ONE_STEP.steps
-    assert series_of([replace(step, span_ns=None)]) is None
+    assert series_of([replace(step, span_ns=None, period_ns=None)]) is None
 
 
 @pytest.mark.parametrize("num_steps", [FEWEST_OF_LEVEL - 1, FEWEST_OF_LEVEL])

@@ -153,7 +153,7 @@ def test_a_page_has_all_steps_as_a_table_with_labels_to_the_left(run: pptrace.Ru
     page = run.to_html()
     assert "<h3>Steps</h3>" in page
     for step in run.report.steps:
-        assert f'<td class="label">{step.step}</td><td>{(step.span_ns or 0) / 1e6:.2f}</td>' in page
+        assert f'<td class="label">{step.step}</td><td>{(step.period_ns or 0) / 1e6:.2f}</td>' in page
     assert "<h3>Steps</h3>" not in pptrace.load(P4, step=3).to_html()
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from dashboards import more_pages
+from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
 from tests.dashboards.hostile import FOLDER, MARKUP, write_hostile
 from tests.support.extent import ALL
@@ -124,23 +125,26 @@ def tab_to(page: Any, wanted: str) -> None:
 
 def test_the_keyboard_alone_goes_everywhere(run_p4: Path, serve: Serve, visit: Visiting) -> None:
     """From the link over the header to the page, from page to page, to another step, and to the journey of a microbatch."""
+    step = load([run_p4]).report.typical_step
+    assert step is not None
     page = settle(visit(serve([run_p4])).page)
     tab_to(page, "Skip to the page")
     page.keyboard.press("Enter")
     assert page.evaluate(FOCUS)[0] == "page"
     tab_to(page, "step")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.activeElement.value === '3'")
+    page.wait_for_function(f"() => document.activeElement.value === '{step.step}'")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("() => document.activeElement.value === '4'")
+    page.wait_for_function(f"() => document.activeElement.value === '{step.step + 1}'")
     page.keyboard.press("Space")
-    page.wait_for_function("() => document.querySelector('#step-value').textContent.startsWith('4')")
+    shown = "document.querySelector('#step-value').textContent"
+    page.wait_for_function(f"() => {shown}.startsWith('{step.step + 1}')")
     page.wait_for_function("() => document.activeElement.id === 'step'")  # has the focus back
     tab_to(page, "to-timeline")
     page.keyboard.press("Enter")
     page.wait_for_selector("#timeline")
     assert settle(page).get_attribute("#to-timeline", "aria-current") == "page"
-    page.wait_for_function("() => document.querySelector('#timeline').timeline.step === 4")
+    page.wait_for_function(f"() => document.querySelector('#timeline').timeline.step === {step.step + 1}")
     tab_to(page, "timeline-search")
     page.keyboard.type("rank 3 B 5")
     page.keyboard.press("Enter")

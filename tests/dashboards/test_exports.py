@@ -50,7 +50,7 @@ def test_files_have_the_figures_of_the_report_unrounded(client: Any, run: pptrac
     assert [row["span_ns"] for row in rows_of(client, "steps.json")] == [step.span_ns for step in run.report.steps]
     step = run.report.steps[2]
     waterfall = {row["part"]: row["ns"] for row in rows_of(client, f"waterfall.json?step={step.step}")}
-    assert waterfall == step.span_parts
+    assert waterfall == step.parts
     assert sum(row["ns"] for row in rows_of(client, f"causes.json?step={step.step}")) == (step.span_ns or 0) - (
         step.ideal_ns or 0
     )

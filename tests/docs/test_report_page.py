@@ -102,6 +102,7 @@ FREE = {
     "schedule.candidates.pp_ranks",
     "steps.ranks.spans",
     "steps.causes.where",
+    "steps.outside.where",
     "step_series.outliers.differences.where",
     "step_series.changes.differences.where",
     "marked_steps.spans",

@@ -42,7 +42,7 @@ def test_the_figures_are_those_of_the_json_report(run: pptrace.Run) -> None:
     for which, number in (("last", last["step"]), ("typical", run.report.typical_step.step)):
         step = next(entry for entry in report["steps"] if entry["step"] == number)
         assert value(samples, "step_number", step=which) == number
-        assert value(samples, "step_duration_seconds", step=which) == pytest.approx(step["span_ns"] / 1e9)
+        assert value(samples, "step_duration_seconds", step=which) == pytest.approx(step["period_ns"] / 1e9)
         assert value(samples, "bubble_ratio", step=which) == step["bubble"]["ratio"]
         assert value(samples, "bubble_ideal_share_ratio", step=which) == step["bubble"]["ideal_share"]
         parts = [
@@ -50,7 +50,7 @@ def test_the_figures_are_those_of_the_json_report(run: pptrace.Run) -> None:
             for (name, labels), amount in samples.items()
             if name.endswith("step_part_seconds") and ("step", which) in labels
         ]
-        assert sum(parts) == pytest.approx(step["span_ns"] / 1e9)
+        assert sum(parts) == pytest.approx(step["period_ns"] / 1e9)
         for rank in step["ranks"]:
             labels = {"step": which, "rank": rank["rank"], "stage": rank["stage"]}
             names = {"compute": "compute_ns", "exposed_communication": "exposed_comm_ns", "bubble": "bubble_ns"}
@@ -89,7 +89,7 @@ def test_what_is_not_known_has_no_sample(run: pptrace.Run) -> None:
         replace(rank, bubble_ns=None, comms=tuple(replace(comm, exposed_ns=None) for comm in rank.comms))
         for rank in step.ranks
     )
-    unknown = replace(step, span_ns=None, bubble=bubble, ranks=ranks, causes=None)
+    unknown = replace(step, span_ns=None, period_ns=None, outside=None, bubble=bubble, ranks=ranks, causes=None)
     samples = read(metrics_of(replace(run.report, steps=(unknown,))))
     names = {name for name, _ in samples}
     assert not names & {

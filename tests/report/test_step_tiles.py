@@ -23,6 +23,7 @@ def shown(step: StepReport, report: Report) -> dict[str, tuple[str, str]]:
 
 def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
     tiles = shown(report.steps[1], report)
+    assert tiles["period"] == ("85.60 ms", "85.43 – 85.60 ms over 2 steps")
     assert tiles["span"] == ("83.86 ms", "83.59 – 83.86 ms over 2 steps")
     assert tiles["ratio"] == ("0.936", "ideal 0.375")
     assert tiles["share"] == ("43.0%", "ideal 27.3%")
@@ -44,6 +45,7 @@ def test_what_is_not_known_is_a_dash(report: Report) -> None:
     unknown = replace(
         step,
         span_ns=None,
+        period_ns=None,
         bubble=replace(step.bubble, ratio=None, share=None, ideal_ratio=None, ideal_share=None),
         ranks=tuple(replace(rank, compute_ns=None, exposed_comm_ns=None) for rank in step.ranks),
     )
@@ -78,5 +80,5 @@ def test_a_step_without_a_pipeline_has_compute_and_rest_in_place_of_bubbles(repo
         for index, rank in enumerate(step.ranks)
     )
     tiles = shown(replace(step, ranks=ranks), report)
-    assert list(tiles) == ["span", "compute", "rest", "slowest", "exposed"]
+    assert list(tiles) == ["period", "compute", "rest", "slowest", "exposed"]
     assert (tiles["compute"][0], tiles["rest"][0]) == ("61.5%", "10.0%")

@@ -100,7 +100,9 @@ def _of_each(side: Side, lengths: Int64) -> list[Typical]:
 
 
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
-    """(the length of each step of A, of B, a line where that is not the span)."""
+    """(the length of each step of A, of B, a line where that is neither the period nor the span)."""
+    if a.period is not None and b.period is not None:
+        return a.period, b.period, ()
     if a.span is not None and b.span is not None:
         return a.span, b.span, ()
     lacking = listed(name for name, run in (("A", a), ("B", b)) if run.span is None)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.result import RankStep, Report, StepReport, alike_steps
 from pptrace.intervals import lengths_within
 from pptrace.model.tables import Int64
 from pptrace.model.traces import InputFormat
@@ -45,6 +45,7 @@ class StepFigures:
     causes, whatever their place; they and the ideal (``compute``) sum to the span. ``knows_communication``: everything that was
     communicated is in the traces, so that an axis without a figure has nothing exposed. ``num_stages`` is that of the run, traced
     or not; None where it is not known.
+    ``period`` is the time from step to step, None where one is not known.
     """
 
     span: Int64 | None
@@ -52,6 +53,7 @@ class StepFigures:
     parts: Mapping[str, Mapping[Place, Series]] = field(default_factory=dict)
     knows_communication: bool = False
     num_stages: int | None = None
+    period: Int64 | None = None
 
     @property
     def num_steps(self) -> int:
@@ -72,6 +74,7 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         RANGE: _of_ranks(steps, _ranges),
     }
     spans = [step.span_ns for step in steps if step.span_ns is not None]
+    periods = [step.period_ns for step in steps if step.period_ns is not None]
     windows = [round(sum(rank.window_ns for rank in step.ranks) / len(step.ranks)) for step in steps]
     return StepFigures(
         np.array(spans, dtype=np.int64) if len(spans) == len(steps) else None,
@@ -79,6 +82,7 @@ def figures_of(report: Report, data: AlignedRun) -> StepFigures:
         {name: of_part for name, of_part in parts.items() if of_part},
         _knows_communication(report, steps),
         report.schedule.num_stages,
+        np.array(periods, dtype=np.int64) if len(periods) == len(spans) == len(steps) else None,
     )
 
 
@@ -138,15 +142,16 @@ def _ranges(rank: RankStep) -> Iterator[tuple[Place, int | None]]:
 
 
 def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place, Series]:
-    """The ideal and the causes of each step; {} where a step is not explained.
+    """The ideal and the causes of each step, with what is outside its pipeline where that is known of all steps; {} where a step
+    is not explained.
 
     Without any communication in the traces nothing is known of its share.
     """
     if any(step.causes is None for step in steps):
         return {}
     series: dict[Place, Series] = {}
-    for index, step in enumerate(steps):
-        for cause, ns in (step.span_parts or {}).items():
+    for index, step in enumerate(alike_steps(steps)):
+        for cause, ns in (step.parts or {}).items():
             if cause == "communication" and not with_communication:
                 continue
             series.setdefault((("cause", cause),), np.zeros(len(steps)))[index] = ns

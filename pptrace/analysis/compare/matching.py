@@ -60,6 +60,7 @@ def joined(runs: Sequence[StepFigures]) -> StepFigures:
     if len(runs) == 1:
         return runs[0]
     spans = [run.span for run in runs if run.span is not None]
+    periods = [run.period for run in runs if run.period is not None]
     names = {
         name for run in runs for name in run.parts if name == EXPOSED or all(name in other.parts for other in runs)
     }
@@ -69,6 +70,7 @@ def joined(runs: Sequence[StepFigures]) -> StepFigures:
         {name: _joined_parts(name, runs) for name in sorted(names)},
         all(run.knows_communication for run in runs),
         runs[0].num_stages if len({run.num_stages for run in runs}) == 1 else None,
+        np.concatenate(periods) if len(periods) == len(runs) else None,
     )
 
 

@@ -25,11 +25,11 @@ def place_of(cause: Cause) -> str:
 def causes_chart(step: StepReport) -> go.Figure | None:
     """Each cause at each of its places, the largest first, ms; None where the step is not explained."""
     causes = sorted((cause for cause in step.causes or () if cause.ns), key=lambda cause: -abs(cause.ns))
-    if not causes or not step.span_ns:
+    if not causes or not step.length_ns:
         return None
     shown = causes[:_MOST_PLACES]
     colours = [PART_COLOURS.get(cause.cause, OTHER) if cause.ns > 0 else GAIN for cause in shown]
-    texts = [f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.span_ns)}" for cause in shown]
+    texts = [f"{milliseconds(cause.ns)} ms · {percent(cause.ns / step.length_ns)}" for cause in shown]
     figure = go.Figure(
         go.Bar(
             orientation="h",

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.result import Report, StepReport, alike_steps
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.report.charts.base import GRID, QUIET, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
@@ -24,7 +24,7 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
 
     None where no step's length is known. ``chosen`` is the number of a step to mark.
     """
-    steps = [step for step in report.steps if step.span_ns is not None]
+    steps = alike_steps(report.steps)
     if not steps:
         return None
     series = report.step_series
@@ -64,7 +64,7 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
 
 def steps_line(report: Report, chosen: int | None = None) -> go.Figure | None:
     """The lengths of all steps as a small line, without axes, to choose one from; None of fewer than two."""
-    steps = [step for step in report.steps if step.span_ns is not None]
+    steps = alike_steps(report.steps)
     if len(steps) < 2:
         return None
     figure = go.Figure()
@@ -145,5 +145,5 @@ def _distribution(figure: go.Figure, steps: Sequence[StepReport]) -> None:
 
 
 def _ms(step: StepReport) -> float:
-    assert step.span_ns is not None
-    return step.span_ns / 1e6
+    assert step.length_ns is not None
+    return step.length_ns / 1e6

@@ -20,9 +20,10 @@ _MOST_DIFFERENCES = 4
 
 def step_line(step: StepReport, series: StepSeries | None) -> str:
     """The length of a step against the others, in a sentence."""
-    if step.span_ns is None:
+    length = step.span_ns if series is not None and series.measure == "span" else step.length_ns
+    if length is None:
         return NO_LENGTH
-    line = f"{units.milliseconds(step.span_ns)} ms"
+    line = f"{units.milliseconds(length)} ms"
     if series is None or not series.median_ns:
         return line
     if step.step in series.evaluations:
@@ -37,7 +38,7 @@ def step_line(step: StepReport, series: StepSeries | None) -> str:
         return f"{line}: the first step of a new level, {after} ms after {before}"
     if series.num_steps == 1:
         return f"{line}; the only step"
-    beyond = step.span_ns / series.median_ns - 1
+    beyond = length / series.median_ns - 1
     share = units.percent(abs(beyond))
     distance = "" if share == units.percent(0) else f"{share} {'above' if beyond > 0 else 'below'} "
     line = f"{line}, {distance}the median"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.result import Report, StepReport, alike_steps
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whole_run import StepChange, StepSeries
 from pptrace.report import units
@@ -24,10 +24,10 @@ def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str =
     if report.step_series:
         notes += map(_change, report.step_series.changes)
     if typical.has_pipeline:
-        notes.append("ratio = bubble / compute, share = bubble / step; ideal: F = I = W, free messages")
-        columns = ("step", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
+        notes.append("ratio = bubble / compute, share = bubble / span; ideal: F = I = W, free messages")
+        names = ("step", "step ms", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
         rows = [(*_pipeline_step(step), labels.get(step.step, "")) for step in steps]
-        return ReportTable("steps", "Steps", columns, tuple(rows), tuple(notes), leave_out=(5, 3, 2))
+        return ReportTable("steps", "Steps", names, tuple(rows), tuple(notes), leave_out=(6, 4, 3))
     columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
     rows = [(*_plain_step(step), labels.get(step.step, "")) for step in steps]
     return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
@@ -37,6 +37,7 @@ def _pipeline_step(step: StepReport) -> tuple[str, ...]:
     bubble = step.bubble
     return (
         str(step.step),
+        units.milliseconds(step.period_ns),
         units.milliseconds(step.span_ns),
         units.ratio(bubble.ratio),
         units.ratio(bubble.ideal_ratio),
@@ -59,8 +60,8 @@ def _distribution(
     steps: Sequence[StepReport], typical: StepReport, series: StepSeries | None
 ) -> tuple[list[StepReport], dict[int, str]]:
     """The fastest, the typical and the slowest step and the outliers, in order, with a label for each by its number."""
-    measured = [step for step in steps if step.span_ns is not None] or list(steps)
-    by_span = sorted(measured, key=lambda step: step.span_ns or 0)
+    measured = alike_steps(steps) or list(steps)
+    by_span = sorted(measured, key=lambda step: step.length_ns or 0)
     labels = _outliers(series) if series else {}
     labels = dict(list(labels.items())[: MAX_ROWS - 3])
     slowest = by_span[-1].step
@@ -92,11 +93,11 @@ def _change(change: StepChange) -> str:
 
 def _spread(series: StepSeries | None) -> str:
     if series is None:
-        return "no span is known"
+        return "no length is known"
     shortest, longest, middle, p90 = map(
         units.milliseconds, (series.min_ns, series.max_ns, series.median_ns, series.p90_ns)
     )
     return (
-        f"span {shortest} to {longest} ms, median {middle}, nine in ten at most {p90}, "
+        f"{shortest} to {longest} ms, median {middle}, nine in ten at most {p90}, "
         f"{units.counted(len(series.outliers), 'outlier')}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import Cause
+from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES, Cause
 from pptrace.report import units
 from pptrace.report.tables.blame import critical_path_line
 from pptrace.report.tables.table import Amount, Bar, ReportTable
@@ -23,24 +23,41 @@ WATERFALL = {
 
 
 def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
-    """The parts of the step's span, which sum to it; whole, against the plan too."""
+    """The parts of the step, which sum to its length; whole, the pipeline's against the plan too."""
+    assert step.parts is not None
     assert step.span_parts is not None
-    assert step.span_ns is not None  # they are its parts
-    span, parts = step.span_ns, step.span_parts
+    assert step.span_ns is not None
+    assert step.length_ns is not None  # they are its parts
+    length, parts = step.length_ns, _with_few_outside(step) if amount is Amount.BRIEF else step.parts
     rows = [
         (
-            name,
+            name.replace("_", " "),
             units.milliseconds(value),
-            units.percent(value / span),
-            Bar((("compute", abs(value) / span),)),
+            units.percent(value / length),
+            Bar((("compute", abs(value) / length),)),
             _meaning(step, name, [cause for cause in step.causes or () if cause.cause == name]) + _places(step, name),
         )
         for name, value in parts.items()
     ]
     notes = [critical_path_line(step.critical_path)] if step.critical_path is not None else []
-    notes += [_against_ideal(span, parts)] if amount is Amount.WHOLE else []
+    notes += [_against_ideal(step.span_ns, step.span_parts)] if amount is Amount.WHOLE else []
     columns = ("part", "ms", "share", "", " ")
     return ReportTable("waterfall", "Where the step went", columns, tuple(rows), tuple(notes))
+
+
+def _with_few_outside(step: StepReport) -> dict[str, int]:
+    """The parts of a step, with those outside the pipeline that are small in one."""
+    parts = step.parts or {}
+    small = [
+        name for name, ns in parts.items() if name.startswith(OUTSIDE) and abs(ns) < _SMALL * (step.length_ns or 0)
+    ]
+    if len(small) < 2:
+        return parts
+    return {name: ns for name, ns in parts.items() if name not in small} | {_REST: sum(parts[name] for name in small)}
+
+
+_SMALL = 0.02
+_REST = f"{OUTSIDE}pipeline"
 
 
 def causes_table(step: StepReport) -> ReportTable:
@@ -51,7 +68,7 @@ def causes_table(step: StepReport) -> ReportTable:
             cause.cause,
             ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
             units.signed_milliseconds(cause.ns),
-            units.percent(cause.ns / step.span_ns if step.span_ns else None),
+            units.percent(cause.ns / step.length_ns if step.length_ns else None),
             _meaning(step, cause.cause, [cause]),
         )
         for cause in causes
@@ -66,6 +83,10 @@ _OF_LATE_OPS = "ops that begin later than what they need is there"
 
 def _meaning(step: StepReport, name: str, causes: Sequence[Cause]) -> str:
     """The meaning of a cause, of imbalance according to where it is: between stages, ranks of experts, or both."""
+    if name == _REST:
+        return "from the pipeline's last op to the first of the next step"
+    if name.startswith(OUTSIDE):
+        return OUTSIDE_NAMES[name.removeprefix(OUTSIDE)]
     if name == "host" and not step.has_devices:
         return _OF_LATE_OPS
     are_of_routes = {"axis" in cause.where for cause in causes if cause.ns and name == "imbalance"}
@@ -76,11 +97,10 @@ def _meaning(step: StepReport, name: str, causes: Sequence[Cause]) -> str:
 
 def _places(step: StepReport, name: str) -> str:
     """Name the places of a cause, the largest first."""
+    found = [(cause.where, cause.ns) for cause in step.causes or () if cause.cause == name]
+    found += [(part.where, part.ns) for part in step.outside or () if f"{OUTSIDE}{part.part}" == name]
     places = [
-        f"{kind} {place} {units.milliseconds(cause.ns)}"
-        for cause in step.causes or ()
-        if cause.cause == name and cause.ns > 0
-        for kind, place in cause.where.items()
+        f"{kind} {place} {units.milliseconds(ns)}" for where, ns in found if ns > 0 for kind, place in where.items()
     ]
     return f": {', '.join(places[:_MOST_PLACES])}{', …' if len(places) > _MOST_PLACES else ''}" if places else ""
 

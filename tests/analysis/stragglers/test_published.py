@@ -63,5 +63,6 @@ def test_slowdowns_of_stages_workers_and_kinds_are_the_published_ones(report: Re
 def test_the_long_last_stage_is_the_finding_and_no_worker_is(report: Report) -> None:
     *findings, _ = report.findings
     assert [(finding.evidence["cause"], finding.evidence["where"]) for finding in findings] == [
-        ("imbalance", {"stage": 3})
+        ("imbalance", {"stage": 3}),
+        ("gradient_sync", {"axis": "dp"}),
     ]

@@ -70,7 +70,11 @@ def report_of(
 
 def findings_of(report: Report) -> list[Finding]:
     """The findings but for the structural one, which every run has."""
-    return [finding for finding in report.findings if finding.evidence["cause"] != "structural"]
+    return [
+        finding
+        for finding in report.findings
+        if finding.evidence["cause"] != "structural" and "is_outside" not in finding.evidence
+    ]
 
 
 def real_gain(report: Report, healthy: Report) -> float:

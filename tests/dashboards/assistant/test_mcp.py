@@ -144,7 +144,7 @@ def test_tables_come_in_pages_filtered_and_sorted(heard: Heard, run: pptrace.Run
     waterfall = heard.answer("table", {"name": "waterfall"})
     parts = dict(waterfall["rows"])
     assert waterfall["step"] == run.report.typical_step.step
-    assert sum(parts.values()) == run.report.typical_step.span_ns
+    assert sum(parts.values()) == run.report.typical_step.period_ns
 
 
 def test_predictions_are_those_of_whatif(heard: Heard, run: pptrace.Run) -> None:

@@ -57,7 +57,10 @@ def trace(figure: Any, name: str) -> Any:
 
 def steps_of(report: Report, spans: dict[int, int | None], series: StepSeries | None) -> Report:
     base = report.steps[0]
-    steps = tuple(replace(base, step=number, span_ns=None if ms is None else ms * MS) for number, ms in spans.items())
+    steps = tuple(
+        replace(base, step=number, span_ns=None if ms is None else ms * MS, period_ns=None, outside=None)
+        for number, ms in spans.items()
+    )
     return replace(report, steps=steps, step_series=series)
 
 
@@ -98,7 +101,7 @@ def test_few_columns_are_no_wider_than_those_of_five(number: int, span: tuple[fl
 
 def test_causes_are_bars_of_their_places_and_those_that_gain_are_green(report: Report) -> None:
     causes = (Cause("jitter", {"rank": 2}, -3 * MS), Cause("imbalance", {"stage": 1}, 5 * MS), Cause("host", {}, 0))
-    figure = causes_chart(replace(report.steps[0], causes=causes))
+    figure = causes_chart(replace(report.steps[0], causes=causes, period_ns=None))
     bars, labels = figure.data
     assert [text.strip() for text in labels.text] == ["5.00 ms · 6.0%", "−3.00 ms · −3.6%"]
     assert list(labels.textposition) == ["middle right", "middle left"]

@@ -35,7 +35,7 @@ def test_of_one_step_all_differences_are_listed_and_of_an_ordinary_one_none() ->
 
 
 def test_a_step_is_told_against_the_others_in_a_sentence() -> None:
-    step = replace(load([SAMPLES / "1f1b_p2"]).report.steps[0], step=4, span_ns=22 * MS)
+    step = replace(load([SAMPLES / "1f1b_p2"]).report.steps[0], step=4, span_ns=22 * MS, period_ns=None)
     assert step_line(step, SERIES) == "22.00 ms, 10.0% above the median; no outlier"
     assert step_line(replace(step, span_ns=18 * MS), SERIES) == "18.00 ms, 10.0% below the median; no outlier"
     assert step_line(replace(step, span_ns=20 * MS + 9), SERIES) == "20.00 ms, the median; no outlier"

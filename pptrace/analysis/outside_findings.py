@@ -1,0 +1,76 @@
+"""Findings on what takes time outside the pipeline, from its last op to the first one of the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
+from pptrace.analysis.outside_pipeline import COMPUTE, HOST, OTHER
+from pptrace.analysis.result import Finding, Severity, StepReport
+from pptrace.analysis.step_parts import OUTSIDE_NAMES
+from pptrace.model.tables import Int64
+
+_ADVICE = {
+    "gradient_sync": "overlap it with the backward (Megatron-LM: --overlap-grad-reduce; DDP does), reduce in lower precision",
+    "parameter_gather": "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
+    "optimizer": "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
+    "data": "have the next batch ready before its step begins: more workers, prefetching, pinned memory, caches",
+    "barrier": "take it out of the loop",
+    "evaluation": "evaluate less often, or with fewer batches",
+    "checkpoint": "write it while training goes on (asynchronous checkpoints), or less often",
+    "logging": "log less often; reading a loss (.item()) waits for the device",
+    "garbage_collection": "gc.freeze() after the set-up, and collect by hand every many steps",
+    "communication": "overlap it with compute, or send fewer bytes",
+    HOST: "launch less and earlier: CUDA graphs or torch.compile, a fused optimizer, less Python between steps",
+    COMPUTE: "look at what is computed between pipelines: metrics, clipping, copies",
+    OTHER: "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
+}
+_ANYWHERE = ("optimizer", HOST, COMPUTE, OTHER)
+"""Parts that every run has some of."""
+_MOST_OF_IT = 0.5
+"""A place with this share of a part is named."""
+
+
+def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
+    """A finding for each part outside the pipeline that takes a share of the steps worth naming: their means."""
+    known = [step for step in steps if step.outside is not None and not step.is_evaluation]
+    periods = [step.period_ns or 0 for step in known]
+    if {entry.part for step in known for entry in step.outside or ()} <= {OTHER}:
+        return  # nothing was recorded there
+    for part, advice in _ADVICE.items():
+        places = _places(known, part)
+        if not places:
+            continue
+        of_steps: Int64 = np.sum(list(places.values()), axis=0)
+        gain, share = int(of_steps.mean()), float(of_steps.sum()) / sum(periods)
+        low, high = gain_interval(of_steps)
+        is_noise = low is not None and low <= 0 and len(known) > 1
+        if share < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) or is_noise:
+            continue
+        place, most = max(places.items(), key=lambda item: int(item[1].sum()))
+        where = dict((place,)) if int(most.sum()) >= _MOST_OF_IT * int(of_steps.sum()) and place[0] else {}
+        at = "".join(f" ({kind} {name})" for kind, name in where.items())
+        name = OUTSIDE_NAMES[part]
+        yield Finding(
+            Severity.WARNING,
+            f"Outside the pipeline: {share:.1%} of the step is {name}{at}",
+            f"{gain / 1e6:,.1f} ms from the pipeline's last op to the next step's first one, a step takes "
+            f"{sum(periods) / len(periods) / 1e6:,.1f} ms: {advice}",
+            gain_ns=gain,
+            evidence={"cause": part, "where": where, "share": share, "reason": name, "is_outside": True},
+            gain_low_ns=low,
+            gain_high_ns=high,
+        )
+
+
+def _places(steps: Sequence[StepReport], part: str) -> Mapping[tuple[str, int | str], Int64]:
+    """The time of a part in each step, ns, by its place (("", "") for none)."""
+    places: dict[tuple[str, int | str], Int64] = {}
+    for index, step in enumerate(steps):
+        for entry in step.outside or ():
+            if entry.part == part:
+                place = next(iter(entry.where.items()), ("", ""))
+                places.setdefault(place, np.zeros(len(steps), dtype=np.int64))[index] += entry.ns
+    return places

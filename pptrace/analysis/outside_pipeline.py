@@ -1,0 +1,358 @@
+"""Parts of a step outside its pipeline: from the last op to the first one of the next step.
+
+A step is as long as the time from its first op to the next one's, its period: that counts for throughput. What of it is after the
+pipeline is walked back along what was waited for, from the first op of the next step, on its rank. At each moment the walk is on
+one rank, and what that rank did is the part: a range (optimizer, loading of data, evaluation, …), a transfer of a collective, or
+nothing that a trace names. Where the rank waited in a collective for the member that came last, the walk goes on at that member
+when it came: a slow loader of rank 3 before a barrier is rank 3's. What runs in the pipeline's own time lengthens nothing, and is
+in no part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import OutsidePart
+from pptrace.intervals import Int64, lengths_within, union
+from pptrace.marks import Collective
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.timeline.lanes import Lane
+from pptrace.timeline.step_bounds import StepBounds, step_bounds
+from pptrace.timeline.windows import StepWindow
+
+OTHER, HOST, COMPUTE = "other", "host", "compute"
+OVERLAP = "overlap"
+"""Negative: the next step's pipeline begins before this one's has ended."""
+OF_SPANS = {
+    "OPTIMIZER": "optimizer",
+    "DATA": "data",
+    "EVAL": "evaluation",
+    "CHECKPOINT": "checkpoint",
+    "LOGGING": "logging",
+    "GRAD_SYNC": "gradient_sync",
+    "GC": "garbage_collection",
+}
+_DATA_PARALLEL = re.compile(r"dp|fsdp|data|hsdp")
+_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+_FIRST = ("GC", "DATA", "CHECKPOINT", "LOGGING", "OPTIMIZER", "GRAD_SYNC", "EVAL", *COMPUTE_KINDS)
+"""Kinds of ranges in their order: of those around one moment the first one is the part."""
+_MOST_HOPS = 10_000
+
+
+def with_periods(
+    steps: Sequence[StepReport],
+    windows: Sequence[StepWindow],
+    data: AlignedRun,
+    outside: Mapping[int, OutsideRows] | None = None,
+) -> tuple[StepReport, ...]:
+    """The steps with their periods, and with the parts of these outside the pipeline.
+
+    Args:
+        windows: those of their pipelines; () without any.
+        data: everything measured; of it the ops alone, where ``outside`` is given.
+        outside: what each rank did outside of the windows.
+    """
+    if not windows:
+        bounds = step_bounds(data.ops, data.work, data.clock)
+        return tuple(replace(step, period_ns=_marked_period(step.step, bounds)) for step in steps)
+    if outside is None:
+        inside = inside_windows(windows)
+        outside = {rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside) for rank in data.work}
+    of_step: dict[int, list[StepWindow]] = {}
+    for window in windows:
+        of_step.setdefault(window.step, []).append(window)
+    bounds = step_bounds(data.ops, {}, data.clock)
+    timelines = _Timelines(data, outside)
+    return tuple(
+        _with_period(step, of_step[step.step], of_step.get(step.step + 1, ()), bounds, timelines)
+        if step.span_ns is not None and step.step in of_step
+        else step
+        for step in steps
+    )
+
+
+def inside_windows(windows: Sequence[StepWindow]) -> Int64:
+    """The time in which pipelines run, as a set of intervals."""
+    return union([window.start_ns for window in windows], [window.end_ns for window in windows])
+
+
+def _marked_period(step: int, bounds: StepBounds) -> int | None:
+    """The period of a step without a pipeline: to the next one's start, of the last one to the end of its range."""
+    begin, end = bounds.begin_ns.get(step), bounds.begin_ns.get(step + 1, bounds.last_end_ns(step))
+    return None if begin is None or end is None or end <= begin else end - begin
+
+
+def _with_period(
+    step: StepReport,
+    windows: Sequence[StepWindow],
+    following: Sequence[StepWindow],
+    bounds: StepBounds,
+    timelines: _Timelines,
+) -> StepReport:
+    """A step of pipelines; of the last one the period ends with the range of the rank that began it."""
+    longest = max(windows, key=lambda window: window.span_ns)
+    if following:
+        next_one = min(following, key=_begins)
+        rank, end = timelines.first_rank(next_one), next_one.start_ns
+    else:
+        rank = timelines.first_rank(min(windows, key=_begins))
+        marked = bounds.end_ns.get((step.step, rank))
+        if marked is None or (step.has_devices and marked < longest.end_ns):  # a host that runs ahead marks no end
+            return step
+        end = marked
+    parts = timelines.walk(rank, end, longest.end_ns)
+    parts.update(timelines.walk(timelines.first_rank(longest), longest.start_ns, step.start_ns))
+    if end < longest.end_ns:
+        parts[OVERLAP, ()] += end - longest.end_ns
+    outside = [OutsidePart(name, dict(where), ns) for (name, where), ns in parts.items()]
+    ordered = sorted(outside, key=lambda part: (-part.ns, part.part))
+    return replace(step, period_ns=end - step.start_ns, outside=tuple(ordered))
+
+
+def _begins(window: StepWindow) -> tuple[int, int]:
+    """The start of a window; of those that start together the longest comes first."""
+    return window.start_ns, -window.span_ns
+
+
+Named = tuple[str, tuple[tuple[str, int | str], ...]]
+"""A part and its place."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutsideRows:
+    """Rows of a rank outside of pipelines' windows: ranges and collectives, as columns.
+
+    ``weight``: of rows around one moment the one with the largest is the part. ``part`` is an index into ``parts``, ``axis`` into
+    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there. ``starved`` is when the device waited for
+    launches, as a set of intervals; None without a device.
+    """
+
+    start_ns: Int64
+    begun_ns: Int64
+    end_ns: Int64
+    weight: Int64
+    part: Int64
+    axis: Int64
+    match: Int64
+    parts: tuple[str, ...]
+    axes: tuple[str, ...]
+    starved: Int64 | None
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRows:
+    """Rows of a rank outside of pipelines.
+
+    Args:
+        rows: of the rank, on the common clock.
+        inside: the time in which pipelines run.
+    """
+    columns: list[tuple[Int64, Int64, Int64, Int64, list[str], list[str], Int64]] = []
+    for slice_ in (rows.spans, rows.ops):
+        found = slice_.where(np.flatnonzero(slice_.among("kind", _FIRST)))
+        found = found.where(np.flatnonzero(_are_outside(found["start_ns"], found["end_ns"], inside)))
+        kinds = [str(kind) for kind in found["kind"]]
+        weight = np.array([len(_FIRST) - _FIRST.index(kind) for kind in kinds], dtype=np.int64)
+        names = [OF_SPANS.get(kind, COMPUTE) for kind in kinds]
+        no_match = np.full(len(kinds), -1)
+        start = found["start_ns"]
+        columns.append((start, start, found["end_ns"], weight, names, [""] * len(kinds), no_match))
+    comms = rows.comms
+    asked = np.maximum(comms["start_ns"], comms["asked_ns"])
+    is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp",))
+    chosen = np.flatnonzero(~is_message & _are_outside(asked, comms["end_ns"], inside))
+    found = comms.where(chosen)
+    kinds, axes = [str(kind) for kind in found["kind"]], [str(axis) or "unknown" for axis in found["axis"]]
+    names = list(map(_part_of, kinds, axes))
+    most = np.full(len(chosen), len(_FIRST) + 1)
+    match = np.where(found.among("kind", MESSAGES), -1, found["match"])
+    columns.append((asked[chosen], found["start_ns"], found["end_ns"], most, names, axes, match))
+    all_parts, all_axes = (sorted({name for column in columns for name in column[at] if name}) for at in (4, 5))
+    start, begun, end, weight = (np.concatenate([column[at] for column in columns]) for at in range(4))
+    return OutsideRows(
+        start,
+        begun,
+        end,
+        weight,
+        np.array([all_parts.index(name) for column in columns for name in column[4]], dtype=np.int64),
+        np.array([all_axes.index(axis) if axis else -1 for column in columns for axis in column[5]], dtype=np.int64),
+        np.concatenate([column[6] for column in columns]),
+        tuple(all_parts),
+        tuple(all_axes),
+        _starved_outside(lane, inside),
+    )
+
+
+def _starved_outside(lane: Lane | None, inside: Int64) -> Int64 | None:
+    if lane is None or lane.idle is None:
+        return None
+    starved = lane.idle.launch_starved
+    kept: Int64 = starved[_are_outside(starved[:, 0], starved[:, 1], inside)]
+    return kept
+
+
+def _are_outside(start: Int64, end: Int64, inside: Int64) -> npt.NDArray[np.bool_]:
+    """Mark what does not lie wholly inside the pipelines' windows."""
+    outside: npt.NDArray[np.bool_] = lengths_within(inside, start, end) < np.maximum(end - start, 1)
+    return outside
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Time in which a rank did one thing: ``part`` on an ``axis``; of a collective when all were there, and who came last."""
+
+    start_ns: int
+    end_ns: int
+    part: str
+    axis: str = ""
+    ready_ns: int = 0
+    last_rank: int = -1
+
+
+class _Timelines:
+    """Timelines of ranks outside of pipelines, each made when the walk first comes to it."""
+
+    def __init__(self, data: AlignedRun, outside: Mapping[int, OutsideRows]) -> None:
+        self._data = data
+        self._outside = outside
+        self._of_rank: dict[int, list[_Segment]] = {}
+        self._starts: dict[int, Int64] = {}
+
+    def first_rank(self, window: StepWindow) -> int:
+        """The rank whose op begins the window."""
+        starts = {}
+        for rank in window.ranks:
+            ops = self._data.part(rank, window.step).ops
+            starts[rank] = int(ops["start_ns"].min()) if len(ops) else window.end_ns
+        return min(starts, key=starts.__getitem__)
+
+    def walk(self, rank: int, at_ns: int, stop_ns: int) -> Counter[Named]:
+        """The parts of the time from ``stop_ns`` to ``at_ns``, walked back from ``rank``."""
+        parts: Counter[Named] = Counter()
+        for _ in range(_MOST_HOPS):
+            if at_ns <= stop_ns:
+                break
+            segment = self._before(rank, at_ns)
+            start = max(segment.start_ns, stop_ns)
+            waits = segment.last_rank not in (-1, rank) and segment.ready_ns > segment.start_ns
+            if waits and segment.ready_ns > stop_ns:
+                ready = min(segment.ready_ns, at_ns)
+                parts[segment.part, (("axis", segment.axis),)] += at_ns - ready
+                rank, at_ns = segment.last_rank, ready
+                continue
+            if waits:
+                start = stop_ns
+            self._add(parts, rank, segment, start, at_ns)
+            at_ns = start
+        parts[OTHER, ()] += max(at_ns - stop_ns, 0)
+        return Counter({name: ns for name, ns in parts.items() if ns})
+
+    def _add(self, parts: Counter[Named], rank: int, segment: _Segment, start: int, end: int) -> None:
+        if segment.axis:
+            parts[segment.part, (("axis", segment.axis),)] += end - start
+            return
+        rows = self._outside.get(rank)
+        idle = None if rows is None or segment.part != OTHER else rows.starved
+        starved = 0 if idle is None else int(lengths_within(idle, [start], [end])[0])
+        of_rank = (("rank", rank),)
+        parts[HOST, of_rank] += starved
+        parts[segment.part, of_rank] += end - start - starved
+
+    def _before(self, rank: int, at_ns: int) -> _Segment:
+        """The segment in which the moment before ``at_ns`` lies."""
+        segments = self._segments(rank)
+        index = int(np.searchsorted(self._starts[rank], at_ns)) - 1
+        if index < 0:
+            return _Segment(-(2**62), segments[0].start_ns if segments else 2**62, OTHER)
+        segment = segments[index]
+        if at_ns <= segment.end_ns:
+            return segment
+        following = segments[index + 1].start_ns if index + 1 < len(segments) else 2**62
+        return _Segment(segment.end_ns, following, OTHER)
+
+    def _segments(self, rank: int) -> list[_Segment]:
+        if rank not in self._of_rank:
+            rows = self._outside.get(rank)
+            segments = [] if rows is None else _painted(list(self._rows_of(rows)))
+            self._of_rank[rank] = segments
+            self._starts[rank] = np.array([segment.start_ns for segment in segments], dtype=np.int64)
+        return self._of_rank[rank]
+
+    def _rows_of(self, rows: OutsideRows) -> Iterator[tuple[int, _Segment]]:
+        """Rows of a rank as segments, each with how much it counts where several are around a moment."""
+        columns = (rows.start_ns, rows.end_ns, rows.weight, rows.part, rows.axis, rows.match)
+        for start, end, weight, part, axis, match in zip(*(column.tolist() for column in columns), strict=True):
+            if axis < 0:
+                yield weight, _Segment(start, end, rows.parts[part])
+            else:
+                ready, last = self._meetings.get(match, (start, -1)) if match >= 0 else (start, -1)
+                yield weight, _Segment(start, end, rows.parts[part], rows.axes[axis], ready, last)
+
+    @cached_property
+    def _meetings(self) -> Mapping[int, tuple[int, int]]:
+        """Time at which all members of each matched collective were there, and the rank that came last."""
+        tables = []
+        for rank, rows in self._outside.items():
+            matched = rows.match >= 0
+            tables.append(pd.DataFrame({"match": rows.match[matched], "start": rows.begun_ns[matched], "rank": rank}))
+        if not tables:
+            return {}
+        table = pd.concat(tables).sort_values(["match", "start"], kind="stable").drop_duplicates("match", keep="last")
+        columns = (table[name].tolist() for name in ("match", "start", "rank"))
+        return {match: (start, rank) for match, start, rank in zip(*columns, strict=True)}
+
+
+def _part_of(kind: str, axis: str) -> str:
+    """The part that a collective is."""
+    if kind == Collective.BARRIER:
+        return "barrier"
+    if _DATA_PARALLEL.search(axis):
+        if kind in _REDUCTIONS:
+            return "gradient_sync"
+        if kind == Collective.ALL_GATHER:
+            return "parameter_gather"
+    return "communication"
+
+
+def _painted(rows: Sequence[tuple[int, _Segment]]) -> list[_Segment]:
+    """Segments in order, none over another: of those around one moment the one that counts most is there."""
+    edges = sorted({edge for _, row in rows for edge in (row.start_ns, row.end_ns)})
+    opened = sorted(rows, key=lambda row: row[1].start_ns)
+    active: list[tuple[int, _Segment]] = []
+    painted: list[_Segment] = []
+    following = 0
+    for begin, end in pairwise(edges):
+        while following < len(opened) and opened[following][1].start_ns <= begin:
+            active.append(opened[following])
+            following += 1
+        active = [row for row in active if row[1].end_ns > begin]
+        if not active:
+            continue
+        _, best = max(active, key=lambda row: (row[0], row[1].start_ns))
+        if painted and painted[-1].end_ns == begin and _is_same(painted[-1], best):
+            painted[-1] = replace(painted[-1], end_ns=end)
+        else:
+            painted.append(replace(best, start_ns=begin, end_ns=end))
+    return painted
+
+
+def _is_same(painted: _Segment, row: _Segment) -> bool:
+    return (painted.part, painted.axis, painted.ready_ns, painted.last_rank) == (
+        row.part,
+        row.axis,
+        row.ready_ns,
+        row.last_rank,
+    )
