@@ -194,3 +194,4 @@ class What(StrEnum):
     BOUND = "bound"  # no op spans it: zero_grad, a barrier
     OPTIMIZER = "OPTIMIZER"
     STEP = "STEP"
+    DATA = "DATA"

@@ -19,9 +19,9 @@ from pptrace.recognise.device.work import device_work
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
-from pptrace.recognise.ops.garbage_collections import with_collections
 from pptrace.recognise.ops.host_compute import HostWork, host_work
 from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
+from pptrace.recognise.ops.named_ranges import with_named_ranges
 from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.ops.without_device_work import with_places_on_device
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -129,7 +129,7 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
     ops = with_places_on_device(ops, tables.comms, work)
-    tables = replace(tables, ops=with_collections(ops, trace.events))
+    tables = replace(tables, ops=with_named_ranges(ops, trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     # Those that are inferred here may turn out to be no pipeline's.
     sure = ~rows_among(tables.ops["source"], ("inferred",))

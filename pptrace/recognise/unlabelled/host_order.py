@@ -19,6 +19,7 @@ from pptrace.model.tables import HOST_ORDER, What, empty_table
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.labelled_ranges import labelled_ops, labelled_ranges
+from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"
@@ -45,7 +46,13 @@ def find_host_order(events: Events) -> pd.DataFrame:
     ranges = labelled_ranges(events)
     if len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
-    parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
+    parts = [
+        _operators(events, thread),
+        _messages(events, thread),
+        _bounds(events, thread),
+        _spans(ranges),
+        _data(events),
+    ]
     table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
@@ -105,6 +112,12 @@ def _spans(ranges: Ranges) -> pd.DataFrame:
     spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~leads)
     table = spans.table
     return _table(table.span[spans.label], -1, table.step[spans.label], spans.start_ns, spans.end_ns)
+
+
+def _data(events: Events) -> pd.DataFrame:
+    """The loading of data."""
+    rows = found_ranges(events, DATA)
+    return _table(What.DATA.value, -1, -1, events.start_ns[rows], events.ends_of(rows))
 
 
 def _table(what: Any, name: Any, number: Any, start_ns: Any, end_ns: Any) -> pd.DataFrame:

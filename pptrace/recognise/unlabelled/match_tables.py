@@ -99,12 +99,16 @@ def _ops(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -
 
 
 def _spans(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> Iterator[dict[str, Any]]:
-    """The optimizer's runs, each of the last step that began before it, and the numbered ranges of steps."""
+    """The optimizer's runs, each of the last step that began before it, data of the step that begins next, and the numbered
+    ranges of steps.
+    """
     numbers = assignment.steps.of_unit
     begun = match.backwards.start_ns[[unit.first for unit in assignment.units]]
     for what, number, start, end in recognised.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
         if what == What.OPTIMIZER and (at := int(np.searchsorted(begun, start)) - 1) >= 0:
             yield _row("OPTIMIZER", int(numbers[at]), start, end)
+        elif what == What.DATA:
+            yield _row("DATA", int(numbers[min(int(np.searchsorted(begun, start)), len(numbers) - 1)]), start, end)
         elif what == What.STEP and assignment.steps.by_ranges and number >= 0 and number in numbers:
             yield _row("STEP", number, start, end)
 

@@ -1,9 +1,10 @@
-"""Garbage collections of Python that others than pptrace recorded, as rows of the ops table.
+"""Ranges that others than pptrace recorded of what is no op, as rows of the ops table: garbage collections of Python, and data.
 
     Python GC               torch's profiler with ``record_python_gc_info``, together with stacks
     gc, gc.collect, …       ranges of scripts around a collection of their own
+    enumerate(DataLoader)#… torch's DataLoader, while a batch is waited for (``torch/utils/data/dataloader.py``)
 
-A collection belongs to the step that began last before it.
+A collection belongs to the step that began last before it, data to the one that begins next.
 """
 
 from __future__ import annotations
@@ -20,40 +21,53 @@ from pptrace.model.tables import COMPUTE_KINDS, GARBAGE_COLLECTION, OPS, Int64, 
 from pptrace.model.traces import Category, Events
 from pptrace.slices import rows_among
 
+DATA = "DATA"
 _NAMES = {
-    Category.PYTHON: re.compile(r"Python GC"),
-    Category.ANNOTATION: re.compile(r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE),
+    GARBAGE_COLLECTION: {
+        Category.PYTHON: re.compile(r"Python GC"),
+        Category.ANNOTATION: re.compile(
+            r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
+        ),
+    },
+    DATA: {Category.ANNOTATION: re.compile(r"enumerate\(DataLoader\)#\w+\.__next__")},
 }
+"""The names of ranges of each kind, by the category of their events."""
 
 
-def with_collections(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
-    """The ops with the collections among the events, where marks have none and steps are known."""
-    if not events.names or rows_among(ops["kind"], (GARBAGE_COLLECTION,)).any():
-        return ops
-    rows = _collections(events)
+def with_named_ranges(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
+    """The ops with the collections and the loading of data among the events, where marks have none and steps are known."""
+    for kind in _NAMES:
+        if events.names and not rows_among(ops["kind"], (kind,)).any():
+            ops = _with_ranges(ops, events, kind)
+    return ops
+
+
+def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
+    rows = found_ranges(events, kind)
     steps = _begins_of_steps(ops) if len(rows) else {}
     if not steps:
         return ops
     start = events.start_ns[rows]
-    index = np.searchsorted(np.array(list(steps.values())), start, side="right") - 1
+    begun = np.searchsorted(np.array(list(steps.values())), start, side="right")
+    index = np.minimum(begun, len(steps) - 1) if kind == DATA else np.maximum(begun - 1, 0)
     columns: dict[str, Any] = {
         **dict.fromkeys(("rank", "stage", "chunk", "microbatch"), np.full(len(rows), -1)),
-        **{name: same_category(text, len(rows)) for name, text in _TEXTS.items()},
-        "step": np.array(list(steps))[np.maximum(index, 0)],
+        **{name: same_category(text, len(rows)) for name, text in {"kind": kind, **_TEXTS}.items()},
+        "step": np.array(list(steps))[index],
         "start_ns": start,
         "end_ns": events.ends_of(rows),
     }
     return concat_tables([ops, make_table(OPS, columns)])
 
 
-_TEXTS = {"kind": GARBAGE_COLLECTION, "phase": "", "clock": "host", "source": "label", "pair": ""}
+_TEXTS = {"phase": "", "clock": "host", "source": "label", "pair": ""}
 
 
-def _collections(events: Events) -> Int64:
-    """The events that are collections."""
+def found_ranges(events: Events, kind: str) -> Int64:
+    """The events of a kind."""
     found = [
         (events.category == category) & np.isin(events.name_id, _ids(events.names, pattern))
-        for category, pattern in _NAMES.items()
+        for category, pattern in _NAMES[kind].items()
     ]
     rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
     return rows
