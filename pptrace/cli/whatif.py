@@ -40,7 +40,8 @@ from pptrace.workflow.load import load
     "ideals",
     multiple=True,
     metavar="WHAT",
-    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers, host or routing cost what their like do.",
+    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers, host or routing cost what their like do; "
+    "outside=PART: if data, … took no time.",
 )
 @click.option("--link-speed", type=NUMBER, metavar="X", help="With messages X times as fast.")
 @click.option(

@@ -36,7 +36,8 @@ def headline(result: WhatIf) -> str:
     doubts = "" if best.high_ns < best.same_work_ns else ", but the interval includes no gain"
     if best.over_limit_bytes:
         doubts += f"; it needs {units.num_bytes(best.over_limit_bytes)} more than --memory-limit"
-    what = "the step" if best.same_work_ns == result.measured_span_ns else "what the same work takes"
+    whole = (result.measured_span_ns, *((result.measured_period_ns,) if best.is_outside else ()))
+    what = "the step" if best.same_work_ns in whole else "what the same work takes"
     return (
         f"{best.name} would take {best.gain_share:.1%} off {what}: {_span(best)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}{doubts}"
@@ -63,7 +64,7 @@ def replay_line(result: WhatIf) -> str:
 def span_words(one: Scenario, result: WhatIf) -> str:
     """A scenario's step with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
     low, high = units.milliseconds(one.low_ns), units.milliseconds(one.high_ns)
-    work = "" if one.same_work_ns == result.measured_span_ns else " for the same work"
+    work = "" if one.is_outside or one.same_work_ns == result.measured_span_ns else " for the same work"
     return f"{_span(one)} ms (90 %: {low} to {high}) instead of {units.milliseconds(one.same_work_ns)}{work}"
 
 
@@ -81,6 +82,12 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
     below = [f"[{number}] {note}" for note, number in notes.items()]
     below += _to_paste(result)
+    if result.measured_period_ns is not None:
+        period = units.milliseconds(result.measured_period_ns)
+        below.append(
+            f"ms: the pipeline's span; this run takes {period} ms from the start of a step to that of the next one, and what is "
+            "outside the pipeline stays, but for ideal outside=…"
+        )
     below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
@@ -117,7 +124,7 @@ def _notes(result: WhatIf) -> list[str]:
 def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
     return (
         one.name,
-        _span(one),
+        units.milliseconds(one.span_ns),
         units.milliseconds(one.low_ns),
         units.milliseconds(one.high_ns),
         units.milliseconds(one.gain_ns),
@@ -133,4 +140,4 @@ def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
 
 
 def _span(one: Scenario) -> str:
-    return units.milliseconds(one.span_ns)
+    return units.milliseconds(one.length_ns)

@@ -14,7 +14,10 @@ from pptrace.schedule.needs import Output
 
 _OUTPUTS = {Kind.F: (F,), Kind.B: (BACKWARD, W), Kind.I: (BACKWARD,), Kind.W: (W,)}
 _WORDS = ("jitter", "communication", "stragglers", "host", "routing")
-EXPECTED = "stage=N, rank=N, kind=F|B|I|W, jitter, communication, stragglers, host or routing"
+EXPECTED = (
+    "stage=N, rank=N, kind=F|B|I|W, jitter, communication, stragglers, host, routing, or outside=PART (a part of the step "
+    "that is outside its pipeline, such as data)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Ideal:
 
     name: str
     what: str
-    place: int | Kind | None = None
+    place: int | Kind | str | None = None
 
 
 def parse_ideal(text: str) -> Ideal:
@@ -39,6 +42,8 @@ def parse_ideal(text: str) -> Ideal:
         return Ideal(text, what, int(place))
     if what == "kind" and place in {kind.value for kind in _OUTPUTS}:
         return Ideal(text, what, Kind(place))
+    if what == "outside" and place:
+        return Ideal(text, what, place)
     raise UsageError(f"--ideal {text}: expected {EXPECTED}")
 
 

@@ -15,7 +15,8 @@ class Scenario:
     of activations of one chunk and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
     ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
-    ``paste`` has the options that make the change, by framework; {} where none do.
+    ``paste`` has the options that make the change, by framework; {} where none do. ``period_ns`` is the step from its start to
+    the next one's, None where that of the run is not known.
     """
 
     name: str
@@ -37,6 +38,17 @@ class Scenario:
     over_limit_bytes: int | None = None
     on_pareto_front: bool = False
     paste: Mapping[str, str] = field(default_factory=dict)
+    period_ns: int | None = None
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether it changes what is outside the pipeline, whose span stays."""
+        return any(name.startswith("outside=") for name in self.ideal)
+
+    @property
+    def length_ns(self) -> int:
+        """What it makes shorter: the pipeline's span, or the period."""
+        return self.period_ns if self.is_outside and self.period_ns is not None else self.span_ns
 
     @property
     def is_choice(self) -> bool:
@@ -46,7 +58,7 @@ class Scenario:
     @property
     def same_work_ns(self) -> int:
         """Time that as much work as a step then does takes now, ns: that of a step of today, where it does as much."""
-        return self.span_ns + self.gain_ns
+        return self.length_ns + self.gain_ns
 
     @property
     def gain_share(self) -> float:
@@ -74,6 +86,7 @@ class WhatIf:
     today: Scenario | None = None
     num_steps: int = 0
     warnings: tuple[str, ...] = field(default=())
+    measured_period_ns: int | None = None
 
     @property
     def advice(self) -> Scenario | None:

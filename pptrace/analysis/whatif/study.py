@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
+from pptrace.analysis.whatif.outside import OutsideTimes
 from pptrace.analysis.whatif.paste import options_of
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
@@ -72,6 +73,7 @@ class Study:
     memory_limit: int | None = None
     sequences: int | None = None
     """Sequences of a microbatch, where that is known."""
+    outside: OutsideTimes = field(default_factory=OutsideTimes)
 
     @property
     def costs(self) -> StageCosts:
@@ -88,6 +90,11 @@ class Study:
         Raises:
             PptraceError: there is no such plan, or the run has no such stage, rank or number of layers.
         """
+        outside = [ideal for ideal in change.ideals if ideal.what == "outside"]
+        if outside:
+            if change != Change(ideals=(outside[0],)):
+                raise UsageError(f"--ideal {outside[0].name} goes with no other change: it is outside the pipeline")
+            return self.outside.without(str(outside[0].place), self.today)
         plan = plan_of(change, self.name, self.costs)
         prediction = predict(self.baseline, change, plan)
         measured, work = self.baseline.measured_span, change.work(self.costs.plan)
@@ -111,6 +118,7 @@ class Study:
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
             paste=options_of(change, change.schedule or self.name, plan, self.costs, self.sequences),
+            period_ns=self.outside.period_of(prediction.span),
         )
 
     def _peak(self, change: Change, plan: Plan) -> int | None:
@@ -217,7 +225,8 @@ def study_run(
         warnings.append(
             f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
         )
-    return Study(baseline, report.schedule.name, rank_uses(report.memory, plan), tuple(warnings), memory_limit)
+    uses, outside = rank_uses(report.memory, plan), OutsideTimes.of(report)
+    return Study(baseline, report.schedule.name, uses, tuple(warnings), memory_limit, outside=outside)
 
 
 def _warnings_of_findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -263,7 +272,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
             f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
             "it; `pptrace analyze` says what the time is that ops and messages do not explain"
         )
-        return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal))
+        lines, period = (*study.warnings, refusal), study.outside.period_ns
+        return WhatIf(*known, (), None, len(baseline.measured), lines, period)
     warnings = list(study.warnings)
     least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
     scenarios = []
@@ -277,7 +287,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
     scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
     ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
-    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings))
+    lines, period = tuple(warnings), study.outside.period_ns
+    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), lines, period)
 
 
 def _warnings_of_limit(study: Study, scenarios: Sequence[Scenario]) -> Iterator[str]:
@@ -340,7 +351,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
     words = ("jitter", "communication", "host", "stragglers", *(("routing",) if costs.routed_work is not None else ()))
-    ideals = [*map(parse_ideal, words), *_slowest(costs)]
+    outside = [f"outside={part}" for part in study.outside.of_parts]
+    ideals = [*map(parse_ideal, (*words, *outside)), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
 
 
