@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
@@ -112,12 +112,9 @@ def find(
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        return (
-            *findings,
-            *of_series,
-            *others,
-            *_host_without_pipeline([step for step in steps if not step.has_pipeline]),
-        )
+        plain = [step for step in steps if not step.has_pipeline]
+        rest = (*of_series, *others, *_host_without_pipeline(plain), *_exposed_without_pipeline(plain))
+        return (*findings, *_in_order(rest))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     has_devices = any(step.has_devices for step in explained)
@@ -146,8 +143,12 @@ def find(
     has_fill = "structural" in losses and losses["structural"].total > 0
     structural = [_structural(losses["structural"], span, schedule)] if has_fill else []
     unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
-    ordered = sorted(unordered, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
-    return (*findings, *ordered)[:_MOST_FINDINGS]
+    return (*findings, *_in_order(unordered))[:_MOST_FINDINGS]
+
+
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings of most severity first, of these the largest gain."""
+    return sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
 
 
 def _finding_of(reason: Reason, span: int) -> Finding | None:
@@ -318,6 +319,23 @@ def _shares(parts: Mapping[str, int]) -> dict[str, float]:
     """Parts of their sum that are not 0, the largest first."""
     total = sum(parts.values())
     return {name: part / total for name, part in Counter(parts).most_common() if part}
+
+
+def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
+    """The finding on communication that nothing hides in steps without a pipeline: the mean over the ranks, by axis."""
+    known = [step for step in steps if step.ranks and all(rank.exposed_comm_ns is not None for rank in step.ranks)]
+    if not known:
+        return ()
+    exposed = [sum(rank.exposed_comm_ns or 0 for rank in step.ranks) // len(step.ranks) for step in known]
+    places: Counter[tuple[str, int | str]] = Counter()
+    for step in known:
+        for rank in step.ranks:
+            for comm in rank.comms:
+                places["axis", comm.axis] += (comm.exposed_ns or 0) // len(step.ranks)
+    loss = _Loss("communication", np.array(exposed, dtype=np.int64), places)
+    span = sum(step.length_ns or step.span_ns or 0 for step in known)
+    finding = _finding(loss, span, len(known), {}) if span else None
+    return () if finding is None else (_with_axes(finding, known, loss),)
 
 
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:

@@ -47,7 +47,7 @@ class Scenario:
 
     @property
     def length_ns(self) -> int:
-        """What it makes shorter: the pipeline's span, or the period."""
+        """Length of what it makes shorter: the pipeline's span, or the period."""
         return self.period_ns if self.is_outside and self.period_ns is not None else self.span_ns
 
     @property

@@ -47,7 +47,7 @@ from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where
 
-_SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS")
+_SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS", "CHECKPOINT", "LOGGING")
 _COLLECTIVES = tuple(map(str, Collective))
 _COMMS = (*P2P, *_COLLECTIVES)
 _LONG = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}

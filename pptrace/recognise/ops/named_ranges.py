@@ -1,8 +1,11 @@
-"""Ranges that others than pptrace recorded of what is no op, as rows of the ops table: garbage collections of Python, and data.
+"""Ranges that others than pptrace recorded of what is no op, as rows of the ops table: garbage collections of Python,
+loading of data, checkpoints and logging.
 
     Python GC               torch's profiler with ``record_python_gc_info``, together with stacks
     gc, gc.collect, …       ranges of scripts around a collection of their own
     enumerate(DataLoader)#… torch's DataLoader, while a batch is waited for (``torch/utils/data/dataloader.py``)
+    data, get_batch, …      ranges of scripts around what gets the next batch; Lightning's ``…_dataloader_next``
+    checkpoint, logging, …  ranges of scripts around what saves and logs
 
 A collection belongs to the step that began last before it, data to the one that begins next.
 """
@@ -29,13 +32,26 @@ _NAMES = {
             r"(?:python[ _])?gc|gc[._ ]collect|garbage[ _-]?collect(?:ion)?", re.IGNORECASE
         ),
     },
-    DATA: {Category.ANNOTATION: re.compile(r"enumerate\(DataLoader\)#\w+\.__next__")},
+    DATA: {
+        Category.ANNOTATION: re.compile(
+            r"enumerate\(DataLoader\)#\w+\.__next__|(?:get|load|next|fetch|read)[ _-]?(?:batch|data)|"
+            r"data(?:[ _-]?load(?:er|ing)?)?|batch[ _-]generator|\[pl\]\[profile\].*dataloader_next",
+            re.IGNORECASE,
+        )
+    },
+    "CHECKPOINT": {
+        Category.ANNOTATION: re.compile(
+            r"(?:(?:sav|writ)(?:e|ing)[ _-])?(?:model[ _-])?checkpoint(?:ing|s)?(?:[ _-](?:sav|writ)(?:e|ing))?",
+            re.IGNORECASE,
+        )
+    },
+    "LOGGING": {Category.ANNOTATION: re.compile(r"log(?:ging)?(?:[ _-](?:metrics|loss|step))?", re.IGNORECASE)},
 }
 """The names of ranges of each kind, by the category of their events."""
 
 
 def with_named_ranges(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
-    """The ops with the collections and the loading of data among the events, where marks have none and steps are known."""
+    """The ops with the ranges of these kinds among the events, where marks have none and steps are known."""
     for kind in _NAMES:
         if events.names and not rows_among(ops["kind"], (kind,)).any():
             ops = _with_ranges(ops, events, kind)

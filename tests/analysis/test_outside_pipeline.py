@@ -1,0 +1,161 @@
+"""Parts of a step outside its pipeline: closed forms on tables of ops, sums on all samples, and real runs."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import Report, StepReport
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES, torchrun
+
+MS = 1_000_000
+
+
+def outside(step: StepReport) -> dict[tuple[str, str], int]:
+    assert step.outside is not None
+    return {(part.part, "".join(f"{kind} {at}" for kind, at in part.where.items())): part.ns for part in step.outside}
+
+
+def report_of(folder: Path, rows: list[tuple[object, ...]]) -> Report:
+    """The report of a table of (rank, step, kind, start, end, stage, microbatch), ms."""
+    columns = ["rank", "step", "kind", "start_us", "end_us", "stage", "microbatch"]
+    table = pd.DataFrame(rows, columns=columns)
+    table[["start_us", "end_us"]] *= 1000
+    table.to_csv(folder / "ops.csv", index=False)
+    return load([folder / "ops.csv"], cache=False).report
+
+
+def pipeline(step: int, at: float) -> list[tuple[object, ...]]:
+    """A pipeline of two ranks and one microbatch: F and B of 10 ms each, 40 in all."""
+    return [
+        (0, step, "F", at, at + 10, 0, 0),
+        (1, step, "F", at + 10, at + 20, 1, 0),
+        (1, step, "B", at + 20, at + 30, 1, 0),
+        (0, step, "B", at + 30, at + 40, 0, 0),
+    ]
+
+
+def test_what_follows_the_pipeline_is_named_on_the_rank_that_the_next_step_waits_for(tmp_path: Path) -> None:
+    rows = []
+    for step in range(3):
+        at = 100.0 * step
+        rows += pipeline(step, at)
+        rows += [
+            (0, step, "OPTIMIZER", at + 40, at + 65, None, None),
+            (1, step, "OPTIMIZER", at + 30, at + 35, None, None),
+        ]
+        rows += [(0, step, "DATA", at + 70, at + 100, None, None)]
+    first, *_, last = report_of(tmp_path, rows).steps
+    assert (first.period_ns, first.span_ns, first.length_ns) == (100 * MS, 40 * MS, 100 * MS)
+    assert outside(first) == {
+        ("data", "rank 0"): 30 * MS,
+        ("optimizer", "rank 0"): 25 * MS,
+        ("other", "rank 0"): 5 * MS,
+    }
+    assert (last.period_ns, last.outside, last.length_ns) == (None, None, 40 * MS), "no range says when it ended"
+
+
+def test_findings_name_what_is_outside_with_its_rank_and_what_it_costs(tmp_path: Path) -> None:
+    rows = []
+    for step in range(6):
+        at = 100.0 * step
+        rows += [*pipeline(step, at), (0, step, "CHECKPOINT", at + 41, at + 99, None, None)]
+    report = report_of(tmp_path, rows)
+    (finding,) = [finding for finding in report.findings if "is_outside" in finding.evidence]
+    assert (finding.evidence["cause"], finding.evidence["where"], finding.gain_ns) == (
+        "checkpoint",
+        {"rank": 0},
+        58 * MS,
+    )
+    assert finding.title == "Outside the pipeline: 58.0% of the step is checkpoint (rank 0)"
+    assert "The typical step takes 100.0 ms (40.0 ms of it the pipeline's span)" in report.verdict
+    assert "58% checkpoint (rank 0)" in report.verdict
+    assert "the most to win back is 58.0 ms a step of checkpoint (rank 0)" in report.verdict
+
+
+def test_a_table_that_has_nothing_between_pipelines_says_nothing_of_it(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [row for step in range(6) for row in pipeline(step, 100.0 * step)])
+    assert outside(report.steps[0]) == {("other", "rank 0"): 60 * MS}
+    assert not [finding for finding in report.findings if "is_outside" in finding.evidence]
+
+
+def test_a_step_that_begins_before_the_one_before_has_ended_overlaps_it(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [row for step in range(3) for row in pipeline(step, 35.0 * step)])
+    assert outside(report.steps[0]) == {("overlap", ""): -5 * MS}
+
+
+@pytest.mark.parametrize("sample", sorted(path.parent.name for path in SAMPLES.glob("*/expected.json")))
+def test_the_parts_of_every_step_sum_to_its_period(sample: str) -> None:
+    report = load([SAMPLES / sample]).report
+    for step in report.steps:
+        if step.period_ns is not None and step.span_ns is not None and step.has_pipeline:
+            assert sum(part.ns for part in step.outside or ()) == step.period_ns - step.span_ns
+        if step.parts is not None:
+            assert sum(step.parts.values()) == step.length_ns
+
+
+LOADER = """
+import sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size, folder = dist.get_rank(), dist.get_world_size(), sys.argv[1]
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        time.sleep(0.02 if rank == 2 else 0.0)
+        return torch.randn(16, 32)
+
+
+stage = PipelineStage(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True), rank, size, torch.device("cpu"))
+schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, target: (output - target).square().mean())
+optimizer = torch.optim.SGD(stage.submod.parameters())
+profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+for step, batch in enumerate(DataLoader(Data(), batch_size=4)):
+    if step == 4:
+        profiler.start()
+    if step == 12:
+        break
+    dist.barrier()
+    optimizer.zero_grad()
+    schedule.step(batch) if rank == 0 else schedule.step(target=batch)
+    optimizer.step()
+profiler.stop()
+profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
+dist.destroy_process_group()
+"""
+
+
+def test_a_slow_loader_of_one_rank_before_a_barrier_is_that_ranks(tmp_path: Path) -> None:
+    """A plain run of torch: rank 2 sleeps for 80 ms while it loads, and all others wait for it in a barrier."""
+    (tmp_path / "train.py").write_text(LOADER)
+    run = tmp_path / "run"
+    run.mkdir()
+    ended = torchrun(3, tmp_path / "train.py", run)
+    assert ended.code == 0, ended.err
+    report = load([run], as_recorded=True).report
+    (finding,) = [found for found in report.findings if found.evidence["cause"] == "data"]
+    assert finding.evidence["where"] == {"rank": 2}
+    assert "loading of data (rank 2)" in report.verdict
+    events = json.loads((run / "rank0.json").read_text())["traceEvents"]
+    barriers = sorted(event["ts"] for event in events if event.get("name") == "c10d::barrier")
+    between = [second - first for first, second in pairwise(barriers)]
+    step = report.typical_step
+    assert step is not None
+    assert (step.period_ns or 0) / 1000 == pytest.approx(median(between), rel=0.2)
+    assert 0.5 * 80 * MS < (finding.gain_ns or 0) < 1.2 * 80 * MS
