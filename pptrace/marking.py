@@ -54,8 +54,8 @@ def mark(name: str, *, microbatch: int | None = None, stage: int | None = None) 
     Args:
         name: ``forward``, ``backward`` (both gradients), ``input-gradient`` or ``weight-gradient`` of a microbatch, also as
             ``F``, ``B``, ``I`` and ``W``; ``step`` (a whole training step; these marks then tell the steps), ``optimizer``,
-            ``data``, ``gradient-sync`` or ``eval``; any other name is a range of that name, of which ``checkpoint`` and ``logging``
-            are named in reports.
+            ``data``, ``gradient-sync`` or ``eval``; any other name is a range of that name (reports have ``checkpoint``
+            and ``logging`` apart).
         microbatch: its number in the step, from 0. Without it, the k-th op of a kind and stage in a step is that of microbatch k.
         stage: the pipeline stage, from 0 over all ranks. Without it, the order of the messages between the ranks tells it.
     """

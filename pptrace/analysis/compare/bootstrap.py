@@ -25,7 +25,14 @@ from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 
 FEWEST_STEPS = 8
-"""With fewer steps no difference is reported: they do not show how much steps vary."""
+"""Fewer steps do not show how much steps vary."""
+USUAL_DEVIATION, _PRIOR_FREEDOM = 0.05, 2.0
+"""What steps of a run are taken to deviate by, as a share, before any is seen, and how many steps that counts for: of fewer than
+``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-squared prior of their variance).
+"""
+LASTING = 0.08
+"""Standard deviation, as a share, by which all of so few steps are taken to be off together: a machine that is busy for seconds.
+"""
 CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
@@ -95,6 +102,19 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
     return Typical(
         middle, deviation * _beyond_blocks(_memories(series, correlation), length, num_steps), freedom, run_to_run
     )
+
+
+def typical_of_few(series: Int64) -> Typical:
+    """The typical value of fewer than ``FEWEST_STEPS`` steps, ns: as uncertain as one of them, since they may be alike; of
+    one step it is not known how uncertain.
+    """
+    middle, num_steps = int(_lower_median(series)), len(series)
+    if num_steps < 2:
+        return Typical(middle)
+    prior = _PRIOR_FREEDOM * (USUAL_DEVIATION * middle) ** 2
+    freedom = num_steps - 1 + _PRIOR_FREEDOM
+    variance = (float(((series - series.mean()) ** 2).sum()) + prior) / freedom
+    return Typical(middle, sqrt(variance), freedom, LASTING * middle)
 
 
 def relative_difference(a: Typical, b: Typical) -> Difference | None:

@@ -7,7 +7,15 @@ from math import exp
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, Typical, difference, holm, relative_difference
+from pptrace.analysis.compare.bootstrap import (
+    FEWEST_STEPS,
+    LASTING,
+    USUAL_DEVIATION,
+    Typical,
+    difference,
+    holm,
+    relative_difference,
+)
 from pptrace.analysis.compare.facts import differing
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
@@ -94,7 +102,7 @@ _OfRuns = tuple[Sequence[Typical], Sequence[Typical]]
 
 def _of_each(side: Side, lengths: Int64) -> list[Typical]:
     """The typical step of each run."""
-    typical = side.typical(lengths.astype(np.float64))
+    typical = side.typical_lengths(lengths.astype(np.float64))
     assert typical is not None  # all runs have whole steps
     return typical
 
@@ -181,8 +189,9 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
     ]
     if few:
         yield (
-            f"not enough evidence: {' and '.join(few)}, and from {FEWEST_STEPS} on it shows how much steps vary; record more, as "
-            "with pptrace run --steps 2:52"
+            f"little evidence: {' and '.join(few)}, and from {FEWEST_STEPS} on it shows how much steps vary; until then "
+            f"steps are taken to deviate by {USUAL_DEVIATION:.0%} like two more, and all of a run's by {LASTING:.0%} together, "
+            "so that only a large difference is one, and none of a part; record more, as with pptrace run --steps 2:52"
         )
 
 

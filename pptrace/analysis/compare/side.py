@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import Typical, typical_of
+from pptrace.analysis.compare.bootstrap import Typical, typical_of, typical_of_few
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
@@ -114,6 +114,17 @@ class Side:
         if not all(part.size for part in known):
             return None
         return [run.typical(part) for run, part in zip(self.runs, known, strict=True)]
+
+    def typical_lengths(self, series: Series) -> list[Typical] | None:
+        """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
+        typical = self.typical(series)
+        if typical is None:
+            return None
+        parts = map(self._known, self._of_runs(series))
+        return [
+            typical_of_few(part) if of_run.deviation is None else of_run
+            for of_run, part in zip(typical, parts, strict=True)
+        ]
 
     def least_disturbed(self, series: Series) -> list[Typical] | None:
         """The same in the least disturbed steps; None where a run has too few steps as well."""

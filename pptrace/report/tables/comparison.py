@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pptrace.analysis.compare.bootstrap import RUN_TO_RUN
+from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, RUN_TO_RUN
 from pptrace.analysis.compare.compare import place_label
 from pptrace.analysis.compare.result import Comparison, FactChange, PartChange, SpanChange
 from pptrace.report import units
@@ -48,7 +48,8 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
 def _notes_on_runs(comparison: Comparison) -> Iterator[str]:
     """Lines on how much runs differ, as far as that is known."""
     if not comparison.has_several_runs:
-        if comparison.span.low is not None:
+        steps = comparison.num_steps
+        if comparison.span.low is not None and min(steps.a, steps.b) >= FEWEST_STEPS:
             yield (
                 f"one run of each does not show how much runs differ from start to start: {RUN_TO_RUN:.1%} is allowed for; "
                 "several runs of each, taken in turns, show it (pptrace compare --help)"

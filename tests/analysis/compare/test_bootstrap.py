@@ -22,6 +22,7 @@ from pptrace.analysis.compare.bootstrap import (
     holm,
     relative_difference,
     typical_of,
+    typical_of_few,
 )
 from pptrace.analysis.core_waits import CORE_WAIT
 
@@ -290,3 +291,26 @@ def test_marks_are_those_below_a_limit_that_grows_until_one_is_not() -> None:
             num_marked = rank + 1
         marked = [p for p, is_marked in zip(p_values, holm(p_values), strict=True) if is_marked]
         assert sorted(marked) == sorted(p_values)[:num_marked]
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 5, 7])
+def test_few_steps_find_a_large_difference_and_seldom_one_that_is_not_there(num_steps: int) -> None:
+    """Steps that vary by 5 %, of runs that are off by 5 % as a whole, which none of their steps shows."""
+    random = np.random.default_rng(num_steps)
+    alarms = found = 0
+    for _ in range(300):
+        a, b = (
+            1e8 * np.exp(random.normal(0, 0.05) + random.normal(0, 0.05, num_steps)).astype(np.float64) for _ in "ab"
+        )
+        typical = typical_of_few(a)
+        same, changed = (relative_difference(typical, typical_of_few(other)) for other in (b, 1.62 * b))
+        assert same is not None
+        assert changed is not None
+        alarms += same.p < 0.05
+        found += changed.p < 0.05
+    assert alarms <= 0.05 * 300
+    assert found >= 0.95 * 300
+
+
+def test_of_one_step_it_is_not_known_how_certain_it_is() -> None:
+    assert typical_of_few(np.array([5.0])) == Typical(5)
