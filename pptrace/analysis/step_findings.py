@@ -57,7 +57,7 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
     )
     return Finding(
         Severity.WARNING
-        if low is not None and low > 0
+        if len(outliers) > 1 or (low is not None and low > 0)
         else Severity.INFO,  # once is not enough to say that it happens again
         f"Outliers: {counted}{_at(main)} (step {worst.step}: {times})",
         f"step {worst.step} takes {_ms(worst.excess_ns)} ms more than step {worst.usual_step}{_op_text(worst.ops)}; "
