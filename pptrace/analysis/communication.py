@@ -26,7 +26,12 @@ All parts of an all-to-all are taken to be equal: of uneven ones bus bandwidth i
 
 
 def summarise_steps(
-    comms: Slice, step: Int64, num_steps: int, compute: Int64, predicted: Sequence[Volume] | None = None
+    comms: Slice,
+    step: Int64,
+    num_steps: int,
+    compute: Int64,
+    predicted: Sequence[Volume] | None = None,
+    behind: tuple[Int64, Int64] | None = None,
 ) -> list[tuple[CommSummary, ...]]:
     """Summaries of one rank's communication, one per (axis, kind), for each step.
 
@@ -36,9 +41,10 @@ def summarise_steps(
         num_steps: how many there are.
         compute: when the rank computes.
         predicted: what the rank should communicate in each step, where that is known; what is not in ``comms`` has a count of 0.
+        behind: (end of the rank's last op, end of the pipeline) in each step; None without a pipeline.
     """
     summaries: list[dict[tuple[str, str], CommSummary]] = [{} for _ in range(num_steps)]
-    for index, summary in _summaries(comms, step, compute, predicted):
+    for index, summary in _summaries(comms, step, compute, predicted, behind):
         summaries[index][summary.axis, summary.kind] = summary
     if predicted is not None:
         for present, volume in zip(summaries, predicted, strict=True):
@@ -50,7 +56,7 @@ def summarise_steps(
 
 
 def _summaries(
-    comms: Slice, step: Int64, compute: Int64, predicted: Sequence[Volume] | None
+    comms: Slice, step: Int64, compute: Int64, predicted: Sequence[Volume] | None, behind: tuple[Int64, Int64] | None
 ) -> Iterator[tuple[int, CommSummary]]:
     """(index of the step, summary) of each step's communication of one axis and kind."""
     if not len(comms):
@@ -66,6 +72,11 @@ def _summaries(
     busy, hidden = np.zeros(len(firsts), dtype=np.int64), np.zeros(len(firsts), dtype=np.int64)
     np.add.at(busy, of_row, transfers[:, 1] - transfers[:, 0])
     np.add.at(hidden, of_row, lengths_within(compute, transfers[:, 0], transfers[:, 1]))
+    free = np.zeros(len(firsts), dtype=np.int64)
+    if behind is not None:
+        of_step = (key[firsts] // (len(axes) * len(kinds)))[of_row]
+        start, end = np.maximum(transfers[:, 0], behind[0][of_step]), np.minimum(transfers[:, 1], behind[1][of_step])
+        np.add.at(free, of_row, np.maximum(end - start, 0) - lengths_within(compute, start, end))
     columns = (
         key[firsts],
         counts,
@@ -78,10 +89,22 @@ def _summaries(
         np.logical_and.reduceat((comms["match"] >= 0) | (comms["group_size"] == 1), firsts),
         np.maximum.reduceat(comms["group_size"], firsts),
         np.logical_or.reduceat(_are_uneven(comms), firsts),
+        free,
     )
-    for number, count, num_bytes, has_bytes, total_ns, transfer_ns, busy_ns, hidden_ns, matched, size, uneven in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
+    for (
+        number,
+        count,
+        num_bytes,
+        has_bytes,
+        total_ns,
+        transfer_ns,
+        busy_ns,
+        hidden_ns,
+        matched,
+        size,
+        uneven,
+        unneeded,
+    ) in zip(*(column.tolist() for column in columns), strict=True):
         rest, kind_index = divmod(number, len(kinds))
         step_index, axis_index = divmod(rest, len(axes))
         name = axes[axis_index], kinds[kind_index]
@@ -103,6 +126,7 @@ def _summaries(
                 algbw_gbps=algorithm,
                 busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
                 predicted_bytes=None if volume is None else volume.known_bytes,
+                free_ns=(0 if name[0] == "pp" else unneeded) if matched and behind is not None else None,
             ),
         )
 

@@ -225,7 +225,7 @@ def _not_compute(
     }
 
 
-_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
+_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "free_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
 
 
 def comms_of_steps(
@@ -239,11 +239,20 @@ def comms_of_steps(
     if not windows.comparable.all():
         comms = Slice({**comms.columns, "match": np.where(windows.comparable[window], comms["match"], -1)})
     predicted = None if data.volume is None else [data.volume.of_rank(rank, step) for step in windows.steps.tolist()]
-    summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted)
+    behind = (_ends_of_ops(windows, data), windows.end_ns)
+    summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
     if not data.work[rank].missing_device_events:
         return summaries
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)
     return [tuple(replace(comm, **unknown) for comm in of_step) for of_step in summaries]
+
+
+def _ends_of_ops(windows: RankWindows, data: AlignedRun) -> Int64:
+    """The end of a rank's last op in each step, ns; of steps in which it has none the end of the window."""
+    ops, window = windows.index_of(data.rows.of_rank(windows.rank).ops)
+    ends = np.full(len(windows.steps), np.iinfo(np.int64).min)
+    np.maximum.at(ends, window, ops["end_ns"])
+    return np.where(ends == np.iinfo(np.int64).min, windows.end_ns, ends)
 
 
 def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int]]:

@@ -26,6 +26,10 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     longest = max((comm.total_ns or 0 for _, _, _, comm in entries), default=0)
     if step.span_ns is not None and longest > step.span_ns:
         notes += ("times are sums over calls, which may go on at the same time and beyond the step",)
+    free = sum(comm.free_ns or 0 for _, _, _, comm in entries)
+    if free:
+        exposed = f"free: {units.milliseconds(free)} ms of what is exposed lies behind the last op of a rank"
+        notes += (f"{exposed} whose pipeline goes on, and costs the step nothing",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
         rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
@@ -56,7 +60,7 @@ def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
     hidden, exposed = (
         mean(value) for value in zip(*((comm.hidden_ns, comm.exposed_ns) for _, comm in comms), strict=True)
     )
-    measured = [(comm.exposed_ns, rank) for rank, comm in comms if comm.exposed_ns is not None]
+    measured = [(comm.exposed_ns - (comm.free_ns or 0), rank) for rank, comm in comms if comm.exposed_ns is not None]
     most, where = max(measured, default=(None, 0))
     rates = [comm.busbw_gbps for _, comm in comms]
     return (
