@@ -20,7 +20,8 @@ ARGUMENTS = ("--steps", "14", "--schedule", "1f1b", *sizes(layers=4, hidden=16, 
 
 def recorded(folder: Path, *options: str) -> dict[str, Any]:
     """A run of two ranks, as its run.json has it."""
-    ended = pptrace(*("run", "-n", "2", "--no-analyze", "--steps", "6:9", "-o", folder, *options, EXAMPLE, *ARGUMENTS))
+    arguments = ("run", "-n", "2", "--no-analyze", "--steps", "6:9", "-o", folder, *options, EXAMPLE, *ARGUMENTS)
+    ended = pptrace(*arguments, forked=True)
     assert ended.code == 0, ended.err
     run: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return run

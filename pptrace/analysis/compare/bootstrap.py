@@ -27,7 +27,7 @@ from pptrace.model.tables import Int64
 FEWEST_STEPS = 8
 """Fewer steps do not show how much steps vary."""
 USUAL_DEVIATION, _PRIOR_FREEDOM = 0.05, 2.0
-"""What steps of a run are taken to deviate by, as a share, before any is seen, and how many steps that counts for: of fewer than
+"""Deviation that steps of a run are taken to have, as a share, before any is seen, and how many steps that counts for: of fewer than
 ``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-squared prior of their variance).
 """
 LASTING = 0.08
