@@ -7,10 +7,11 @@ The device is idle while none of its kernels, copies and fills runs. Each idle t
 
 The next work counts as launched when the host call with its correlation id has returned, or when it starts, if that is
 earlier; of a call that returns only when its work is over (a copy without ``Async``, or from pageable memory) when the call
-begins, and of a graph when its first node starts. Before that the idle time is *launch-starved* or, where a thread that launches
-sat in a call that waited for communication, *blocking*. After that it is *dependency*; but all earlier work of the device is
-over, so that work that was launched into an idle device without a wait for an event before it has nothing to wait for but its
-own launch: that is launch-starved to its start.
+begins, and of a graph when its first node starts; idle time between two nodes of a graph is that of the graph, which had been
+launched, whatever ends it. Before that the idle time is *launch-starved* or, where a thread that launches sat in a call that
+waited for communication, *blocking*. After that it is *dependency*; but all earlier work of the device is over, so that work that
+was launched into an idle device without a wait for an event before it has nothing to wait for but its own launch: that is
+launch-starved to its start.
 
 Work whose launch was not recorded leaves its idle time unknown, unless something shows that it had been launched when the device
 went idle: later work of its stream had been (a stream runs its work in the order of launches), or a larger correlation id (they
@@ -34,6 +35,7 @@ from pptrace.intervals import Int64, NestedIntervals, intersect, reduce_ranges, 
 from pptrace.model.device import Rows
 from pptrace.model.device_idle import IdleTime, Synchronisations
 from pptrace.model.traces import Category, Events
+from pptrace.recognise.device.graphs import graph_spans, inside
 
 Bool = npt.NDArray[np.bool_]
 
@@ -135,6 +137,7 @@ def _gaps(events: Events, rows: Rows, calls: Rows, start: Int64, end: Int64) -> 
         )
         earliest[uncertain] = np.where(latest <= begins[uncertain], latest, _NEVER)
     behind_wait = np.zeros(len(first), dtype=np.bool_)
+    earliest = np.where(inside(graph_spans(calls, start, end), begins, start[first]), begins, earliest)
     late = np.flatnonzero((earliest > begins) & (earliest != _NEVER) & (earliest < start[first]))
     behind_wait[late] = _follow_waits(events, calls, calls[first[late]])
     return _Gaps(begins, start[first], first, earliest, behind_wait)

@@ -281,3 +281,14 @@ def awaits(rows: list[Row], start: int, end: int) -> bool:
     """Return whether the last work to end in a call communicates: of equal ends, the one that started or was listed last."""
     over = [(row[0] + row[1], row[0], index) for index, row in enumerate(rows) if row[0] + row[1] <= end]
     return bool(over) and max(over)[0] > start and rows[max(over)[2]][5]
+
+
+def test_the_host_holds_up_nothing_inside_a_graph_whatever_ends_the_gap() -> None:
+    machine = Machine()
+    machine.kernel((0, 2), 10, 20, launch="cudaGraphLaunch")
+    machine.events.append(Event(Category.KERNEL, GEMM, 60, 70, 0, 7, correlation=machine.number))
+    machine.kernel((30, 34), 40, 45, stream=9)  # an eager kernel while the graph waits for itself
+    machine.kernel(None, 50, 52, stream=11)
+    assert parts(machine, 20, 60) == (0, 0, 33, 0)
+    machine.kernel((80, 84), 90, 95)
+    assert parts(machine, 70, 90) == (20, 0, 0, 0)
