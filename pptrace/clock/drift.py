@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.clock.bounds import Matrix, Traffic, is_bounded, numbers_of_matches, offset_ranges, reduce_by_match
-from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
+from pptrace.clock.ends import CommonEnd, clamp_offset, offsets_by_common_ends
 from pptrace.clock.result import READING_NS, Clock, microseconds
 
 _MAX_STRETCHES = 8
@@ -50,7 +50,7 @@ class _Fit:
     straight: list[tuple[int, int]]
     parts: list[list[tuple[int, int]]]
     straight_parts: list[list[tuple[int, int]]]
-    likely: dict[int, int]
+    likely: dict[int, CommonEnd]
 
     @property
     def is_possible(self) -> bool:
@@ -163,7 +163,8 @@ def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
         )
         error_ns = max(lower - chosen, chosen - upper, _largest_error(chosen, index, fit.parts))
         return _Offset(chosen, error_ns, 0.0, warning if index else "")
-    chosen, error_ns = clamp_offset(fit.likely.get(rank), low, high)
+    likely = fit.likely.get(rank)
+    chosen, error_ns = clamp_offset(None if likely is None else likely.offset_ns, low, high)
     if 2 * drift <= abs(high - low):
         return _Offset(chosen, error_ns + (drift + 1) // 2)
     warning = (

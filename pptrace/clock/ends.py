@@ -10,6 +10,36 @@ import pandas as pd
 from pptrace.clock.bounds import ALL_TO_ALL
 from pptrace.marks import P2P
 
+_FEW_ENDS = 8
+"""Fewer pairs of ends may agree by chance."""
+
+_MOST_ENDS = 0.8
+"""Share of the ends that have to agree: a few kernels end late for reasons of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonEnd:
+    """The offset against the first rank at which kernels of one communication end together, ns.
+
+    ``scatter_ns`` is within how much of that most of them do; None where they are too few to say. Those of ranks that take turns
+    on one device scatter by the length of a turn.
+    """
+
+    offset_ns: int
+    scatter_ns: int | None
+
+    def against(self, other: CommonEnd) -> CommonEnd:
+        """The same against another rank than the first one."""
+        return CommonEnd(self.offset_ns - other.offset_ns, _sum(self.scatter_ns, other.scatter_ns))
+
+    def demands_other_than(self, offset_ns: int) -> bool:
+        """Return whether the ends agree so well that this offset cannot be right."""
+        return self.scatter_ns is not None and 2 * self.scatter_ns < abs(self.offset_ns - offset_ns)
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
+
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
@@ -20,21 +50,21 @@ class _Edge:
     is_message: bool  # its send may be done early: the mean of both ways leaves that out
     count: int
     ahead_ns: int
+    scatter_ns: int | None
 
 
-def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
-    """Offsets against the first rank, ns, of the ranks that kernels relate to it; medians, collectives before messages."""
+def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, CommonEnd]:
+    """Offsets against the first rank of the ranks that kernels relate to it; medians, collectives before messages."""
     edges = sorted(
         _edges(matched.loc[matched["clock"] == "device", ["rank", "kind", "match", "end_ns"]]),
         key=lambda edge: (edge.is_message, -edge.count, edge.first, edge.second),
     )
-    offsets = {ranks[0]: 0}
-    while edge := next((edge for edge in edges if (edge.first in offsets) != (edge.second in offsets)), None):
-        if edge.first in offsets:
-            offsets[edge.second] = offsets[edge.first] + edge.ahead_ns
-        else:
-            offsets[edge.first] = offsets[edge.second] - edge.ahead_ns
-    return offsets
+    ends = {ranks[0]: CommonEnd(0, 0)}
+    while edge := next((edge for edge in edges if (edge.first in ends) != (edge.second in ends)), None):
+        known, other, sign = (edge.first, edge.second, 1) if edge.first in ends else (edge.second, edge.first, -1)
+        scatter_ns = _sum(ends[known].scatter_ns, edge.scatter_ns)
+        ends[other] = CommonEnd(ends[known].offset_ns + sign * edge.ahead_ns, scatter_ns)
+    return ends
 
 
 def clamp_offset(offset_ns: int | None, lower: int, upper: int) -> tuple[int, int]:
@@ -50,12 +80,36 @@ def _edges(rows: pd.DataFrame) -> Iterator[_Edge]:
     sends, recvs = (rows[rows["kind"] == kind] for kind in P2P)
     for is_message, left, right in ((False, firsts, collectives), (True, sends, recvs)):
         pairs = left.merge(right, on="match", suffixes=("", "_other"))
-        difference = (pairs["end_ns"] - pairs["end_ns_other"]).groupby([pairs["rank"], pairs["rank_other"]])
-        table = difference.agg(["median", "size"]).rename_axis(["one", "other"]).reset_index()
-        by_pair = {(one, other): (median, size) for one, other, median, size in table.itertuples(index=False)}
-        for one, other in {(min(pair), max(pair)) for pair in by_pair if pair[0] != pair[1]}:
-            both_directions = [
-                (sign, *by_pair[pair]) for sign, pair in ((1, (one, other)), (-1, (other, one))) if pair in by_pair
+        by_pair = dict(_agreements(pairs))
+        for one, other in sorted({(min(pair), max(pair)) for pair in by_pair if pair[0] != pair[1]}):
+            ways = [
+                (sign * by_pair[pair].median_ns, by_pair[pair])
+                for sign, pair in ((1, (one, other)), (-1, (other, one)))
+                if pair in by_pair
             ]
-            mean = sum(sign * median for sign, median, _ in both_directions) / len(both_directions)
-            yield _Edge(one, other, is_message, sum(size for *_, size in both_directions), round(mean))
+            medians, agreements = zip(*ways, strict=True)
+            count = sum(agreement.count for agreement in agreements)
+            apart = (max(medians) - min(medians)) / 2
+            scatter_ns = round(max(apart, *(agreement.scatter_ns for agreement in agreements)))
+            known = scatter_ns if count >= _FEW_ENDS else None
+            yield _Edge(one, other, is_message, count, round(sum(medians) / len(medians)), known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreement:
+    """Median by which ends on one rank are later than on another, and within how much of it most of them are."""
+
+    median_ns: float
+    scatter_ns: float
+    count: int
+
+
+def _agreements(pairs: pd.DataFrame) -> Iterator[tuple[tuple[int, int], _Agreement]]:
+    """Agreements by pair of ranks, from pairs of ends."""
+    later_ns = pairs["end_ns"] - pairs["end_ns_other"]
+    by_ranks = [pairs["rank"], pairs["rank_other"]]
+    median_ns = later_ns.groupby(by_ranks).transform("median")
+    table = pd.DataFrame({"median": median_ns, "scatter": (later_ns - median_ns).abs()}).groupby(by_ranks)
+    medians, scatters, counts = table["median"].first(), table["scatter"].quantile(_MOST_ENDS), table.size()
+    for (one, other), median, scatter, count in zip(medians.index, medians, scatters, counts, strict=True):
+        yield (int(one), int(other)), _Agreement(float(median), float(scatter), int(count))

@@ -5,24 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, offset_ranges
-from pptrace.clock.ends import clamp_offset
+from pptrace.clock.ends import CommonEnd, clamp_offset
+from pptrace.clock.nearest import nearest_offsets, placed
 from pptrace.clock.result import Clock, ClockMethod
 
 
-def from_bounds(ranks: Sequence[int], low: Matrix, likely: Mapping[int, int]) -> Clock:
-    """Offsets against the first rank, the ``likely`` one or the middle of what all chains of messages allow."""
+def from_bounds(ranks: Sequence[int], low: Matrix, likely: Mapping[int, CommonEnd]) -> Clock:
+    """Offsets against the first rank: the recorded clocks as far as all bounds and common ends of kernels allow them.
+
+    Where the bounds contradict each other, each rank is placed by itself.
+    """
+    nearest = nearest_offsets(ranks, low, likely)
     offsets: dict[int, int] = {}
     uncertainty = 0
     warnings = []
     unrelated: set[int] = set()
-    for rank, (lower, upper) in zip(ranks, offset_ranges(low), strict=True):
+    for index, (rank, (lower, upper)) in enumerate(zip(ranks, offset_ranges(low), strict=True)):
+        ordered = (min(lower, upper), max(lower, upper))
+        alone = placed(ordered, upper - lower, (), likely.get(rank)) if nearest is None else nearest[index]
         if is_bounded(lower, upper):
-            offsets[rank], width = clamp_offset(likely.get(rank), lower, upper)
+            offsets[rank], width = clamp_offset(alone, lower, upper)
             uncertainty = max(uncertainty, width)
         elif lower > -UNBOUNDED // 2 or upper < UNBOUNDED // 2:
-            offsets[rank] = lower if lower > -UNBOUNDED // 2 else upper
+            offsets[rank] = alone
             warnings.append(
-                f"rank {rank}: messages bound its clock from one side only: the bound is taken as its offset, and "
+                f"rank {rank}: messages bound its clock from one side only: it is moved no further than they demand, and "
                 "the uncertainty is null"
             )
         else:

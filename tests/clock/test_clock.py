@@ -64,7 +64,9 @@ def test_offsets_from_microseconds_to_minutes_are_found_within_the_stated_uncert
     assert clock.offsets_ns[0] == 0
     for rank in ranks:
         assert abs(clock.offsets_ns[rank] - (wrong[0] - wrong[rank])) <= clock.uncertainty_ns
-    assert clock.uncertainty_ns <= latency * recording.job.plan.pp, "messages both ways bound each hop by their latency"
+    assert clock.uncertainty_ns <= 2 * latency * recording.job.plan.pp, (
+        "messages both ways bound each hop by their latency"
+    )
 
 
 @settings(max_examples=60 if ALL else 30)
@@ -89,14 +91,14 @@ def test_any_true_messages_and_collectives_bound_the_offsets(num_ranks: int, dat
 def test_messages_one_way_give_a_bound_and_say_so() -> None:
     clock = estimate_clock(comms_of([*message(0, 0, 1, 100, 130), *message(1, 0, 1, 200, 215)]), [0, 1], {})
     assert clock.method is ClockMethod.BOUNDS
-    assert clock.offsets_ns == {0: 0, 1: -15}, "the tightest message: received 15 after it was sent"
+    assert clock.offsets_ns == {0: 0, 1: 0}, "no message says that it is another"
     assert clock.uncertainty_ns is None
     assert clock.warnings == (
-        "rank 1: messages bound its clock from one side only: the bound is taken as its "
-        "offset, and the uncertainty is null",
+        "rank 1: messages bound its clock from one side only: it is moved no further than they demand, and the uncertainty "
+        "is null",
     )
-    back = estimate_clock(comms_of(message(0, 1, 0, 100, 130)), [0, 1], {})
-    assert back.offsets_ns == {0: 0, 1: 30}
+    back = estimate_clock(comms_of(message(0, 1, 0, 130, 100)), [0, 1], {})
+    assert back.offsets_ns == {0: 0, 1: -30}, "received 30 before it was sent"
     assert back.uncertainty_ns is None
 
 
