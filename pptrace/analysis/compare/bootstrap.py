@@ -27,8 +27,8 @@ from pptrace.model.tables import Int64
 FEWEST_STEPS = 8
 """Fewer steps do not show how much steps vary."""
 USUAL_DEVIATION, _PRIOR_FREEDOM = 0.05, 2.0
-"""Deviation that steps of a run are taken to have, as a share, before any is seen, and how many steps that counts for: of fewer than
-``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-squared prior of their variance).
+"""Deviation that steps of a run are taken to have, as a share, before any is seen, and how many steps that counts for: of fewer
+than ``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-squared prior of their variance).
 """
 LASTING = 0.08
 """Standard deviation, as a share, by which all of so few steps are taken to be off together: a machine that is busy for seconds.
