@@ -12,8 +12,8 @@ from pptrace.model.device import Rows
 def graph_spans(calls: Rows, start: Int64, end: Int64) -> Int64:
     """Times from the first node to the last one of every graph that ran, as a set of intervals.
 
-    A launch with a single piece of work is no graph. What the device does not do inside a graph is due to the graph: all of it had
-    been launched, and its nodes wait for each other.
+    A launch with a single piece of work is no graph. What the device does not do inside a graph is due to the graph: all of it
+    had been launched, and its nodes wait for each other.
 
     Args:
         calls: the host call that launched each work, −1 where it was not recorded.
@@ -37,4 +37,5 @@ def inside(intervals: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_
     if not len(intervals):
         return np.zeros(len(starts), dtype=np.bool_)
     index = np.searchsorted(intervals[:, 0], starts, side="right") - 1
-    return (index >= 0) & (ends <= intervals[np.maximum(index, 0), 1])
+    within: npt.NDArray[np.bool_] = (index >= 0) & (ends <= intervals[np.maximum(index, 0), 1])
+    return within
