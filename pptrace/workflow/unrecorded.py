@@ -31,6 +31,10 @@ _DOUBT, _DOUBT_OF_TRACE = 0.02, 0.05
 """Error of the replay (90 %): with a cost that fits measured steps, and with one that the trace alone shows."""
 
 
+_MOST_APART = 1.5
+"""Largest ratio of steps by their marks and by their ops: marks that hold more have the start of a recorder in them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undone:
     """The run's recording: the block of the report, and what corrects the traces; None where figures stay as recorded."""
@@ -48,7 +52,9 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     )
     steps = _steps_of_ranks(analysis)
     recorded = _typical(steps)
-    if recorded is None:
+    typical = analysis.report.typical_step
+    length = None if typical is None else typical.length_ns
+    if recorded is None or (length is not None and recorded > _MOST_APART * length):
         return Undone(block)
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
