@@ -25,6 +25,9 @@ from pptrace.recognise.ops.named_ranges import with_named_ranges
 from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.ops.without_device_work import with_places_on_device
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.repeats.captures import capture_times, capturing_steps, without_steps
+from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, repeated_steps
+from pptrace.recognise.repeats.steps_on_device import with_steps_on_device
 from pptrace.recognise.unlabelled.host_order import find_host_order
 from pptrace.slices import rows_among
 
@@ -129,11 +132,15 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
     ops = with_places_on_device(ops, tables.comms, work)
-    tables = replace(tables, ops=with_named_ranges(ops, trace.events))
+    tables = replace(tables, ops=with_named_ranges(with_steps_on_device(ops, work), trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     # Those that are inferred here may turn out to be no pipeline's.
     sure = ~rows_among(tables.ops["source"], ("inferred",))
     has_ops = bool((rows_among(tables.ops["kind"], COMPUTE_KINDS) & sure).any())
     host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
     recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
-    return RecognisedRank(trace.info, framework, *recognised)
+    captures = capture_times(trace.events)
+    capturing = capturing_steps(tables.ops, captures)
+    has_steps = has_ops or rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",)).any()
+    repeats = RepeatedSteps() if has_steps else repeated_steps(trace.events, captures)
+    return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)

@@ -12,6 +12,7 @@ from pptrace.model.tables import CALLS, HOST_ORDER, empty_table
 from pptrace.model.traces import TraceInfo
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recording.rank import RankRecording
+from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class RecognisedRank:
     backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
     ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.
     ``by_gaps`` as in :class:`~pptrace.recognise.ops.tables.RankTables`. ``recording`` is what recording did to the rank.
+    ``capturing`` are the numbers of steps in which a CUDA graph was captured, ``repeats`` the steps of a rank without any from
+    what repeats.
     """
 
     info: TraceInfo
@@ -41,6 +44,8 @@ class RecognisedRank:
     host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
     is_paired: bool = False
     recording: RankRecording = field(default_factory=RankRecording)
+    capturing: tuple[int, ...] = ()
+    repeats: RepeatedSteps = field(default_factory=RepeatedSteps)
 
     @property
     def number(self) -> int:

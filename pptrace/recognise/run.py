@@ -46,6 +46,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans, with_balanced_steps
+from pptrace.recognise.steps.uncounted import with_repeated_steps, without_capturing_steps
 from pptrace.recognise.unlabelled.chunk_checks import contradiction_of_chunks
 from pptrace.recognise.unlabelled.host_order import shows_operators
 from pptrace.recognise.unlabelled.lone_ranks import JointMatch
@@ -100,6 +101,7 @@ def recognise_ranks(
     """
     spanned = [recognised.number for recognised in ranks if recognised.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
+    ranks, captured = without_capturing_steps(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
     located, joint, against = _locate_matched(ranks, num_ranks, spanned)
@@ -109,6 +111,7 @@ def recognise_ranks(
     warnings = [
         *_warnings_of_ranks(ranks),
         *cut,
+        *captured,
         *left_out,
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
@@ -124,7 +127,9 @@ def recognise_ranks(
         ),
         *placed.notes,
     ]
-    ops, mesh = placed.ops, placed.mesh
+    ops, repeated = with_repeated_steps(placed.ops, ranks)
+    warnings += repeated
+    placed, mesh = replace(placed, ops=ops), placed.mesh
     if located.partial is None:
         schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
     else:

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from pptrace.intervals import EMPTY, Int64, reduce_ranges, union
 from pptrace.model.device import Rows
 
+Bool = npt.NDArray[np.bool_]
+
 
 def graph_spans(calls: Rows, start: Int64, end: Int64) -> Int64:
     """Times from the first node to the last one of every graph that ran, as a set of intervals.
@@ -32,10 +34,10 @@ def graph_spans(calls: Rows, start: Int64, end: Int64) -> Int64:
     return union(reduce_ranges(np.minimum, start[order], low, high), reduce_ranges(np.maximum, end[order], low, high))
 
 
-def inside(intervals: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+def inside(intervals: Int64, starts: Int64, ends: Int64) -> Bool:
     """Mask of the times [start, end) that lie in one of the disjoint intervals."""
     if not len(intervals):
         return np.zeros(len(starts), dtype=np.bool_)
     index = np.searchsorted(intervals[:, 0], starts, side="right") - 1
-    within: npt.NDArray[np.bool_] = (index >= 0) & (ends <= intervals[np.maximum(index, 0), 1])
-    return within
+    are_inside: Bool = (index >= 0) & (ends <= intervals[np.maximum(index, 0), 1])
+    return are_inside

@@ -1,0 +1,62 @@
+"""Steps of a host that runs ahead of its device, where CUDA graphs are the steps: they last as long as the device takes.
+
+Launching a graph takes a host much less time than running it takes the device. Where nothing in the step waits for the device,
+the range of a step tells how long launching took, and later ranges, which wait until a launch can be queued, how long others
+took.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from pptrace.intervals import Int64, reduce_ranges
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.repeats.captures import Bool
+from pptrace.slices import rows_among
+
+_AHEAD = 0.1
+"""Share of a step by which its work ends after its range, at the median, before the host counts as ahead."""
+_MOST_BETWEEN = 0.5
+"""Steps of which the next one begins later than this share of a step after the end are not taken as adjacent."""
+
+
+def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
+    """The ops with ranges of steps from the first work that each launched to the first work of the next.
+
+    They stay as they are where ops tell the times of steps, where graphs make up less than half of the device time, where the
+    host waits for the device in each step, and where a step launched nothing.
+    """
+    rows = np.flatnonzero(rows_among(ops["kind"], ("STEP",)))
+    if len(rows) < 2 or not len(work) or rows_among(ops["kind"], COMPUTE_KINDS).any():
+        return ops
+    starts, ends = ops["start_ns"].to_numpy()[rows], ops["end_ns"].to_numpy()[rows]
+    order = np.argsort(starts, kind="stable")
+    rows, starts, ends = rows[order], starts[order], ends[order]
+    launched = np.flatnonzero(work.launch_ns >= 0)
+    launched = launched[np.argsort(work.launch_ns[launched], kind="stable")]
+    low, high = (np.searchsorted(work.launch_ns[launched], times) for times in (starts, ends))
+    if (low == high).any() or not _mostly_graphs(work, launched, low, high):
+        return ops
+    begins = reduce_ranges(np.minimum, work.start_ns[launched], low, high)
+    last = reduce_ranges(np.maximum, work.end_ns[launched], low, high)
+    if np.median(last - ends) <= _AHEAD * np.median(last - begins) or (np.diff(begins) <= 0).any():
+        return ops
+    is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * np.median(last - begins)
+    until = np.where(np.append(is_next, False), np.append(begins[1:], 0), np.maximum(last, ends))
+    new_starts, new_ends, clock = (ops[name].to_numpy(copy=True) for name in ("start_ns", "end_ns", "clock"))
+    new_starts[rows], new_ends[rows], clock[rows] = begins, until, "device"
+    return ops.assign(start_ns=new_starts, end_ns=new_ends, clock=pd.Series(clock, ops.index, ops["clock"].dtype))
+
+
+def _mostly_graphs(work: DeviceWork, launched: Int64, low: Int64, high: Int64) -> bool:
+    """Return whether most of the device time launched in the steps is that of graphs: of calls that launched several works."""
+    of_steps = np.zeros(len(launched) + 1, dtype=np.int64)
+    np.add.at(of_steps, low, 1)
+    np.add.at(of_steps, high, -1)
+    chosen = launched[np.cumsum(of_steps)[:-1] > 0]
+    _, call, count = np.unique(work.launch_ns[chosen], return_inverse=True, return_counts=True)
+    is_graph: Bool = count[call.reshape(-1)] > 1
+    took = work.end_ns[chosen] - work.start_ns[chosen]
+    return bool(2 * took[is_graph].sum() > took.sum())
