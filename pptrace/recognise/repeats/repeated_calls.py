@@ -63,7 +63,7 @@ def repeated_steps(events: Events, captures: Int64) -> RepeatedSteps:
 
 
 def _longest_part(calls: Calls, captures: Int64) -> Calls:
-    """Of the calls between captures, those of the longest time."""
+    """Calls between two captures, those of the longest time."""
     if not len(captures) or not len(calls):
         return calls
     inside = np.searchsorted(captures[:, 0], calls.start_ns, side="right") - 1
@@ -102,7 +102,7 @@ def _steps_of(calls: Calls) -> RepeatedSteps | str:
 
 
 def _objection(calls: Calls, period: Period) -> str:
-    """Why a period is no step; "" where nothing speaks against it."""
+    """Reason for which a period is no step; "" where nothing speaks against it."""
     piece = calls.where(slice(period.start, period.start + period.length))
     if not piece.is_graph.any() and len(np.unique(piece.token[piece.launches])) < _LEAST_KINDS:
         return f"what repeats has fewer than {_LEAST_KINDS} different launches"

@@ -58,7 +58,7 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
 
 
 def _reasons(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
-    """Why there are no steps, of runs whose work is that of graphs or that captured one."""
+    """Reasons for which there are no steps, of runs whose work is that of graphs or that captured one."""
     for recognised in ranks:
         repeats = recognised.repeats
         if repeats.reason and (repeats.has_graphs or recognised.capturing):
