@@ -142,6 +142,6 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     captures = capture_times(trace.events)
     capturing = capturing_steps(tables.ops, captures)
     has_steps = has_ops or rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",)).any()
-    is_labelled = bool(tables.framework)  # its labels say what a step is, if not when
+    is_labelled = tables.framework not in ("", "unlabelled")  # labels say what a step is, if not when
     repeats = RepeatedSteps() if has_steps or is_labelled else repeated_steps(trace.events, captures)
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)
