@@ -144,4 +144,8 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     has_steps = has_ops or rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",)).any()
     is_labelled = tables.framework not in ("", "unlabelled")  # labels say what a step is, if not when
     repeats = RepeatedSteps() if has_steps or is_labelled else repeated_steps(trace.events, captures)
+    if not (
+        repeats.has_graphs or capturing
+    ):  # without graphs an optimizer, messages or marks tell the steps, or nothing does
+        repeats = RepeatedSteps()
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)
