@@ -1,4 +1,4 @@
-"""Calls of a host to its device, in order: a token for each call, the same for calls that ask for the same."""
+"""Calls by which a host drives its device, in order: a token for each, the same for calls that ask for the same."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _runtime_calls(events: Events, rows: Rows, launched_by: Rows) -> Calls:
 
 
 def _work_itself(events: Events, rows: Rows) -> Calls:
-    """Kernels of traces without runtime calls, in the order in which they ran."""
+    """The kernels of a trace without runtime calls, in the order in which they ran."""
     is_kernel = events.category[rows] == Category.KERNEL
     start = events.start_ns[rows]
     return Calls(

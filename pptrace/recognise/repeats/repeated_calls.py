@@ -63,7 +63,7 @@ def repeated_steps(events: Events, captures: Int64) -> RepeatedSteps:
 
 
 def _longest_part(calls: Calls, captures: Int64) -> Calls:
-    """Calls between two captures, those of the longest time."""
+    """The calls of the longest time between captures."""
     if not len(captures) or not len(calls):
         return calls
     inside = np.searchsorted(captures[:, 0], calls.start_ns, side="right") - 1
@@ -77,13 +77,19 @@ def _longest_part(calls: Calls, captures: Int64) -> Calls:
 
 
 def _levels(calls: Calls) -> list[Bool]:
-    """Calls among which a period is looked for: all, and launches alone if there are others."""
+    """Calls among which a period is looked for, in order: launches alone, all calls.
+
+    A loop that logs in every tenth step is one of ten steps only by its copies and waits, so that launches come first. But a
+    graph is a single launch, of which a step may replay several: there the copies and waits around them tell the loop.
+    """
     every = np.ones(len(calls), dtype=np.bool_)
-    return [every] if calls.launches.all() else [every, calls.launches]
+    if calls.launches.all():
+        return [every]
+    return [every, calls.launches] if calls.is_graph.any() else [calls.launches, every]
 
 
 def _steps_of(calls: Calls) -> RepeatedSteps | str:
-    """The steps, or why there are none."""
+    """The steps, or the reason why there are none."""
     period = find_period(calls.token)
     if period is None:
         return "what was launched does not repeat"
@@ -102,7 +108,7 @@ def _steps_of(calls: Calls) -> RepeatedSteps | str:
 
 
 def _objection(calls: Calls, period: Period) -> str:
-    """Reason for which a period is no step; "" where nothing speaks against it."""
+    """The reason why a period is no step; "" where nothing speaks against it."""
     piece = calls.where(slice(period.start, period.start + period.length))
     if not piece.is_graph.any() and len(np.unique(piece.token[piece.launches])) < _LEAST_KINDS:
         return f"what repeats has fewer than {_LEAST_KINDS} different launches"
@@ -118,11 +124,15 @@ def _objection(calls: Calls, period: Period) -> str:
 
 
 def _cut(calls: Calls, period: Period) -> int:
-    """Place at which the loop begins anew: where the host takes longest, at the median, between two calls."""
+    """Place at which the loop begins anew: where the host takes longest, at the median, between two calls; with a launch, where
+    that is open.
+    """
     gaps = np.maximum(calls.start_ns[period.start + 1 : period.stop] - calls.end_ns[period.start : period.stop - 1], 0)
     turns = len(gaps) // period.length
-    longest = int(np.argmax(np.median(gaps[: turns * period.length].reshape(turns, period.length), axis=0)))
-    return (longest + 1) % period.length
+    typical = np.median(gaps[: turns * period.length].reshape(turns, period.length), axis=0)
+    places = (np.flatnonzero(typical == typical.max()) + 1) % period.length
+    begins_with_launch = calls.launches[period.start + places]
+    return int(np.min(places[begins_with_launch] if begins_with_launch.any() else places))
 
 
 def _begins(calls: Calls, cuts: Int64, stop: int) -> tuple[Int64, bool]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.intervals import Int64, reduce_ranges
+from pptrace.model.categories import as_category
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.repeats.captures import Bool
@@ -45,9 +46,10 @@ def with_steps_on_device(ops: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
         return ops
     is_next = starts[1:] - ends[:-1] <= _MOST_BETWEEN * np.median(last - begins)
     until = np.where(np.append(is_next, False), np.append(begins[1:], 0), np.maximum(last, ends))
-    new_starts, new_ends, clock = (ops[name].to_numpy(copy=True) for name in ("start_ns", "end_ns", "clock"))
+    new_starts, new_ends = (ops[name].to_numpy(copy=True) for name in ("start_ns", "end_ns"))
+    clock = ops["clock"].astype(object).to_numpy(copy=True)
     new_starts[rows], new_ends[rows], clock[rows] = begins, until, "device"
-    return ops.assign(start_ns=new_starts, end_ns=new_ends, clock=pd.Series(clock, ops.index, ops["clock"].dtype))
+    return ops.assign(start_ns=new_starts, end_ns=new_ends, clock=as_category(clock))
 
 
 def _mostly_graphs(work: DeviceWork, launched: Int64, low: Int64, high: Int64) -> bool:
