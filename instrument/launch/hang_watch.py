@@ -12,7 +12,7 @@ from instrument.adapters.calls import SETUP, UNHOOKED
 from instrument.launch.call_log import call_log_path
 from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
 from instrument.launch.record import counter_path, read_counter
-from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Hang, Presence, RankCalls, Verdict, diagnose
 
 _LEAST_WAIT_S = 1.0
 """A wait shorter than this is none: the other side may be about to come."""
@@ -95,7 +95,7 @@ class HangWatch:
         logs = self._settled()
         known = _with_ends(self._known(logs, ends, lambda log: _long_waits(log, _LEAST_WAIT_S)), ends)
         diagnosis = diagnose([replace(rank, is_halted=rank.is_halted or rank.rank in stopped) for rank in known])
-        if usual and diagnosis.hang is not None and diagnosis.hang.verdict is Verdict.LATE:
+        if usual and diagnosis.hang is not None:
             return _unless_usual(diagnosis, logs, self._ranks)
         return diagnosis
 
@@ -213,9 +213,9 @@ def explain_end(ranks: Sequence[RankCalls], ends: Mapping[int, RankEnd]) -> Diag
         and ends[known.rank].is_abort
         and any(call.state is CallState.LAUNCHED for call in known.calls)
     }
-    diagnosis = diagnose(_as_alive(ended, aborted))
+    diagnosis = diagnose(_as_alive(ended, aborted), is_stuck=False)
     waited = {edge.rank for edge in diagnosis.hang.edges} if diagnosis.hang else set()
-    return diagnose(_as_alive(ended, aborted & waited)) if aborted - waited else diagnosis
+    return diagnose(_as_alive(ended, aborted & waited), is_stuck=False) if aborted - waited else diagnosis
 
 
 def _as_alive(ranks: Sequence[RankCalls], which: Collection[int]) -> list[RankCalls]:
@@ -258,20 +258,22 @@ def _last_failed(log: LoggedCalls) -> Call | None:
 
 
 def _unless_usual(diagnosis: Diagnosis, logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> Diagnosis:
-    """Drop the verdict where others wait for the late ranks no longer than calls take in this run."""
+    """Drop late ranks from the verdict where others wait for them no longer than calls take in this run."""
     hang = diagnosis.hang
     assert hang is not None
+    late = {rank for cause in hang.causes if cause.verdict is Verdict.LATE for rank in cause.ranks}
+    if not late:
+        return diagnosis
     usual_s = max((_usual_s(log) for local, log in logs.items() if ranks[local] in hang.hops), default=0.0)
     now = time.monotonic_ns()
-    waited_s = max(
-        ((now - edge.call.since_ns) / 1e9 for edge in hang.edges if set(edge.waits_for) & set(hang.ranks)), default=0.0
-    )
+    waited_s = max(((now - edge.call.since_ns) / 1e9 for edge in hang.edges if set(edge.waits_for) & late), default=0.0)
     if waited_s >= _USUAL_WAITS * usual_s:
         return diagnosis
     reason = (
         f"the ranks still move: the longest wait has lasted {waited_s:.1f} s, and calls here often take {usual_s:.1f} s"
     )
-    return Diagnosis(None, reason, diagnosis.ranks)
+    others = [cause for cause in hang.causes if cause.verdict is not Verdict.LATE]
+    return Diagnosis(Hang.of(others, hang.edges), "" if others else reason, diagnosis.ranks)
 
 
 def _usual_s(log: LoggedCalls) -> float:

@@ -39,8 +39,8 @@ class RunResult:
     run_dir: Path
     end: RunEnd
     ranks: tuple[RankRecord, ...]
-    cause: int | None
-    """The rank whose failure was shown, and ended the run."""
+    causes: tuple[int, ...]
+    """The ranks whose failures were shown, and ended the run."""
 
     @property
     def traces(self) -> tuple[Path, ...]:
@@ -84,7 +84,7 @@ def launch(options: RunOptions, terminal: Terminal) -> RunResult:
         records = collect_records(options.run_dir, control_dir, pipes.ranks, codes, monitor.forced)
         shutil.rmtree(control_dir, ignore_errors=True)
         directory.finish(end, records, monitor.hang)
-    return RunResult(options.run_dir, end, tuple(records), monitor.cause)
+    return RunResult(options.run_dir, end, tuple(records), monitor.causes)
 
 
 def _run(options: RunOptions, pipes: RankPipes) -> tuple[RunEnd, Mapping[int, int]]:
@@ -188,13 +188,13 @@ def _quiet_torch() -> Iterator[None]:
 
 def describe_ranks(result: RunResult) -> list[str]:
     """Describe how the ranks ended, for a person: nothing of those that simply finished with a trace."""
-    errors = [record.error for record in result.ranks]
+    elsewhere = {record.error for record in result.ranks if record.rank not in result.causes}
     same: dict[str, list[int]] = {}
     for record in result.ranks:
         if record.state is not State.OK:
             count = record.steps_seen
             kept = "its trace is kept" if record.trace else "no trace"
-            is_in_cause = record.rank == result.cause and errors.count(record.error) == 1
+            is_in_cause = record.rank in result.causes and record.error not in elsewhere
             reason = f": {_brief(record.error)}" if record.error and not is_in_cause else ""
             story = f" {record.state}{reason} ({count} {'step' if count == 1 else 'steps'}; {kept})"
             same.setdefault(story, []).append(record.rank)

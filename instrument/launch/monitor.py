@@ -22,7 +22,7 @@ from instrument.launch.record import RankRecord, State, counter_path, read_count
 from instrument.launch.rundir import killed_by
 from instrument.launch.stacks import Frame, describe_wait, is_setting_up
 from pptrace.hang_diagnosis import Diagnosis, RankCalls, Verdict
-from pptrace.hang_diagnosis.words import as_json, lines, sentence
+from pptrace.hang_diagnosis.words import as_json, lines, rank_text, sentence
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3
@@ -34,6 +34,9 @@ _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|closed by peer|remote process|NCCL|socket|recvValue|store",
     re.IGNORECASE,
 )
+
+
+_MOST_CAUSES = 8
 
 
 class Monitor:
@@ -70,8 +73,8 @@ class Monitor:
         """Global ranks that had to be killed here, since they did not end when they were told to."""
         self.signals: list[int] = []
         self.timed_out = False
-        self.cause: int | None = None
-        """The rank whose failure was shown."""
+        self.causes: tuple[int, ...] = ()
+        """The ranks whose failures were shown."""
         self.hang: dict[str, Any] | None = None
         """The verdict that was shown, as JSON."""
 
@@ -139,6 +142,7 @@ class Monitor:
             self._ended_at = time.monotonic()
         is_settled = self._stopped.is_set() or time.monotonic() - self._ended_at >= _SETTLE_S
         if self._ended_first and not self._at_end and is_settled:
+            self._ended_first |= {record.rank for record in self._records.values() if self._ended_by_itself(record)}
             self._at_end = self._hangs.calls_at_end(self._ended_first)
 
     def _has_failed(self, local_rank: int) -> bool:
@@ -146,6 +150,16 @@ class Monitor:
         record = self._records[local_rank]
         is_silent = local_rank in self._dead and record.state is not State.OK and self.exit_codes.get(record.rank) != 0
         return record.state is State.FAILED or is_silent
+
+    def _ended_by_itself(self, record: RankRecord) -> bool:
+        """Return whether a rank has ended, and not because it was told to after another one's end."""
+        if record.state is State.FAILED:
+            return True
+        told = (-signal.SIGTERM, 128 + signal.SIGTERM)
+        is_told = (
+            record.state is State.STOPPED or record.rank in self.forced or self.exit_codes.get(record.rank) in told
+        )
+        return record.local_rank in self._dead and not is_told
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         if local_rank not in self._pidfds:
@@ -171,16 +185,19 @@ class Monitor:
 
     def _show_failure(self, *, settled: bool) -> None:
         failures = [record for record in self._records.values() if record.state is State.FAILED]
-        if self.cause is not None or not failures:
+        if self.causes or not failures:
             return
         first_at = min(record.failed_at_ns or 0 for record in failures)
         if not settled and time.time_ns() - first_at < _SETTLE_S * 1e9:
             return
-        shown = find_cause(failures)
-        self.cause = shown.rank
-        self._terminal.err(f"pptrace: rank {shown.rank} failed: {shown.error}")
-        if shown.traceback:
-            self._terminal.err(shown.traceback.rstrip("\n"))
+        same: dict[str | None, list[RankRecord]] = {}
+        for record in find_causes(failures)[:_MOST_CAUSES]:
+            same.setdefault(record.error, []).append(record)
+        self.causes = tuple(record.rank for records in same.values() for record in records)
+        for error, records in same.items():
+            self._terminal.err(f"pptrace: {rank_text(record.rank for record in records)} failed: {error}")
+            if records[0].traceback:
+                self._terminal.err(records[0].traceback.rstrip("\n"))
 
     def _show_progress(self) -> None:
         if not self._terminal.live or self._doomed_at is not None or not self._pipes.ranks:
@@ -297,7 +314,7 @@ class Monitor:
             return
         failed = {record.rank for record in self._records.values() if record.state is State.FAILED}
         if hang.verdict is Verdict.MISSING and (
-            failed & set(hang.ranks) or not (is_over or self.exit_codes.keys() >= set(hang.ranks))
+            failed >= set(hang.ranks) or not (is_over or self.exit_codes.keys() >= set(hang.ranks))
         ):
             return
         self._is_explained = True
@@ -341,10 +358,10 @@ class Monitor:
                 self.forced |= {record.rank} if alive else set()
 
 
-def find_cause(failures: list[RankRecord]) -> RankRecord:
-    """The failure that the others follow from: the first that is no lost connection, else the first."""
+def find_causes(failures: list[RankRecord]) -> list[RankRecord]:
+    """The failures that the others follow from, the first one first: those that are no lost connection, else the first."""
     ordered = sorted(failures, key=lambda record: record.failed_at_ns or 0)
-    return next((record for record in ordered if not _CONSEQUENCE.search(record.error or "")), ordered[0])
+    return [record for record in ordered if not _CONSEQUENCE.search(record.error or "")] or ordered[:1]
 
 
 def progress_line(counts: Mapping[int, tuple[int, int]], options: RunOptions, elapsed_s: float) -> str:

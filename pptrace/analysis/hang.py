@@ -98,8 +98,9 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
             yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
             continue
         calls = tuple(_calls(dump, world, starts))
-        where = _UNRECORDED if all(call.backend == "gloo" for call in dump.calls) else ""
-        yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where)
+        is_gloo = all(call.backend == "gloo" for call in dump.calls)
+        where = _UNRECORDED if is_gloo else ""
+        yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where, may_wait=is_gloo)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
     absent = Presence.EMPTY if is_enough else Presence.UNKNOWN

@@ -6,12 +6,13 @@ Standard library only: the launcher uses it while the ranks run, the command lin
 """
 
 from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls
-from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict, diagnose
+from pptrace.hang_diagnosis.verdict import Cause, Diagnosis, Hang, Verdict, diagnose
 from pptrace.hang_diagnosis.waits import Edge
 
 __all__ = [
     "Call",
     "CallState",
+    "Cause",
     "Diagnosis",
     "Edge",
     "Group",

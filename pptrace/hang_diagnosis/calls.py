@@ -115,6 +115,7 @@ class RankCalls:
         num_made: how many calls of a stream it has made, where that is more than ``calls`` hold.
         note: how it ended, or why it has no data: "killed by SIGKILL".
         where: where it is, outside of communication: "in sleep, called from train (train.py:7)".
+        may_wait: whether it may wait in a call that is not recorded.
         is_halted: whether a signal stopped or killed its process: what it had yet to transfer stays undone.
     """
 
@@ -124,4 +125,5 @@ class RankCalls:
     num_made: Mapping[Stream, int] = field(default_factory=dict)
     note: str = ""
     where: str = ""
+    may_wait: bool = False
     is_halted: bool = False

@@ -1,20 +1,21 @@
 """Verdict from the wait-for graph: the ranks to blame, and those that only wait.
 
 ``mismatch`` is proof and takes precedence. A rank that is gone explains all that wait for it. Ranks that wait for each other
-in a cycle do so forever. Otherwise the ranks that others wait for, and that wait for none, are late.
+in a cycle do so forever. The ranks that others wait for, and that wait for none, are late. A run may have several causes, of one
+kind or of several: all are named which do not follow from those before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pptrace.hang_diagnosis.calls import Call, Presence, RankCalls
+from pptrace.hang_diagnosis.calls import Call, CallState, Presence, RankCalls
 from pptrace.hang_diagnosis.conflicts import Conflict, deviants, find_conflicts
 from pptrace.hang_diagnosis.graph import hops_to, reachable, rings
-from pptrace.hang_diagnosis.waits import Edge, Waits, find_waits
+from pptrace.hang_diagnosis.waits import Edge, Waits, find_waits, targets_of
 
 
 class Verdict(StrEnum):
@@ -25,15 +26,36 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """Ranks to blame for one reason, which follows from no other."""
+
+    verdict: Verdict
+    ranks: tuple[int, ...]
+    conflict: Conflict | None = None
+    ring: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Hang:
-    """A verdict on a stuck run. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
+    """A verdict on a stuck run: that of the first of its causes, and the guilty ranks of all.
+
+    ``hops`` are those from each rank that only waits to the nearest of the guilty.
+    """
 
     verdict: Verdict
     ranks: tuple[int, ...]
     edges: tuple[Edge, ...]
+    causes: tuple[Cause, ...]
     hops: Mapping[int, int] = field(default_factory=dict)
-    conflict: Conflict | None = None
-    ring: tuple[Edge, ...] = ()
+
+    @classmethod
+    def of(cls, causes: Sequence[Cause], edges: tuple[Edge, ...]) -> Hang | None:
+        """None without causes."""
+        if not causes:
+            return None
+        ranks = tuple(sorted({rank for cause in causes for rank in cause.ranks}))
+        hops = hops_to(targets_of(edges), ranks)
+        return cls(causes[0].verdict, ranks, edges, tuple(causes), hops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +67,24 @@ class Diagnosis:
     ranks: Mapping[int, RankCalls]
 
 
-def diagnose(ranks: Sequence[RankCalls]) -> Diagnosis:
-    """Find the ranks to blame, from the state of all ranks at one moment."""
+def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
+    """Find the ranks to blame, from the state of all ranks at one moment.
+
+    Args:
+        is_stuck: whether the run had the time to get where its causes leave it; else a rank that is elsewhere may be about to
+            come, and is no cause beside others.
+    """
     rank_calls = {rank.rank: rank for rank in ranks}
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
     if not waits.edges:
         return Diagnosis(None, _why_none(waits), rank_calls)
-    hang = (
-        _mismatch(conflicts, waits)
-        or _missing(rank_calls, waits)
-        or _ring(rank_calls, waits)
-        or _late(rank_calls, waits)
-    )
+    causes = [*_mismatches(conflicts, waits)]
+    causes += _missing(rank_calls, waits, causes)
+    causes += _rings(rank_calls, waits, causes)
+    if is_stuck or not causes:
+        causes += _late(rank_calls, waits, causes)
+    hang = Hang.of(causes, waits.edges)
     return Diagnosis(hang, "" if hang else _UNTRACED_RANKS, rank_calls)
 
 
@@ -72,36 +99,55 @@ def _why_none(waits: Waits) -> str:
     return "no rank waits for another"
 
 
-def _mismatch(conflicts: Sequence[Conflict], waits: Waits) -> Hang | None:
+def _mismatches(conflicts: Sequence[Conflict], waits: Waits) -> Iterator[Cause]:
+    """The first conflict in which a rank is stuck, and others with ranks of their own to blame in which one waits."""
     stuck = waits.targets()
+    waited_in = {(edge.call.stream(edge.rank), edge.call.seq) for edge in waits.edges}
+    named: set[int] = set()
     for conflict in conflicts:
-        if stuck.keys() & conflict.calls.keys():
-            return _hang(Verdict.MISMATCH, conflict.guilty, waits, conflict=conflict)
-    return None
+        guilty = set(conflict.guilty)
+        is_here = (conflict.stream, conflict.seq) in waited_in and not guilty & named
+        if stuck.keys() & conflict.calls.keys() and (is_here or not named):
+            named |= guilty
+            yield Cause(Verdict.MISMATCH, tuple(sorted(guilty)), conflict)
 
 
-def _missing(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    gone = [rank for rank in _roots(waits) if _presence(rank_calls, rank) in (Presence.GONE, Presence.EMPTY)]
-    return _hang(Verdict.MISSING, gone, waits) if gone else None
+def _missing(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
+    roots = _independent_roots(rank_calls, waits, before)
+    gone = [rank for rank in roots if _presence(rank_calls, rank) in (Presence.GONE, Presence.EMPTY)]
+    return [Cause(Verdict.MISSING, tuple(gone))] if gone else []
 
 
-def _ring(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    """Ranks that wait for each other in a cycle. One of them that skipped a collective that it called before is a mismatch."""
+def _rings(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
+    """Ranks that wait for each other in a cycle and for nothing else that is known.
+
+    One of them that skipped a collective that it called before is a mismatch.
+    """
     targets = waits.targets()
     free = _roots(waits)
     any_of = {edge.rank for edge in waits.edges if edge.any_of}
+    named = {rank for cause in before for rank in cause.ranks}
+    causes: list[Cause] = []
     for ring in rings(targets):
         if any_of & set(ring) and reachable(targets, ring) & free:
             continue  # one of the receives from any rank may still be served
+        if reachable(targets, ring) & named:
+            continue
         edges = tuple(edge for edge in waits.edges if edge.rank in ring and set(edge.waits_for) & set(ring))
-        if any(not edge.call.is_message for edge in edges):
-            calls = {edge.rank: edge.call for edge in edges}
-            guilty = deviants(calls, {rank: rank_calls[rank].calls for rank in calls})
-            guilty = _others_than_most(calls) or guilty
-            if guilty:
-                return _hang(Verdict.MISMATCH, guilty, waits, ring=edges)
-        return _hang(Verdict.CYCLE, ring, waits, ring=edges)
-    return None
+        cause = _cause_of_ring(rank_calls, ring, edges)
+        named |= set(ring)
+        causes.append(cause)
+    return causes
+
+
+def _cause_of_ring(rank_calls: Mapping[int, RankCalls], ring: tuple[int, ...], edges: tuple[Edge, ...]) -> Cause:
+    if any(not edge.call.is_message for edge in edges):
+        calls = {edge.rank: edge.call for edge in edges}
+        guilty = deviants(calls, {rank: rank_calls[rank].calls for rank in calls})
+        guilty = _others_than_most(calls) or guilty
+        if guilty:
+            return Cause(Verdict.MISMATCH, tuple(sorted(guilty)), ring=edges)
+    return Cause(Verdict.CYCLE, ring, ring=edges)
 
 
 def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
@@ -117,9 +163,34 @@ def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
     return [rank for rank, call in calls.items() if call.kind != kinds[0][0]]
 
 
-def _late(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    late = [rank for rank in _roots(waits) if _presence(rank_calls, rank) is Presence.ALIVE]
-    return _hang(Verdict.LATE, late, waits) if late else None
+def _late(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[Cause]:
+    roots = _independent_roots(rank_calls, waits, before)
+    late = [rank for rank in roots if _presence(rank_calls, rank) is Presence.ALIVE]
+    return [Cause(Verdict.LATE, tuple(late))] if late else []
+
+
+def _independent_roots(rank_calls: Mapping[int, RankCalls], waits: Waits, before: Sequence[Cause]) -> list[int]:
+    """The roots that none of the causes before explains.
+
+    Beside these a rank is innocent whose last call failed, as calls do where the other end is gone; that took part in a call that
+    does not fit; whose calls are complete but for the transfer; or that may wait in a call that is not recorded.
+    """
+    roots = sorted(_roots(waits))
+    if not before:
+        return roots
+    explained = {rank for cause in before for rank in (*cause.ranks, *(cause.conflict.calls if cause.conflict else ()))}
+    return [
+        rank
+        for rank in roots
+        if rank not in explained and rank not in waits.in_transfer and not _may_follow(rank_calls.get(rank))
+    ]
+
+
+def _may_follow(rank: RankCalls | None) -> bool:
+    """Return whether what a rank does may follow from what another one did."""
+    if rank is None:
+        return False
+    return rank.may_wait or (bool(rank.calls) and rank.calls[-1].state is CallState.FAILED)
 
 
 def _roots(waits: Waits) -> set[int]:
@@ -130,14 +201,3 @@ def _roots(waits: Waits) -> set[int]:
 
 def _presence(rank_calls: Mapping[int, RankCalls], rank: int) -> Presence:
     return rank_calls[rank].presence if rank in rank_calls else Presence.EMPTY
-
-
-def _hang(
-    verdict: Verdict,
-    guilty: Sequence[int],
-    waits: Waits,
-    conflict: Conflict | None = None,
-    ring: tuple[Edge, ...] = (),
-) -> Hang:
-    hops = hops_to(waits.targets(), guilty)
-    return Hang(verdict, tuple(sorted(guilty)), waits.edges, hops, conflict, ring)

@@ -9,7 +9,7 @@ call, or have it queued behind one that waits. A rank waits for *all* ranks of a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pptrace.hang_diagnosis.calls import ANY_PEER, Call, CallState, Presence, RankCalls, Stream
@@ -45,10 +45,15 @@ class Waits:
 
     def targets(self) -> dict[int, set[int]]:
         """Rank → the ranks that it waits for."""
-        targets_of: dict[int, set[int]] = defaultdict(set)
-        for edge in self.edges:
-            targets_of[edge.rank].update(edge.waits_for)
-        return dict(targets_of)
+        return targets_of(self.edges)
+
+
+def targets_of(edges: Iterable[Edge]) -> dict[int, set[int]]:
+    """Rank → the ranks that it waits for."""
+    targets: dict[int, set[int]] = defaultdict(set)
+    for edge in edges:
+        targets[edge.rank].update(edge.waits_for)
+    return dict(targets)
 
 
 def find_waits(ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]] = ()) -> Waits:

@@ -8,7 +8,7 @@ from typing import Any
 from pptrace.hang_diagnosis.calls import Call, Presence
 from pptrace.hang_diagnosis.conflicts import Conflict
 from pptrace.hang_diagnosis.graph import shortest_ring
-from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict
+from pptrace.hang_diagnosis.verdict import Cause, Diagnosis, Hang, Verdict
 from pptrace.marks import P2P
 
 _MAX_LINES = 6
@@ -21,13 +21,20 @@ def sentence(diagnosis: Diagnosis) -> str:
     hang = diagnosis.hang
     if hang is None:
         return f"no verdict: {diagnosis.reason}"
-    blame = {
-        Verdict.MISSING: _missing,
-        Verdict.LATE: _late,
-        Verdict.CYCLE: _cycle,
-        Verdict.MISMATCH: _mismatch,
-    }[hang.verdict](diagnosis, hang)
-    return f"{hang.verdict}: {blame}{_only_waiting(hang)}"
+    blames: list[str] = []
+    for cause, previous in zip(hang.causes[:_MAX_LINKS], (None, *hang.causes), strict=False):
+        describe = {
+            Verdict.MISSING: _missing,
+            Verdict.LATE: _late,
+            Verdict.CYCLE: _cycle,
+            Verdict.MISMATCH: _mismatch,
+        }[cause.verdict]
+        prefix = "" if previous is not None and previous.verdict is cause.verdict else f"{cause.verdict}: "
+        blames.append(prefix + describe(diagnosis, cause))
+    more = {rank for cause in hang.causes[_MAX_LINKS:] for rank in cause.ranks}
+    if more:
+        blames.append(f"so {'is' if len(more) == 1 else 'are'} {rank_text(more)}")
+    return "; ".join(blames) + _only_waiting(hang)
 
 
 def lines(hang: Mapping[str, Any]) -> list[str]:
@@ -76,7 +83,7 @@ def _ranges(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = index
 
 
-def _missing(diagnosis: Diagnosis, hang: Hang) -> str:
+def _missing(diagnosis: Diagnosis, cause: Cause) -> str:
     def describe(rank: int) -> str:
         rank_calls = diagnosis.ranks.get(rank)
         if rank_calls is None:
@@ -84,10 +91,10 @@ def _missing(diagnosis: Diagnosis, hang: Hang) -> str:
         reason = f" ({rank_calls.note})" if rank_calls.note else ""
         return f"{'gone' if rank_calls.presence is Presence.GONE else 'missing'}{reason}"
 
-    return _joined(hang.ranks, describe)
+    return _joined(cause.ranks, describe)
 
 
-def _late(diagnosis: Diagnosis, hang: Hang) -> str:
+def _late(diagnosis: Diagnosis, cause: Cause) -> str:
     def describe(rank: int) -> str:
         rank_calls = diagnosis.ranks[rank]
         if rank_calls.where:
@@ -95,7 +102,7 @@ def _late(diagnosis: Diagnosis, hang: Hang) -> str:
         last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else "having made none"
         return f"outside of any communication call, {last}"
 
-    return _joined(hang.ranks, describe)
+    return _joined(cause.ranks, describe)
 
 
 def _joined(ranks: Sequence[int], describe: Callable[[int], str]) -> str:
@@ -111,24 +118,24 @@ def _joined(ranks: Sequence[int], describe: Callable[[int], str]) -> str:
     return "; ".join([*parts, f"and {left} more ranks"] if left else parts)
 
 
-def _cycle(_: Diagnosis, hang: Hang) -> str:
-    targets = {edge.rank: set(edge.waits_for) for edge in hang.ring}
-    ring = shortest_ring(targets, hang.ranks)
-    calls = {edge.rank: edge.call for edge in hang.ring}
+def _cycle(_: Diagnosis, cause: Cause) -> str:
+    targets = {edge.rank: set(edge.waits_for) for edge in cause.ring}
+    ring = shortest_ring(targets, cause.ranks)
+    calls = {edge.rank: edge.call for edge in cause.ring}
     links = [f"rank {rank} in {calls[rank]}" for rank in ring if rank in calls]
     shown = ", ".join(links[:_MAX_LINKS]) + (f" and {len(links) - _MAX_LINKS} more" if len(links) > _MAX_LINKS else "")
-    return f"{rank_text(hang.ranks)} wait for each other: {shown}"
+    return f"{rank_text(cause.ranks)} wait for each other: {shown}"
 
 
-def _mismatch(_: Diagnosis, hang: Hang) -> str:
-    if hang.conflict is None:
-        calls = {edge.rank: edge.call for edge in hang.ring}
-        guilty_calls = ", ".join(f"{rank_text([rank])} is in {calls[rank]}" for rank in hang.ranks if rank in calls)
+def _mismatch(_: Diagnosis, cause: Cause) -> str:
+    if cause.conflict is None:
+        calls = {edge.rank: edge.call for edge in cause.ring}
+        guilty_calls = ", ".join(f"{rank_text([rank])} is in {calls[rank]}" for rank in cause.ranks if rank in calls)
         others = ", ".join(
-            f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MAX_LINKS] if rank not in hang.ranks
+            f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MAX_LINKS] if rank not in cause.ranks
         )
         return f"{guilty_calls}, out of the order that it kept before" + (f", while {others}" if others else "")
-    return _conflict(hang.conflict, hang.ranks)
+    return _conflict(cause.conflict, cause.ranks)
 
 
 def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:

@@ -306,6 +306,82 @@ def test_the_lines_join_ranks_that_wait_alike() -> None:
     assert rank_text([3]) == "rank 3"
 
 
+GROUPS = [Group(str(number), (2 * number, 2 * number + 1), f"dp{number}") for number in range(8)]
+"""Of ranks 12 and 13, and of 14 and 15, among others."""
+
+
+def waiting(rank: int, kind: str = "all_reduce") -> RankCalls:
+    return RankCalls(rank, (blocking(kind, 3, group=GROUPS[rank // 2]),))
+
+
+def test_of_two_ranks_that_differ_from_their_groups_both_are_guilty() -> None:
+    ranks = [waiting(rank, "barrier" if rank in (12, 14) else "all_reduce") for rank in range(12, 16)]
+    history = {
+        rank: tuple(call("all_reduce", seq, group=GROUPS[rank // 2]) for seq in range(3)) for rank in range(12, 16)
+    }
+    diagnosis = diagnose([replace(rank, calls=(*history[rank.rank], *rank.calls)) for rank in ranks])
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (12, 14))
+    assert sentence(diagnosis) == (
+        "mismatch: collective #3 of group dp6 is barrier on rank 12 but all_reduce on rank 13; "
+        "collective #3 of group dp7 is barrier on rank 14 but all_reduce on rank 15; ranks 13 and 15 only wait, 1 hop away"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict", "words"),
+    [
+        (
+            RankCalls(12, presence=Presence.GONE),
+            RankCalls(14, presence=Presence.GONE),
+            "missing",
+            "ranks 12 and 14 are gone",
+        ),
+        (RankCalls(12, presence=Presence.GONE), RankCalls(14), "missing", "rank 12 is gone; late: rank 14 is outside"),
+        (RankCalls(12), RankCalls(14), "late", "ranks 12 and 14 are outside"),
+    ],
+)
+def test_guilty_ranks_of_every_kind_are_named(first: RankCalls, second: RankCalls, verdict: str, words: str) -> None:
+    ranks = [first, waiting(13), second, waiting(15)]
+    diagnosis = diagnose(ranks)
+    assert verdict_of(ranks) == (verdict, (12, 14))
+    assert f"{verdict}: {words}" in sentence(diagnosis)
+    assert sentence(diagnosis).endswith("ranks 13 and 15 only wait, 1 hop away")
+
+
+def test_every_cycle_is_named_and_none_that_waits_for_a_rank_to_blame() -> None:
+    other = [replace(rank, rank=rank.rank + 4) for rank in ring_of_sends(0, 1)]
+    other = [replace(rank, calls=(replace(rank.calls[0], peer=9 - rank.rank),)) for rank in other]
+    two = diagnose([*ring_of_sends(0, 1), *other])
+    assert two.hang is not None
+    assert (two.hang.verdict, two.hang.ranks) == (Verdict.CYCLE, (0, 1, 4, 5))
+    assert sentence(two).count("wait for each other") == 2
+    assert sentence(two).count("cycle:") == 1
+    lost = RankCalls(2, presence=Presence.GONE)
+    also = [
+        replace(rank, calls=(*rank.calls, blocking("barrier", 1, group=Group("7", (0, 1, 2)))))
+        for rank in ring_of_sends(0, 1)
+    ]
+    assert verdict_of([*also, lost]) == ("missing", (2,))
+
+
+def test_beside_a_cause_no_rank_is_named_whose_state_may_follow_from_it() -> None:
+    lost = [RankCalls(12, presence=Presence.GONE), waiting(13), waiting(15)]
+    failed = RankCalls(14, (call("all_reduce", 2, CallState.FAILED, GROUPS[7]),))
+    assert verdict_of([*lost, failed]) == ("missing", (12,))
+    assert verdict_of([*lost, RankCalls(14, may_wait=True)]) == ("missing", (12,))
+    assert diagnose([*lost, RankCalls(14)], is_stuck=False).hang == diagnose([*lost, failed]).hang
+    odd = [replace(waiting(12, "barrier"), rank=12), waiting(13)]
+    gone = RankCalls(13, odd[1].calls, Presence.GONE)
+    third = RankCalls(11, (blocking("recv", 0, peer=13),))
+    hang = diagnose([odd[0], gone, third]).hang
+    assert hang is not None
+    assert hang.verdict is Verdict.MISMATCH
+    assert [cause.verdict for cause in hang.causes] == [Verdict.MISMATCH], (
+        "13 ended because of the call that does not fit"
+    )
+
+
 def test_no_op_of_the_paper_execution_is_over_before_all_its_ranks_are_at_it() -> None:
     op = Op("barrier", (0, 1), "world", 0)
     run = Execution([[op], [op]], {1: 0})

@@ -118,6 +118,27 @@ def test_calls_that_failed_with_a_rank_that_was_killed_are_waits_for_it(tmp_path
     )
 
 
+def test_a_late_rank_beside_another_cause_is_named_only_where_others_wait_longer_than_they_often_do(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path)
+    for sequence in range(4):
+        for rank in range(3):
+            job.post(rank, "all_reduce", sequence)
+        time.sleep(0.1)
+        for rank in range(3):
+            job.finish(rank)
+    job.post(0, "all_reduce", 4)
+    time.sleep(0.22)
+    ends = {1: KILLED}
+    for usual, guilty in ((True, (1,)), (False, (1, 2))):
+        diagnosis = job.watch.diagnose(ends, usual=usual)
+        assert verdict_of(diagnosis) == ("missing", guilty)
+        assert ("late: rank 2 is outside of any communication call" in sentence(diagnosis)) != usual
+    assert job.verdict_at_end(ends) == ("missing", (1,)), "rank 2 may be about to come"
+    assert job.verdict_at_end({1: KILLED, 2: KILLED}) == ("missing", (1, 2))
+
+
 def test_a_rank_that_was_stopped_or_killed_holds_up_the_calls_that_all_have_queued(tmp_path: Path) -> None:
     job = reduce_on_devices(tmp_path, 0, 1, 2)
     time.sleep(0.25)

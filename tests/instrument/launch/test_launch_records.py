@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from instrument.launch.launcher import RunResult, _launch_config, describe_ranks
-from instrument.launch.monitor import find_cause, progress_line
+from instrument.launch.monitor import find_causes, progress_line
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter, read_record, record_path, write_json
@@ -92,12 +92,12 @@ def failed(rank: int, at: int, error: str) -> RankRecord:
     return replace(RECORD, rank=rank, state=State.FAILED, failed_at_ns=at, error=error)
 
 
-def test_the_cause_is_the_first_failure_that_is_no_lost_connection() -> None:
+def test_the_causes_are_all_failures_that_are_no_lost_connections_the_first_one_first() -> None:
     lost = failed(0, 10, "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1")
     raised = failed(1, 20, "ValueError: boom")
     later = failed(2, 30, "ValueError: boom too")
-    assert find_cause([later, lost, raised]) is raised
-    assert find_cause([lost]) is lost
+    assert find_causes([later, lost, raised]) == [raised, later]
+    assert find_causes([lost, replace(lost, rank=3, failed_at_ns=20)]) == [lost]
 
 
 def test_ranks_that_ended_alike_share_a_line_and_the_cause_is_not_repeated(tmp_path: Path) -> None:
@@ -107,10 +107,21 @@ def test_ranks_that_ended_alike_share_a_line_and_the_cause_is_not_repeated(tmp_p
         replace(failed(1, 5, "ValueError: boom"), steps_seen=1),
         *(replace(RECORD, rank=rank, state=State.OK, note="1 step seen") for rank in (2, 3, 4)),
     )
-    assert describe_ranks(RunResult(tmp_path, RunEnd(Status.FAILED, 1), ranks, cause=1)) == [
+    assert describe_ranks(RunResult(tmp_path, RunEnd(Status.FAILED, 1), ranks, causes=(1,))) == [
         "rank 0 failed: RuntimeError: Connection closed by peer [127.0.0.1]:1 (2 steps; its trace is kept)",
         "rank 1 failed (1 step; no trace)",
         "ranks 2 to 4: 1 step seen",
+    ]
+
+
+def test_errors_of_several_causes_are_not_repeated_unless_another_rank_had_them_too(tmp_path: Path) -> None:
+    ranks = (failed(0, 5, "ValueError: boom"), failed(1, 6, "KeyError: 7"), failed(2, 9, "KeyError: 7"))
+    assert describe_ranks(RunResult(tmp_path, RunEnd(Status.FAILED, 1), ranks, causes=(0, 1))) == [
+        "rank 0 failed (0 steps; no trace)",
+        "ranks 1 to 2 failed: KeyError: 7 (0 steps; no trace)",
+    ]
+    assert describe_ranks(RunResult(tmp_path, RunEnd(Status.FAILED, 1), ranks, causes=(0, 1, 2))) == [
+        "ranks 0 to 2 failed (0 steps; no trace)"
     ]
 
 
