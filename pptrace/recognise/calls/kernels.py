@@ -1,8 +1,9 @@
 """Communication calls that a kernel or copy carries: those around its launch, else those that its thread called before it.
 
 Calls of a batch (``batch_isend_irecv``, coalescing managers) launch nothing themselves: the kernel that the thread launches
-next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say; where it was launched
-before the recording began, its call counts as made then, so that no recorded step has it.
+next carries them all. What a kernel does whose call was not recorded, its own arguments or its name say. Of kernels that were
+launched before the recording began, and that have no arguments, nothing tells group or size: where the rank's calls were
+recorded they are none of these, and device time alone.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
     index, call = _carried(kernels, calls)
     is_alone = np.ones(len(kernels.row), dtype=np.bool_)
     is_alone[index] = False
-    alone = np.flatnonzero(
-        is_alone & (kernels.kind != 0)
-    )  # not a copy in addition to what a call asks for, as of a wait
+    is_alone &= kernels.kind != 0  # not a copy in addition to what a call asks for, as of a wait
+    if len(index):
+        is_alone &= ~kernels.is_earlier | (args.rows_of(kernels.row) >= 0)
+    alone = np.flatnonzero(is_alone)
     joined = join_calls([calls, _calls_of_kernels(kernels, alone, args)])
     index, call = np.append(index, alone), np.append(call, len(calls) + np.arange(len(alone)))
     order = np.lexsort((call, index))
@@ -47,13 +49,14 @@ def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
 class _Kernels:
     """The kernels and copies that communicate, in the order of their launches: events, their launchers (−1: not recorded) and
     what their names tell. A copy is of no kind. ``posted_ns`` is when their call was made, as far as that is known: their start
-    where it is not.
+    where it is not. ``is_earlier``: before the recording began.
     """
 
     row: Int64
     launch_ns: Int64
     is_launched: npt.NDArray[np.bool_]
     posted_ns: Int64
+    is_earlier: npt.NDArray[np.bool_]
     thread: Int64
     start_ns: Int64
     end_ns: Int64
@@ -72,11 +75,13 @@ class _Kernels:
         kinds = np.array([CODE_OF_KIND[kind_of_kernel(events.names[each])] for each in names.tolist()], dtype=np.int64)
         hints = np.array([HINTS.index(hint_of_kernel(events.names[each])) for each in names.tolist()], dtype=np.int64)
         is_kernel = events.category[rows] == Category.KERNEL
+        is_earlier = _are_earlier(events, rows, launchers)
         return cls(
             row=rows,
             launch_ns=launch_ns,
             is_launched=launchers >= 0,
-            posted_ns=_posted_ns(events, rows, launchers),
+            posted_ns=_posted_ns(events, rows, launchers, is_earlier),
+            is_earlier=is_earlier,
             thread=events.thread[launchers] if len(rows) else rows,
             start_ns=events.start_ns[rows],
             end_ns=events.ends_of(rows),
@@ -86,18 +91,22 @@ class _Kernels:
         )
 
 
-def _posted_ns(events: Events, rows: Int64, launchers: Int64) -> Int64:
-    """Launch times; of launches that were not recorded the start, or before all events where they were before the recording.
+def _are_earlier(events: Events, rows: Int64, launchers: Int64) -> npt.NDArray[np.bool_]:
+    """Mark the kernels that were launched before the recording.
 
     Correlation ids count the calls of a process, so that a smaller one than that of every recorded call was given before them.
     """
-    posted: Int64 = np.where(launchers >= 0, events.start_ns[launchers], events.start_ns[rows])
     numbers = events.correlation[(events.category == Category.RUNTIME) & (events.correlation >= 0)]
-    if len(numbers) and len(rows):
-        number = events.correlation[rows]
-        is_earlier = (launchers < 0) & (number >= 0) & (number < numbers.min())
-        posted = np.where(is_earlier, events.start_ns.min() - 1, posted)
-    return posted
+    number = events.correlation[rows]
+    least = numbers.min(initial=np.iinfo(numbers.dtype).max) if len(numbers) else 0
+    earlier: npt.NDArray[np.bool_] = (launchers < 0) & (number >= 0) & (number < least)
+    return earlier
+
+
+def _posted_ns(events: Events, rows: Int64, launchers: Int64, is_earlier: npt.NDArray[np.bool_]) -> Int64:
+    """Launch times; of launches that were not recorded the start, or before all events where they were before the recording."""
+    posted: Int64 = np.where(launchers >= 0, events.start_ns[launchers], events.start_ns[rows])
+    return np.where(is_earlier, events.start_ns.min() - 1, posted) if len(rows) else posted
 
 
 def _calls_of_kernels(kernels: _Kernels, alone: Int64, args: CommArgs) -> Slice:

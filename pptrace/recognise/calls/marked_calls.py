@@ -48,7 +48,7 @@ def calls_with_marks(
     described_ns = (marks.start_ns[described], marks.end_ns[described])
     outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]
     if not len(marks.calls):
-        return _with_groups_of_cpp(outside.reset_index(drop=True), {}, metadata)
+        return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
     mark_of_call = _range_of(outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]])
     recorded = np.full(len(watched), -1)
@@ -57,10 +57,24 @@ def calls_with_marks(
     recorded[first_of] = is_within[first]
     succeeded = _succeeded(watched, metadata)
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
-    unmarked = _with_groups_of_cpp(outside[mark_of_call < 0], _groups_of_workers(table), metadata)
+    unmarked = _as_hooks_describe(outside[mark_of_call < 0], metadata)
+    unmarked = _with_groups_of_cpp(unmarked, _groups_of_workers(table), metadata)
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+
+
+def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
+    """The calls of groups that hooks know with what these say of them: one group is described in one way, whoever calls.
+
+    DDP's buckets name the default group, as the profiler describes it; what else is called in that group is described by hooks.
+    """
+    changed = {}
+    for name, column in _columns_of_groups(calls["group_id"].to_numpy(dtype=object), metadata).items():
+        is_known = (column != "") & (calls["group_id"] != "").to_numpy()
+        if is_known.any():
+            changed[name] = np.where(is_known, column, calls[name].to_numpy())
+    return calls.assign(**changed).astype({name: calls[name].dtype for name in changed}) if changed else calls
 
 
 def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bool_]:

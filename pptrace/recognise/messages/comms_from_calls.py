@@ -191,8 +191,13 @@ def _key(group: Group) -> str:
 
 
 def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
-    """A group of the whole world is what the pipeline's messages use where they have no group of their own."""
+    """A group of the whole world is what the pipeline's messages use where they have no group of their own.
+
+    A barrier of all ranks is of no axis, whatever else their group is used for.
+    """
     axis = groups.axes.get(group, UNKNOWN)
+    if kind == "barrier" and group.size > 1 and group.size == groups.world_size:
+        return "world"
     if kind in P2P and axis in ("world", UNKNOWN):
         return UNKNOWN if group in groups.rings else "pp"
     return hint or axis if axis == UNKNOWN else axis
