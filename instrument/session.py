@@ -92,6 +92,11 @@ class Session:
         self._close_step_range()
         self._num_steps += 1
 
+    def restart_step(self) -> None:
+        """Begin the step that began last anew: what it held so far was no part of a step."""
+        self._close_step_range()
+        self.begin_step()
+
     def _close_step_range(self) -> None:
         if self._step_range is not None:
             self._step_range.__exit__(None, None, None)

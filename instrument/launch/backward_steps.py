@@ -109,12 +109,15 @@ def _leaves(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
 class BackwardSteps:
     """Calls ``begins`` when training begins, and ``ends`` between two steps, until :meth:`detach`.
 
-    What goes wrong in here takes it out, with one line.
+    A pass that is captured into a graph (``is_captured``) is none. What goes wrong in here takes it out, with one line.
     """
 
-    def __init__(self, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    def __init__(
+        self, begins: Callable[[], None], ends: Callable[[], None], is_captured: Callable[[], bool] = lambda: False
+    ) -> None:
         self._begins = begins
         self._ends = ends
+        self._is_captured = is_captured
         self._trained = TrainedTensors()
         self._depth = 0
         self._complete = False  # a backward pass of the step that runs now has ended
@@ -128,7 +131,8 @@ class BackwardSteps:
 
     def look(self) -> None:
         """Look at the begin or end of what is no part of a backward pass: a forward, or the script."""
-        self._guarded(self._look)
+        if not self._is_captured():
+            self._guarded(self._look)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -139,7 +143,7 @@ class BackwardSteps:
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            if not self._originals or torch.compiler.is_compiling():
+            if not self._originals or torch.compiler.is_compiling() or self._is_captured():
                 return original(*args, **kwargs)
             self._depth += 1
             try:

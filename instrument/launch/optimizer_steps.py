@@ -3,7 +3,8 @@
 A step ends when the optimizer has stepped. Where an iteration steps several optimizers, it ends with the last of them:
 the one seen last before the first steps again. A step of an optimizer inside that of another (wrappers) is part of it.
 Until an optimizer of torch's has stepped, and for ever where none does, the backward passes tell the steps: not every
-optimizer that a script makes is stepped, or stepped where Python sees it.
+optimizer that a script makes is stepped, or stepped where Python sees it. A step that is captured into a CUDA graph is made by
+each replay of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch.optim import Optimizer
 
 from instrument.adapters.calls import Call
 from instrument.launch.backward_steps import BackwardSteps
+from instrument.launch.graph_replays import GraphReplays
+from instrument.launch.iteration_rule import IterationRule
 from instrument.recorder import Range, Recorder
 from pptrace.marks import P2P, SpanKind
 
@@ -36,39 +39,7 @@ class Steps(Protocol):
 
     def end_step(self) -> None: ...
 
-
-class IterationRule:
-    """Decides, from the order in which optimizers step, after which of them an iteration ends."""
-
-    def __init__(self) -> None:
-        self._first: int | None = None
-        self._last: int | None = None  # of the iteration before: the one to wait for
-        self._latest: int | None = None
-        self._ended = False
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether optimizers have stepped in an iteration whose end was not announced."""
-        return self._latest is not None and not self._ended
-
-    def before(self, optimizer: int) -> bool:
-        """Return whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
-        if optimizer != self._first:
-            return False
-        late = not self._ended
-        self._last = self._latest
-        self._ended = False
-        return late
-
-    def after(self, optimizer: int) -> bool:
-        """Return whether the iteration ends with this optimizer's step."""
-        if self._first is None:
-            self._first = self._last = optimizer
-        self._latest = optimizer
-        if optimizer == self._last and not self._ended:
-            self._ended = True
-            return True
-        return False
+    def restart_step(self) -> None: ...
 
 
 class MessageWatch:
@@ -103,7 +74,10 @@ class OptimizerSteps:
         self._range: Range | None = None
         self._unwrapped: Any = Optimizer.profile_hook_step
         self._scaled: Any = GradScaler.step
-        self._backward: BackwardSteps | None = BackwardSteps(self.begin, self._next_step)
+        self._graphs = GraphReplays(self._before_replay, self._after)
+        self._backward: BackwardSteps | None = BackwardSteps(
+            self.begin, self._next_step, lambda: self._graphs.capturing
+        )
         self._forward = register_module_forward_pre_hook(self._before_forward)
         self._compile = torch.compile
         torch.compile = self._watch_compile()
@@ -117,6 +91,7 @@ class OptimizerSteps:
         self._attached = False
         self._leave_forward()
         self.ignore_backward()
+        self._graphs.detach()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
         GradScaler.step = self._scaled  # type: ignore[method-assign]
 
@@ -126,13 +101,18 @@ class OptimizerSteps:
         return 0 if self._backward is None else self._backward.num_passes
 
     @property
+    def num_replays(self) -> int:
+        """Replays of graphs in which none of the optimizers stepped."""
+        return self._graphs.num_replays
+
+    @property
     def begun(self) -> bool:
         """Return whether a module ran forward, or anything else of a step began."""
         return self._begun
 
     def begin_whole(self, optimizer: object) -> None:
         """A wrapper's step begins: the steps of optimizers inside, however many, are part of it."""
-        if self._attached:
+        if self._attached and not self._is_captured():
             self._before(optimizer)
 
     def end_whole(self, optimizer: object, *, stepped: bool) -> None:
@@ -161,7 +141,7 @@ class OptimizerSteps:
                 self._leave_forward()
 
     def _before_forward(self, *_: object) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._graphs.capturing:
             return
         self.begin()
         if self._backward is not None:
@@ -192,7 +172,7 @@ class OptimizerSteps:
 
         @functools.wraps(scaled)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not (self._attached and scaler.is_enabled()) or torch.compiler.is_compiling():
+            if not (self._attached and scaler.is_enabled()) or torch.compiler.is_compiling() or self._is_captured():
                 return scaled(scaler, optimizer, *args, **kwargs)
             self._before(optimizer)
             try:
@@ -209,7 +189,7 @@ class OptimizerSteps:
 
         @functools.wraps(hooked)
         def observed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not self._attached:
+            if not self._attached or self._is_captured():
                 return hooked(optimizer, *args, **kwargs)
             closure = args[0] if args else kwargs.get("closure")
             self._before(optimizer)
@@ -225,6 +205,25 @@ class OptimizerSteps:
             return result
 
         return observed
+
+    def _is_captured(self) -> bool:
+        """Return whether the step of an optimizer is captured into a graph, whose replays make it."""
+        self._graphs.note_update()
+        return self._graphs.capturing
+
+    def _before_replay(self, graph: object) -> None:
+        """Begin a replay of a graph that holds a step; what came before the first one, the capture, is no part of it."""
+        if self._depth:
+            return
+        self.ignore_backward()
+        if self._graphs.has_new:
+            self._graphs.has_new = False
+            self._rule = IterationRule()
+            if self._begun:
+                self._steps.restart_step()
+        self.begin()
+        if self._rule.before(id(graph)):
+            self._next_step()
 
     def begin(self) -> None:
         """Step 0 begins, unless it has begun."""

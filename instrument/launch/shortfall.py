@@ -9,6 +9,13 @@ THEIRS = "the script's own torch.profiler"
 
 def describe_activity(hooks: OptimizerSteps) -> str:
     """Describe what a script without a step did, as far as the hooks saw it."""
+    if hooks.num_replays:
+        replays = (
+            "a CUDA graph was replayed"
+            if hooks.num_replays == 1
+            else f"CUDA graphs were replayed {hooks.num_replays} times"
+        )
+        return f"{replays}, in which no torch optimizer had stepped when they were captured"
     if hooks.num_backwards:
         passes = "a backward pass" if hooks.num_backwards == 1 else f"{hooks.num_backwards} backward passes"
         return f"{passes} ran, followed by no step of a torch optimizer and no change of parameters or gradients"

@@ -38,9 +38,12 @@ class StepTimes:
         self._pending: deque[tuple[int, Any, Any]] = deque()
 
     def begin(self) -> None:
-        """A step begins now."""
+        """A step begins now; one that had begun and not ended begins anew."""
         if self._is_full:
             return
+        if len(self._start) > len(self._end):
+            self._start.pop()
+            self._recorded = [step for step in self._recorded if step < len(self._start)]
         step = len(self._start)
         if self._is_recording():
             self._recorded.append(step)

@@ -282,6 +282,21 @@ class TracedSession(Session):
         if self.num_steps not in self._recorded and not self._window.whole_run:
             self.save()
 
+    def restart_step(self) -> None:
+        """Begin the step anew; what was recorded of it is dropped where it is the first, else a step of its own in the trace."""
+        profiler = self._profiler
+        if profiler is None or self._started is None or not profiler.recording:
+            super().restart_step()
+        elif self._window.whole_run or self.num_steps > self._recorded.start:
+            self.end_step()
+            self.begin_step()
+        else:
+            self._close_step_range()
+            with self._hold(), self._saving:
+                profiler.discard()
+            self._started = None
+            self.begin_step()
+
     @property
     def _is_script_profiling(self) -> bool:
         return self._script_profilers is not None and self._script_profilers.running

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument import session
-from instrument.launch.optimizer_steps import IterationRule, OptimizerSteps
+from instrument.launch.iteration_rule import IterationRule
+from instrument.launch.optimizer_steps import OptimizerSteps
 from instrument.launch.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
 from instrument.recorder import Range, Recorder
