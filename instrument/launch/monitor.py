@@ -152,14 +152,16 @@ class Monitor:
         return record.state is State.FAILED or is_silent
 
     def _ended_by_itself(self, record: RankRecord) -> bool:
-        """Return whether a rank has ended, and not because it was told to after another one's end."""
+        """Return whether a rank has ended, and was not stopped after another one's end."""
         if record.state is State.FAILED:
             return True
-        told = (-signal.SIGTERM, 128 + signal.SIGTERM)
-        is_told = (
-            record.state is State.STOPPED or record.rank in self.forced or self.exit_codes.get(record.rank) in told
+        terminated = (-signal.SIGTERM, 128 + signal.SIGTERM)
+        was_stopped = (
+            record.state is State.STOPPED
+            or record.rank in self.forced
+            or self.exit_codes.get(record.rank) in terminated
         )
-        return record.local_rank in self._dead and not is_told
+        return record.local_rank in self._dead and not was_stopped
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         if local_rank not in self._pidfds:

@@ -57,7 +57,7 @@ class Profiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Things recorded besides ranges and the device.
+    """Things recorded in addition to ranges and the device.
 
     ``memory`` are all allocations and releases of tensors; ``shapes`` those of the inputs of operators, which alone name the
     peers of gloo's messages where there are no hooks. ``operators`` is asked when recording is prepared: without them it costs a

@@ -50,7 +50,8 @@ class RecordingReport:
 
     ``low_ns`` to ``high_ns`` is the 90 % interval of the prediction, ``error`` predicted / unrecorded − 1, ``slowdown``
     recorded / (unrecorded, else predicted). ``figures`` are whose figures the report has, ``unrecorded`` or ``recorded``.
-    ``slowed_after`` is how much longer the steps after the recording took than those before it (1: as long).
+    ``reason`` says why nothing is predicted, None where something is. ``slowed_after`` is how much longer the steps after the
+    recording took than those before it (1: as long).
     """
 
     recorded_step_ns: int | None = None
@@ -68,6 +69,7 @@ class RecordingReport:
     slowed_after: float | None = None
     figures: str = "recorded"
     as_recorded: AsRecorded | None = None
+    reason: str | None = None
     audit: None = None
 
     @property

@@ -194,6 +194,8 @@ def _length(report: Report, step: StepReport) -> str:
     length_ns, span = step.length_ns or 0, ""
     if step.outside is not None and abs(length_ns - (step.span_ns or 0)) >= _WORTH_NAMING * length_ns:
         span = f" ({_ms(step.span_ns or 0)} ms of it the pipeline's span)"
+        if (step.span_ns or 0) > length_ns:
+            span = f" (its pipeline spans {_ms(step.span_ns or 0)} ms, into the next step)"
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
     if not 0 < len(traced) < num_ranks:

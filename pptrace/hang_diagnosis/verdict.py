@@ -72,7 +72,7 @@ def diagnose(ranks: Sequence[RankCalls], *, is_stuck: bool = True) -> Diagnosis:
 
     Args:
         is_stuck: whether the run had the time to get where its causes leave it; else a rank that is elsewhere may be about to
-            come, and is no cause beside others.
+            come, and is no cause where there is another.
     """
     rank_calls = {rank.rank: rank for rank in ranks}
     conflicts = find_conflicts(ranks)

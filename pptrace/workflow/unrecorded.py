@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.recording_parts import RecordingReport
@@ -31,8 +32,15 @@ _DOUBT, _DOUBT_OF_TRACE = 0.02, 0.05
 """Error of the replay (90 %): with a cost that fits measured steps, and with one that the trace alone shows."""
 
 
-_MOST_APART = 1.5
+_MOST_APART = 1.1
 """Largest ratio of steps by their marks and by their ops: marks that hold more have the start of a recorder in them."""
+_MARKS_APART = (
+    "marks of steps are longer than the steps by their ops: they hold the start of a recorder, or other waits"
+)
+_NO_COST = (
+    "the traces do not tell what recording an event costs: fewer than 200 operators inside operators, times in whole "
+    "microseconds, or no host events"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,17 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     recorded = _typical(steps)
     typical = analysis.report.typical_step
     length = None if typical is None else typical.length_ns
-    if recorded is None or (length is not None and recorded > _MOST_APART * length):
-        return Undone(block)
+    if recorded is None:
+        return Undone(replace(block, reason="no step begins and ends in the traces"))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
+    prediction = _Prediction.of(analysis, known, steps) if known and not as_recorded else None
+    recorded = recorded if prediction is None else prediction.recorded_step
+    if length is not None and recorded > _MOST_APART * length:
+        return Undone(replace(block, reason=_MARKS_APART))
     block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
-    if not known or as_recorded:
-        return Undone(block)
-    return _Prediction.of(analysis, known, steps).undone(block, measured)
+    if prediction is None:
+        return Undone(replace(block, reason="the recorded figures are asked for" if as_recorded else _NO_COST))
+    return prediction.undone(block, measured)
 
 
 def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
@@ -82,11 +94,15 @@ class _RankSteps:
 
 
 def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
-    """The steps of each rank by their marks, else from their first op to their last."""
+    """The steps of each rank, as the periods of the report are: from their first op, or without a pipeline their mark, to the end
+    of the last range in them. Ops that a device ran are no moments of its host: there the marks are what there is.
+    """
     ops = analysis.data.ops
-    marks = rows_among(ops["kind"], ("STEP",))
-    rows = rows_where(ops, marks if marks.any() else rows_among(ops["kind"], COMPUTE_KINDS))
-    bounds = rows.groupby(["rank", "step"], as_index=False).agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    is_compute, marks = rows_among(ops["kind"], COMPUTE_KINDS), rows_among(ops["kind"], ("STEP",))
+    by_ops = is_compute.any() and not (marks.any() and rows_among(ops["clock"], ("device",)).any())
+    begins = rows_where(ops, is_compute if by_ops else marks).groupby(["rank", "step"])["start_ns"].min()
+    ends = rows_where(ops, marks if marks.any() else is_compute).groupby(["rank", "step"])["end_ns"].max()
+    bounds = pd.DataFrame({"begin": begins, "end": ends}).dropna().astype("int64").reset_index()
     return {
         int(str(rank)): _RankSteps(
             of_rank["step"].to_numpy(), of_rank["begin"].to_numpy(), int(of_rank["end"].iloc[-1])
@@ -96,17 +112,18 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
 
 
 def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
-    """The median time from the start of a step to that of the next one, or the end of the last; a step begins where it first
-    does.
+    """The median time from the start of a step to that of the next one, of an even number the lower one, as the periods of a
+    report are: a step begins where it first does, and the last one ends where the rank ends it that began it.
     """
-    first: dict[int, int] = {}
+    first: dict[int, tuple[int, int]] = {}
     for of_rank in steps.values():
         for step, begin in zip(of_rank.steps.tolist(), of_rank.begin_ns.tolist(), strict=True):
-            first[step] = min(begin, first.get(step, begin))
+            first[step] = min((begin, of_rank.end_ns), first.get(step, (begin, of_rank.end_ns)))
     if not first:
         return None
-    first.setdefault(max(first) + 1, max(of_rank.end_ns for of_rank in steps.values()))
-    return int(np.median([first[step + 1] - begin for step, begin in first.items() if step + 1 in first]))
+    first[max(first) + 1] = first[max(first)][1], 0
+    lengths = sorted(first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first)
+    return lengths[(len(lengths) - 1) // 2]
 
 
 def _ratio(value: int | None, to: int | None) -> float | None:
@@ -134,9 +151,14 @@ class _Prediction:
         bounds = {rank: _StepNodes.of(graph, graphs[rank], graph.position[rank], steps[rank]) for rank in recordings}
         return cls(graph, recordings, bounds, analysis)
 
+    @property
+    def recorded_step(self) -> int:
+        """The typical step as it was recorded, to the end of the device's work, ns."""
+        return self._step(self.graph.time_ns)
+
     def undone(self, block: RecordingReport, measured: UnrecordedSteps) -> Undone:
         """The block with the prediction, and the corrections where the step is another than the recorded one."""
-        recorded, unrecorded = self._step(self.graph.time_ns), measured.typical_ns
+        recorded, unrecorded = self.recorded_step, measured.typical_ns
         scale = 1.0 if unrecorded is None else self._scale_for(measured, unrecorded)
         comes = self.graph.replay(scale)
         predicted = self._step(comes)
