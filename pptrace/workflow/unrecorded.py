@@ -33,9 +33,12 @@ _DOUBT, _DOUBT_OF_TRACE = 0.02, 0.05
 
 
 _MOST_APART = 1.1
-"""Largest ratio of steps by their marks and by their ops: marks that hold more have the start of a recorder in them."""
+"""Largest ratio of steps by their marks and by their ops: marks that hold more have the start of a recorder in them, and a host
+that runs ahead ends them early.
+"""
 _MARKS_APART = (
-    "marks of steps are longer than the steps by their ops: they hold the start of a recorder, or other waits"
+    "marks of steps are not as long as the steps by their ops: they hold the start of a recorder, or the host runs ahead; record "
+    "more steps"
 )
 _NO_COST = (
     "the traces do not tell what recording an event costs: fewer than 200 operators inside operators, times in whole "
@@ -67,7 +70,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps) if known and not as_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step
-    if length is not None and recorded > _MOST_APART * length:
+    if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
     block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
     if prediction is None:
