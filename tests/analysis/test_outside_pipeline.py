@@ -7,10 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pandas as pd
 import pytest
 
+import pptrace
 from pptrace.analysis.result import Report, StepReport
+from pptrace.errors import UsageError
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
 
@@ -159,3 +162,72 @@ def test_a_slow_loader_of_one_rank_before_a_barrier_is_that_ranks(tmp_path: Path
     assert step is not None
     assert (step.period_ns or 0) / 1000 == pytest.approx(median(between), rel=0.2)
     assert 0.5 * 80 * MS < (finding.gain_ns or 0) < 1.2 * 80 * MS
+
+
+def test_what_is_free_is_what_a_script_of_ten_lines_finds() -> None:
+    """Of each rank, step and axis but pp: transfers behind its last op, until its pipeline's window ends, without compute."""
+    run = pptrace.load(SAMPLES / "mesh_pp2_tp2_cp2_dp2", as_recorded=True)
+    ops, comms = run.ops[run.ops.kind.isin(["F", "B"])], run.comms[run.comms.axis != "pp"]
+    total = 0
+    for window in run.analysis.windows:
+        for rank in window.ranks:
+            last = ops[(ops["rank"] == rank) & (ops.step == window.step)].end_ns.max()
+            rows = comms[(comms["rank"] == rank) & (comms.step == window.step) & (comms["match"] >= 0)]
+            free = (rows.transfer_end_ns.clip(upper=window.end_ns) - rows.transfer_start_ns.clip(lower=last)).clip(
+                lower=0
+            )
+            (entry,) = [
+                of for step in run.report.steps if step.step == window.step for of in step.ranks if of.rank == rank
+            ]
+            assert {comm.free_ns for comm in entry.comms if comm.axis == "pp"} <= {0}
+            assert sum(comm.free_ns or 0 for comm in entry.comms) == pytest.approx(free.sum(), abs=2)
+            total += int(free.sum())
+    assert total > 10 * MS
+
+
+def test_an_ideal_outside_the_pipeline_gains_its_mean_and_leaves_the_span() -> None:
+    run = pptrace.load(SAMPLES / "uneven_p4", as_recorded=True)
+    mean = np.mean([outside(step).get(("optimizer", "rank 0"), 0) for step in run.report.steps])
+    (scenario,) = run.whatif(ideals="outside=optimizer").result.scenarios
+    result = run.whatif(ideals="outside=optimizer").result
+    assert scenario.gain_ns == int(mean)
+    assert scenario.period_ns == (result.measured_period_ns or 0) - int(mean)
+    assert scenario.low_ns == scenario.span_ns == scenario.high_ns
+    with pytest.raises(UsageError, match="outside its pipeline this run has data, optimizer, other"):
+        run.whatif(ideals="outside=barrier")
+
+
+def test_exposed_communication_without_a_pipeline_is_a_finding_by_axis(tmp_path: Path) -> None:
+    rows = [
+        (rank, step, kind, 100 * step + start, 100 * step + end)
+        for step in range(6)
+        for rank in (0, 1)
+        for kind, start, end in (("STEP", 0, 100), ("all_reduce", 40, 70))
+    ]
+    table = pd.DataFrame(rows, columns=["rank", "step", "kind", "start_us", "end_us"]).assign(axis="", dp_rank=0)
+    table.loc[table.kind == "all_reduce", "axis"] = "dp"
+    table.dp_rank = table["rank"]
+    table.to_csv(tmp_path / "ops.csv", index=False)
+    report = load([tmp_path / "ops.csv"], cache=False).report
+    (finding,) = [found for found in report.findings if found.evidence["cause"] == "communication"]
+    assert (finding.gain_ns, finding.evidence["where"], finding.evidence["share"]) == (30_000, {"axis": "dp"}, 0.3)
+    assert finding.detail.startswith("by axis: dp 100%")
+
+
+def test_two_runs_that_differ_outside_their_pipelines_differ_by_their_periods(tmp_path: Path) -> None:
+    """Of the same pipelines an optimizer takes 10 ms in one and 30 in the other: marks of the steps tell when they end."""
+    runs = []
+    for name, longer in (("a", 10), ("b", 30)):
+        rows = []
+        for step in range(10):
+            at, length = (50.0 + longer) * step, 50 + longer
+            rows += [*pipeline(step, at), (0, step, "OPTIMIZER", at + 40, at + 40 + longer, None, None)]
+            rows += [(rank, step, "STEP", at, at + length, None, None) for rank in (0, 1)]
+        (tmp_path / name).mkdir()
+        report_of(tmp_path / name, rows)
+        runs.append(tmp_path / name / "ops.csv")
+    both = pptrace.compare(*runs)
+    assert (both.verdict, both.span.a_ns, both.span.b_ns) == ("slower", 60 * MS, 80 * MS)
+    parts = {(part.name, str(part.where.get("cause"))): part for part in both.result.parts}
+    optimizer = parts["cause", "outside optimizer"]
+    assert (optimizer.change_ns, optimizer.significant) == (20 * MS, True)

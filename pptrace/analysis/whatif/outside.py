@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,18 +57,17 @@ class OutsideTimes:
         gain = int(self.of_parts[part].mean())
         low, high = gain_interval(self.of_parts[part])
         name = f"outside={part}"
-        return Scenario(
-            **{
-                **{item: getattr(today, item) for item in Scenario.__slots__},
-                "name": f"ideal {name}",
-                "ideal": (name,),
-                "period_ns": self.period_ns - gain,
-                "span_ns": self.period_ns - (self.outside_ns or 0),
-                "low_ns": self.period_ns - (self.outside_ns or 0),
-                "high_ns": self.period_ns - (self.outside_ns or 0),
-                "gain_ns": gain,
-                "note": f"outside the pipeline, whose span stays{_interval(low, high)}",
-            }
+        span = self.period_ns - (self.outside_ns or 0)
+        return replace(
+            today,
+            name=f"ideal {name}",
+            ideal=(name,),
+            span_ns=span,
+            low_ns=span,
+            high_ns=span,
+            gain_ns=gain,
+            note=f"outside the pipeline, whose span stays{_interval(low, high)}",
+            period_ns=self.period_ns - gain,
         )
 
 
