@@ -390,3 +390,15 @@ def test_a_gain_over_many_steps_has_the_interval_of_its_mean_and_what_may_be_noi
     assert (jitter.gain_low_ns, jitter.gain_high_ns) == (100, 101)
     noise = [step_with(None, causes=(Cause("jitter", {}, 1000 if step == 3 else -20),)) for step in range(40)]
     assert find(noise, SCHEDULE) == ()
+
+
+def test_free_is_what_moves_uncovered_behind_the_last_op_while_the_pipeline_goes_on() -> None:
+    """The last op ends at 40, the pipeline at 90: of 20-110 that leaves 40-90, of which compute (an optimizer) covers 50-60."""
+    rows = (times(10, 20, 110, 110), times(20, 20, 110, 110) | {"kind": "send", "axis": "pp"})
+    behind = (np.array([40]), np.array([90]))
+    step = np.zeros(2, dtype=np.int64)
+    reduce, send = summarise_steps(comms_of(*rows), step, 1, union([0, 50], [30, 60]), behind=behind)[0]
+    assert (reduce.exposed_ns, reduce.free_ns) == (70, 40)
+    assert (send.exposed_ns, send.free_ns) == (70, 0)
+    (unknown,) = summarise_comms(comms_of(times(10, 20, 110, 110)), EMPTY)
+    assert unknown.free_ns is None, "there is no pipeline"

@@ -15,6 +15,7 @@ import pytest
 from pptrace.analysis.compare import student
 from pptrace.analysis.compare.bootstrap import (
     FEWEST_STEPS,
+    LASTING,
     RUN_TO_RUN,
     Typical,
     difference,
@@ -314,3 +315,11 @@ def test_few_steps_find_a_large_difference_and_seldom_one_that_is_not_there(num_
 
 def test_of_one_step_it_is_not_known_how_certain_it_is() -> None:
     assert typical_of_few(np.array([5.0])) == Typical(5)
+
+
+def test_two_steps_that_happen_to_be_equal_are_not_taken_to_be_exact() -> None:
+    same = typical_of_few(np.array([1e8, 1e8]))
+    found = relative_difference(same, typical_of_few(np.array([1.27e8, 1.27e8])))
+    assert found is not None
+    assert found.p > 0.05
+    assert log(1.27) > 1.96 * sqrt(2) * LASTING, "with what lasts alone it would be a difference"
