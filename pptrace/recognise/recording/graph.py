@@ -366,6 +366,8 @@ _COMPUTES = re.compile(r"^(?:aten::|autograd::|.*Backward)")
 """Operators that compute: a thread inside one waits for no other thread."""
 _MANY = 10
 _HAND_OVER_NS, _WAKE_NS = 2_000_000, 200_000
+_LATE_WAKE = 0.2
+"""Part of the time that a thread was idle by which it may go on after what it waited for."""
 
 
 def _handed_over(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int64]:
@@ -393,7 +395,8 @@ def _handed_over(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, In
     began = time[rows - 1]
     count, idle_before = _activity_since(boundaries, thread[other], began, time[rows])
     did_much = idle_before & (count >= _MANY) & (lag <= _HAND_OVER_NS)
-    ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & (lag <= _WAKE_NS)
+    woke_soon = lag <= np.maximum(_WAKE_NS, _LATE_WAKE * gaps[rows])  # late where threads wait for a core
+    ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & woke_soon
     computes = inside & named(events, _COMPUTES)[events.name_id[boundaries.event[rows]]]
     waited = on_main & ~computes & ~is_first[rows] & (did_much | ended_long)
     used = woken | waited

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock
 from pptrace.clock.result import ClockMethod
-from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.tables import COMMS, MEMORY, empty_table
 from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.correct import Correction, corrected
@@ -19,6 +19,7 @@ from pptrace.recognise.recording.graph import graph_of
 from pptrace.recognise.recording.replay import join_graphs
 from tests.support.extent import ALL
 from tests.support.recorded_program import Backward, Launch, Meet, Op, Python, Synchronise, run_programs
+from tests.support.synthetic import Event, make_trace
 
 COST = 4_000
 
@@ -159,3 +160,27 @@ def test_whatever_is_taken_out_nothing_ends_before_it_begins_or_runs_before_its_
     assert all(found.start_ns[row] >= launched[int(found.correlation[row])] for row in kernels.tolist())
     lasted = [sorted(events.dur_ns[events.category == Category.KERNEL].tolist()) for events in (recorded, found)]
     assert lasted[0] == lasted[1]
+
+
+def test_a_thread_that_waits_for_a_core_after_what_it_waited_for_still_waits_for_it() -> None:
+    """Operators that record much, then a barrier on a worker, after which the main thread gets a core 1.5 ms late."""
+    operators = [
+        Event(Category.CPU_OP, f"aten::op{index}", 10_000 * index, 10_000 * index + 9_000, thread=1)
+        for index in range(200)
+    ]
+    ends = 2_000_000 + 20_000_000
+    barrier = Event(Category.ANNOTATION, "gloo:barrier", 2_010_000, ends, thread=2)
+    later = Event(Category.CPU_OP, "aten::next", ends + 1_500_000, ends + 1_510_000, thread=1)
+    events = make_trace([*operators, barrier, later]).events
+    graph = graph_of(events, Boundaries.of(events), np.array([barrier.end, later.start]))
+    clock = Clock(ClockMethod.SAME_HOST, {0: 0}, 0)
+    joined = join_graphs({0: graph}, {0: COST}, empty_table(COMMS), clock)
+    comes = joined.replay(1.0)[joined.position[0]]
+    found = corrected(trace_of(events), Correction.of(graph, comes, COST)).events
+    of = dict(
+        zip((found.names[name] for name in found.name_id), zip(found.start_ns, found.end_ns, strict=True), strict=True)
+    )
+    assert of["aten::op199"][1] < operators[-1].end, "recording is taken out"
+    assert of["aten::next"][0] - of["gloo:barrier"][1] == pytest.approx(1_500_000, abs=2 * COST), (
+        "less what it recorded"
+    )
