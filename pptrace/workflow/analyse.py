@@ -60,6 +60,7 @@ from pptrace.processes import num_cpus
 from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
 from pptrace.recognise.messages.match_by_end_times import match_by_end_times
+from pptrace.recognise.messages.match_inside_ops import match_inside_ops
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
@@ -283,7 +284,7 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
-    comms = with_transfers(by_end_times.comms)
+    comms = with_transfers(match_inside_ops(by_end_times.comms, ops, run.mesh, clock))
     incomplete = lacking_ranks(run)
     return with_lanes(run, ops, comms, clock, predicted_volume(run), incomplete), by_end_times.warnings
 

@@ -8,7 +8,8 @@ from pptrace.analysis.compare.facts import core_wait_of, facts_of
 from pptrace.analysis.compare.figures import figures_of
 from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.analysis.compare.undisturbed import op_times
+from pptrace.analysis.compare.steadiness import steadiness_of
+from pptrace.analysis.compare.undisturbed import op_times, usual_plan
 from pptrace.analysis.result import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
@@ -37,7 +38,7 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
             "compared step by step; record some with pptrace run --steps 2:52, or mark them with pptrace.mark"
         )
     facts = facts_of(report, analysis.facts, analysis.run)
-    core_wait = core_wait_of(analysis.facts)
+    core_wait, costs = core_wait_of(analysis.facts), usual_plan(analysis.costs)
     return ComparedRun(
         figures,
         report.schedule.name,
@@ -45,10 +46,11 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         facts,
         report.warnings,
         core_wait,
-        op_times(analysis.costs),
+        op_times(costs),
         recording_of(report.steps, analysis.costs),
         str(path),
         _period(report),
+        steadiness_of(costs, figures.lengths),
     )
 
 

@@ -67,6 +67,20 @@ class Typical:
 
 
 @dataclass(frozen=True, slots=True)
+class Prior:
+    """Standard deviations, as shares, that are taken to be known before any step is seen: of a step from its likes, and of all
+    steps of a run together from those of another.
+    """
+
+    deviation: float = USUAL_DEVIATION
+    lasting: float = LASTING
+
+
+NOTHING_KNOWN = Prior()
+"""Of steps of which nothing but their lengths is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """B against A. ``p`` is the chance that a difference so large comes by itself, ``deviation`` that of the difference."""
 
@@ -104,17 +118,17 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
     )
 
 
-def typical_of_few(series: Int64) -> Typical:
+def typical_of_few(series: Int64, known: Prior = NOTHING_KNOWN) -> Typical:
     """The typical value of fewer than ``FEWEST_STEPS`` steps, ns: as uncertain as one of them, since they may be alike; of
     one step it is not known how uncertain.
     """
     middle, num_steps = int(_lower_median(series)), len(series)
     if num_steps < 2:
         return Typical(middle)
-    prior = _PRIOR_FREEDOM * (USUAL_DEVIATION * middle) ** 2
+    prior = _PRIOR_FREEDOM * (known.deviation * middle) ** 2
     freedom = num_steps - 1 + _PRIOR_FREEDOM
     variance = (float(((series - series.mean()) ** 2).sum()) + prior) / freedom
-    return Typical(middle, sqrt(variance), freedom, LASTING * middle)
+    return Typical(middle, sqrt(variance), freedom, known.lasting * middle)
 
 
 def relative_difference(a: Typical, b: Typical) -> Difference | None:

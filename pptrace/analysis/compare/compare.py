@@ -9,8 +9,6 @@ import numpy as np
 
 from pptrace.analysis.compare.bootstrap import (
     FEWEST_STEPS,
-    LASTING,
-    USUAL_DEVIATION,
     Typical,
     difference,
     holm,
@@ -172,7 +170,11 @@ def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> 
         least_a, least_b = a.least_disturbed(part.a), b.least_disturbed(part.b)
         if least_a is not None and least_b is not None:
             return least_a, least_b
-    of_a, of_b = a.typical(part.a), b.typical(part.b)
+    of_a, of_b = (
+        (a.typical_compute(part.a), b.typical_compute(part.b))
+        if part.name == COMPUTE
+        else (a.typical(part.a), b.typical(part.b))
+    )
     return None if of_a is None or of_b is None else (of_a, of_b)
 
 
@@ -182,17 +184,27 @@ def _shows(a: Series, b: Series) -> bool:
 
 
 def _too_few(a: Side, b: Side) -> Iterator[str]:
-    few = [
-        f"{side.name} has {'' if len(side.runs) == 1 else 'a run of '}{counted(side.fewest_steps, 'whole step')}"
-        for side in (a, b)
-        if side.fewest_steps < FEWEST_STEPS
-    ]
+    few = [side for side in (a, b) if side.fewest_steps < FEWEST_STEPS]
     if few:
-        yield (
-            f"little evidence: {' and '.join(few)}, and from {FEWEST_STEPS} on it shows how much steps vary; until then "
-            f"steps are taken to deviate by {USUAL_DEVIATION:.0%} like two more, and all of a run's by {LASTING:.0%} together, "
-            "so that only a large difference is one, and none of a part; record more, as with pptrace run --steps 2:52"
+        counts = listed(
+            f"{side.name} has {'' if len(side.runs) == 1 else 'a run of '}{counted(side.fewest_steps, 'whole step')}"
+            for side in few
         )
+        known: dict[str, list[str]] = {}
+        for side in few:
+            known.setdefault(_doubt(side), []).append(side.name)
+        doubts = ", ".join(f"those of {listed(names)} {doubt}" for doubt, names in known.items())
+        yield (
+            f"little evidence: {counts}, and from {FEWEST_STEPS} on it shows how much steps vary; until then they are taken to "
+            f"deviate like two more, {doubts}; record more, as with pptrace run --steps 2:52"
+        )
+
+
+def _doubt(side: Side) -> str:
+    """How much the steps of a side with few of them are taken to vary, in words."""
+    prior, is_by_ops = side.prior
+    by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
+    return f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})"
 
 
 def _not_in_turns(a: Side, b: Side, order: Order | None) -> Iterator[str]:

@@ -59,6 +59,12 @@ class StepFigures:
     def num_steps(self) -> int:
         return len(self.window)
 
+    @property
+    def lengths(self) -> Int64:
+        """The length of each step, by the best that is known of it."""
+        known = (self.period, self.span, self.window)
+        return next(series for series in known if series is not None)
+
 
 def figures_of(report: Report, data: AlignedRun) -> StepFigures:
     """The figures of a run's whole steps; without steps where it has none."""

@@ -11,11 +11,12 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import Typical, typical_of, typical_of_few
+from pptrace.analysis.compare.bootstrap import NOTHING_KNOWN, Prior, Typical, typical_of, typical_of_few
 from pptrace.analysis.compare.facts import Facts
 from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import Recording
+from pptrace.analysis.compare.steadiness import Steadiness
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
@@ -29,6 +30,7 @@ class ComparedRun:
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
     ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
+    ``steadiness`` is that of its ops, None where too few tell.
     ``period`` is its first and its last time, ns; None where it is not known.
     """
 
@@ -42,6 +44,7 @@ class ComparedRun:
     recording: Recording | None = None
     name: str = ""
     period: tuple[int, int] | None = None
+    steadiness: Steadiness | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -117,13 +120,33 @@ class Side:
 
     def typical_lengths(self, series: Series) -> list[Typical] | None:
         """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
+        return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in self._steadiness])
+
+    def typical_compute(self, series: Series) -> list[Typical] | None:
+        """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
+        return self._or_of_few(series, [None if of is None else of.of_ops for of in self._steadiness])
+
+    @property
+    def prior(self) -> tuple[Prior, bool]:
+        """(what is known of steps before they are seen, of the run of which least is; whether that is by its ops)."""
+        known = [run.steadiness.of_steps for run in self.runs if run.steadiness is not None]
+        if len(known) < len(self.runs):
+            return NOTHING_KNOWN, False
+        return max(known, key=lambda prior: prior.lasting), True
+
+    @property
+    def _steadiness(self) -> list[Steadiness | None]:
+        return [run.steadiness for run in self.runs]
+
+    def _or_of_few(self, series: Series, priors: Sequence[Prior | None]) -> list[Typical] | None:
+        """The typical values of a series, of runs with few steps by what is known of each before."""
         typical = self.typical(series)
         if typical is None:
             return None
         parts = map(self._known, self._of_runs(series))
         return [
-            typical_of_few(part) if of_run.deviation is None else of_run
-            for of_run, part in zip(typical, parts, strict=True)
+            of_run if known is None or of_run.deviation is not None else typical_of_few(part, known)
+            for of_run, part, known in zip(typical, parts, priors, strict=True)
         ]
 
     def least_disturbed(self, series: Series) -> list[Typical] | None:

@@ -94,13 +94,16 @@ def _level_of(values: Floats | Int64, level: float) -> Floats:
     return at
 
 
-def op_times(plans: tuple[MeasuredCosts, ...]) -> OpTimes | None:
-    """The times of the plan that most steps of a run have; None where no step has one, or not all pipelines have all steps."""
+def usual_plan(plans: tuple[MeasuredCosts, ...]) -> MeasuredCosts | None:
+    """The costs of the plan that most steps of a run have; None where no step has one."""
     known = [costs for costs in plans if len(costs.step) and costs.plan is not None]
-    if not known:
+    return max(known, key=lambda part: len(np.unique(part.step)), default=None)
+
+
+def op_times(costs: MeasuredCosts | None) -> OpTimes | None:
+    """The times of ops and messages of a plan; None without one, or where not all pipelines have all steps."""
+    if costs is None or costs.plan is None:
         return None
-    costs = max(known, key=lambda part: len(np.unique(part.step)))
-    assert costs.plan is not None
     pipelines = tuple(costs.of_pipelines())
     if len({costs.step[windows].tobytes() for windows in pipelines}) != 1:
         return None

@@ -178,20 +178,17 @@ def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
     return place, members[place] == ranks
 
 
-def waits_for_peers(
-    rank: int, pipeline: Sequence[int], comms: Slice, window: Int64, starts: Int64 | None = None
-) -> Slice:
+def waits_for_peers(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64, ops: Slice | None = None) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready.
 
-    ``starts`` are those of the rank's ops, which tell whether it went on while its sends waited (:func:`_goes_on`).
+    ``ops`` are the rank's, which tell which of its sends held it up (:func:`_holds_up`).
     """
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     # What was posted ahead holds up nobody before its rank asks for it: a peer that came by then was in time.
     is_held &= comms["transfer_start_ns"] > np.maximum(comms["start_ns"], comms["asked_ns"])
-    if starts is not None:
-        of_sends = is_held & comms.among("kind", ("send",)) & (comms["asked_ns"] <= comms["start_ns"])
-        if _goes_on(comms.only(("start_ns", "end_ns", "transfer_start_ns")).where(of_sends), starts):
-            is_held &= ~of_sends
+    if ops is not None:
+        of_sends = np.flatnonzero(is_held & comms.among("kind", ("send",)))
+        is_held[of_sends] = _holds_up(comms.only(_OF_SENDS).where(of_sends), ops, comms["start_ns"])
     held, window = comms.only(("peer", MOVED, "transfer_start_ns")).where(is_held), window[is_held]
     peer, known = _places_of(pipeline, held["peer"])
     columns = {
@@ -204,15 +201,36 @@ def waits_for_peers(
     return Slice({name: column[known] for name, column in columns.items()})
 
 
+_OF_SENDS = ("start_ns", "end_ns", "transfer_start_ns", MOVED)
 _GOES_ON = 0.1
-"""Share of sends that wait for their readers while an op of their rank begins, from which on sends hold up no rank."""
+"""Share of sends that wait for their readers while an op of their rank begins, from which on posting a send holds up no rank."""
+_AT_ONCE, _AT_ONCE_NS = 0.1, 1_000_000
+"""A rank that waited for a send goes on within this part of the wait and this time."""
 
 
-def _goes_on(sends: Slice, starts: Int64) -> bool:
-    """Return whether a rank begins ops while its sends wait for their readers: then none of them held it up."""
-    until = np.minimum(sends["transfer_start_ns"], sends["end_ns"])
-    first, last = (np.searchsorted(np.sort(starts), times) for times in (sends["start_ns"], until))
-    return bool((first < last).sum() > _GOES_ON * len(sends))
+def _holds_up(sends: Slice, ops: Slice, posted: Int64) -> Bool:
+    """Mask of the sends that hold up their rank.
+
+    Of a rank that begins ops while its sends wait for their readers those hold it up that it asks for later, as torch's 1F1B
+    does before it posts the next: it does nothing when the reader comes, and goes on as soon as the send is over.
+
+    Args:
+        sends: that their readers kept waiting.
+        ops: of the rank.
+        posted: times at which it posted any communication.
+    """
+    starts, ends = np.sort(ops["start_ns"]), np.sort(ops["end_ns"])
+    ready, freed = sends["transfer_start_ns"], sends[MOVED]
+    first, last = (np.searchsorted(starts, times) for times in (sends["start_ns"], np.minimum(ready, sends["end_ns"])))
+    if (first < last).sum() <= _GOES_ON * len(sends):
+        return np.ones(len(sends), dtype=np.bool_)
+    ended = np.searchsorted(ends, ready, side="right")
+    is_idle = np.searchsorted(starts, ready) <= ended
+    free = np.maximum(np.append(ends, NEVER)[ended - 1] if len(ends) else sends["start_ns"], sends["start_ns"])
+    begun = np.append(np.sort(np.concatenate((starts, posted))), NEVER)
+    goes_on = begun[np.searchsorted(begun, freed)] - freed
+    holds: Bool = is_idle & (ended > 0) & (goes_on <= np.maximum(_AT_ONCE * (freed - free), _AT_ONCE_NS))
+    return holds
 
 
 def _messages_of(table: PlanTable, ends: Slice, is_send: Bool) -> Int64:

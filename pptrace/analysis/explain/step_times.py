@@ -215,7 +215,7 @@ class RankTimes:
             ops,
             tails,
             received_messages(table, comms, window_of_comms),
-            waits_for_peers(rank, pipeline, comms, window_of_comms, measured["start_ns"]),
+            waits_for_peers(rank, pipeline, comms, window_of_comms, measured),
             _starved_between(lane, measured),
             lane.exposed,
             collections,

@@ -32,17 +32,35 @@ Floats = npt.NDArray[np.float64]
 
 
 def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Mapping[Place, Int64]:
-    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
+    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns.
+
+    What a stage costs more because one of its ranks is slower than its replicas is that rank's.
+    """
     gains: dict[Place, Int64] = {}
     num_stages = {costs.table.num_stages for costs in plans}
     typical = [costs.typical_cells for costs in plans]
-    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
-        scaled = [_with_stage_as_others(costs, of_cells, stage) for costs, of_cells in zip(plans, typical, strict=True)]
-        gains["stage", stage] = _gains(plans, measured, scaled)
+    durations, lengths = [costs.durations for costs in plans], measured
     if (rank := _slowest_rank(plans, typical)) is not None:
-        scaled = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
-        gains["rank", rank] = _gains(plans, measured, scaled)
+        of_rank = [
+            _with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)
+        ]
+        gains["rank", rank] = _gains(plans, measured, of_rank)
+    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
+        if rank is not None and any(_has_stage(costs, rank, stage) for costs in plans):
+            durations = of_rank
+            lengths = [step_lengths(costs, ns, costs.transfers) for costs, ns in zip(plans, durations, strict=True)]
+        scaled = [
+            _with_stage_as_others(costs, of_cells, stage, ns)
+            for costs, of_cells, ns in zip(plans, typical, durations, strict=True)
+        ]
+        gains["stage", stage] = _gains(plans, lengths, scaled)
     return gains
+
+
+def _has_stage(costs: MeasuredCosts, rank: int, stage: int) -> bool:
+    """Return whether ops of a stage are a rank's."""
+    of_stage = costs.table.rank[costs.table.stage == stage]
+    return bool((costs.ranks[:, of_stage] == rank).any())
 
 
 def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
@@ -104,7 +122,7 @@ def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) ->
     return int(excess.argmax()) if excess.max() > 0 else None
 
 
-def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> Int64:
+def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int, durations: Int64) -> Int64:
     """The durations, those of a stage shortened as much as its typical ones exceed those of the others."""
     cells, of_row = costs.cells
     cost, usual = _usual_of_stage(costs, typical, stage)
@@ -112,7 +130,7 @@ def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int) -> 
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
     )
-    return _rounded(costs.durations * factor[of_row])
+    return _rounded(durations * factor[of_row])
 
 
 def _replicas(costs: MeasuredCosts, typical: Floats) -> Floats:

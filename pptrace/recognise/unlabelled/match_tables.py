@@ -137,14 +137,11 @@ def _comms(recognised: RecognisedRank, match: RankMatch, assignment: Assignment)
 
 
 def _messages(recognised: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows of COMMS. A send on the host's clock lies in a buffer when its posting is over."""
+    """Rows of COMMS."""
     calls = recognised.calls.iloc[messages.row]
-    posted = calls["posted_ns"].to_numpy()
-    buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
-    wait_start, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
-    start, copied = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
-    times = {"start_ns": start, "posted_ns": posted, "asked_ns": wait_start, "end_ns": end}
-    times |= {"transfer_start_ns": start, "transfer_end_ns": end}
+    times = {name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")}
+    times |= {"transfer_start_ns": times["start_ns"], "transfer_end_ns": times["end_ns"]}
+    copied = {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
     columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **copied, **times}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pptrace.analysis.explain.inner_waits import InnerWaits, collectives_in_ops, holds_of, inner_waits
 from pptrace.analysis.explain.rank_messages import (
@@ -163,8 +164,33 @@ def test_a_rank_that_begins_ops_while_its_sends_wait_is_held_up_by_none_of_them(
         (begins, 0),
         (begins + 59, 0),
     ):
-        waits = waits_for_peers(3, PIPELINE, comms, window, starts)
+        ops = Slice({"start_ns": starts, "end_ns": starts + 70})
+        waits = waits_for_peers(3, PIPELINE, comms, window, ops)
         assert len(waits) == 10 + of_sends
+
+
+@pytest.mark.parametrize(
+    ("op_ms", "next_ms", "num_held"),
+    [
+        pytest.param(30, 101, 10, id="idle when the reader comes, and on as soon as the send is over"),
+        pytest.param(70, 101, 0, id="in an op when the reader comes"),
+        pytest.param(30, 150, 0, id="on long after the send was over"),
+    ],
+)
+def test_a_send_that_a_rank_asks_for_after_an_op_holds_it_up(op_ms: int, next_ms: int, num_held: int) -> None:
+    """Sends of 100 ms whose readers come 60 ms late; the rank runs an op meanwhile, as torch's 1F1B does."""
+    begins = np.arange(10) * 1_000
+    row = dict(random_comms(random.Random(0))[0], axis="pp", match=4, peer=PIPELINE[0], kind="send")
+    rows = []
+    for begin in begins.tolist():
+        at, ready, end = (1_000_000 * (begin + ms) for ms in (0, 60, 100))
+        times = {"start_ns": at, "posted_ns": at, "asked_ns": at, "transfer_start_ns": ready}
+        rows.append({**row, **times, "end_ns": end, "transfer_end_ns": end})
+    starts = np.concatenate((begins - 20, begins + 1, begins + next_ms))
+    ends = np.concatenate((begins - 10, begins + op_ms, begins + next_ms + 50))
+    comms, window = comms_of(rows)
+    ops = Slice({"start_ns": 1_000_000 * starts, "end_ns": 1_000_000 * ends})
+    assert len(waits_for_peers(3, PIPELINE, comms, window, ops)) == num_held
 
 
 def sent_with(rows: Sequence[Row], row: Row) -> int:

@@ -15,7 +15,7 @@ import pytest
 from pptrace.analysis.stragglers import alike, hosts, messaging, noise, sequences
 from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps, nothing_held
 from pptrace.analysis.stragglers.noise import Noise
-from pptrace.analysis.stragglers.reason import measured_lengths, window_lengths
+from pptrace.analysis.stragglers.reason import measured_lengths, step_lengths, window_lengths
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -126,7 +126,7 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
         assert found is not None
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
-        as_others = alike._with_stage_as_others(costs, typical, stage)
+        as_others = alike._with_stage_as_others(costs, typical, stage, costs.durations)
         as_replicas = alike._with_rank_as_replicas(replace(costs, holds=nothing_held()), typical, rank)
         for window, row in np.ndindex(costs.durations.shape):
             cell, duration = cell_of(costs, row), int(costs.durations[window, row])
@@ -136,6 +136,23 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
             own = usual[int(costs.ranks[window, 0]), cell]
             factor = min(replicas[cell] / own, 1) if costs.ranks[window, table.rank[row]] == rank else 1
             assert as_replicas[window, row] == pytest.approx(duration * factor, abs=0.5)
+
+
+def test_what_a_stage_costs_more_because_of_one_of_its_ranks_is_that_ranks() -> None:
+    """The gains of a stage and of a rank that has it are together what both bring: none is counted twice."""
+    num_shared = 0
+    for seed in SEEDS:
+        costs = replace(random_costs(random.Random(seed), 2), holds=nothing_held())
+        typical = costs.typical_cells
+        stage, rank = alike._slowest_stage([costs], [typical]), alike._slowest_rank([costs], [typical])
+        if stage is None or rank is None or not alike._has_stage(costs, rank, stage):
+            continue
+        num_shared += 1
+        both = alike._with_stage_as_others(costs, typical, stage, alike._with_rank_as_replicas(costs, typical, rank))
+        measured, left = (step_lengths(costs, ops, costs.transfers) for ops in (costs.durations, both))
+        gains = alike.gains_of_places([costs], [measured])
+        assert (gains["stage", stage] + gains["rank", rank]).tolist() == (measured - left).tolist()
+    assert num_shared > 3
 
 
 def test_what_waits_for_a_rank_in_collectives_gets_shorter_as_its_own_pipeline_does_at_most() -> None:
