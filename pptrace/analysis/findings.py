@@ -107,7 +107,7 @@ def find(
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
     reasons = study.reasons
-    series = _without_explained(series, study)
+    series = _without_explained(series, study, _of_outside(steps, others))
     of_series = list(findings_of_series(series, steps)) if series else []
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
@@ -115,7 +115,7 @@ def find(
         plain = [step for step in steps if not step.has_pipeline]
         rest = (*of_series, *others, *_host_without_pipeline(plain), *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
-    span = sum(step.span_ns or 0 for step in explained)
+    span = _mean_length(explained) * len(explained)
     losses = _losses_of([step.causes or () for step in explained])
     has_devices = any(step.has_devices for step in explained)
     if has_devices:  # they tell what their hosts were late with
@@ -144,6 +144,13 @@ def find(
     structural = [_structural(losses["structural"], span, schedule)] if has_fill else []
     unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
     return (*findings, *_in_order(unordered))[:_MOST_FINDINGS]
+
+
+def _mean_length(steps: Sequence[StepReport]) -> int:
+    """The mean step, ns: from start to start, of those of which that is known, else the mean span."""
+    known = [step.period_ns for step in steps if step.period_ns is not None]
+    lengths = known or [step.span_ns or 0 for step in steps]
+    return sum(lengths) // len(lengths)
 
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -378,11 +385,22 @@ _EXPLAINED = 0.5
 """An outlier is none for the findings if reasons explain this part of its excess."""
 
 
-def _without_explained(series: StepSeries | None, study: Study) -> StepSeries | None:
-    """The series without the outliers that are long for a reason whose finding has their time already."""
+def _of_outside(steps: Sequence[StepReport], findings: Sequence[Finding]) -> Counter[int]:
+    """The time, ns, that each step has more than is usual of the parts outside the pipeline that have a finding."""
+    named = {finding.evidence["cause"] for finding in findings if "is_outside" in finding.evidence}
+    known = [step for step in steps if step.outside is not None]
+    of_steps = np.array([sum(part.ns for part in step.outside or () if part.part in named) for step in known])
+    more = of_steps - int(np.median(of_steps)) if len(known) else of_steps
+    return Counter(dict(zip((step.step for step in known), more.tolist(), strict=True)))
+
+
+def _without_explained(series: StepSeries | None, study: Study, outside: Counter[int]) -> StepSeries | None:
+    """The series without the outliers that are long for a reason whose finding has their time already, or by what they have
+    ``outside`` the pipeline.
+    """
     if series is None or not series.outliers:
         return series
-    of_step: Counter[int] = Counter()
+    of_step = Counter(outside)
     for reason in study.reasons:
         if reason.is_finding(series.median_ns) and len(study.steps) == len(reason.gains):
             of_step.update(dict(zip(study.steps, reason.gains.tolist(), strict=True)))

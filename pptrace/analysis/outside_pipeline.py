@@ -75,7 +75,14 @@ def with_periods(
     bounds = step_bounds(data.ops, {}, data.clock)
     timelines = _Timelines(data, outside)
     return tuple(
-        _with_period(step, of_step[step.step], of_step.get(step.step + 1, ()), bounds, timelines)
+        _with_period(
+            step,
+            of_step[step.step],
+            of_step.get(step.step - 1, ()),
+            of_step.get(step.step + 1, ()),
+            bounds,
+            timelines,
+        )
         if step.span_ns is not None and step.step in of_step
         else step
         for step in steps
@@ -96,28 +103,35 @@ def _marked_period(step: int, bounds: StepBounds) -> int | None:
 def _with_period(
     step: StepReport,
     windows: Sequence[StepWindow],
+    previous: Sequence[StepWindow],
     following: Sequence[StepWindow],
     bounds: StepBounds,
     timelines: _Timelines,
 ) -> StepReport:
-    """A step of pipelines; of the last one the period ends with the range of the rank that began it."""
+    """A step of pipelines; the last one ends with the range of the rank that began it, and what that rank usually does in such a
+    range before its first op is taken for what it did before the first op of the next step, which was not recorded.
+    """
     longest = max(windows, key=lambda window: window.span_ns)
+    lead_ns = lead_end = 0
     if following:
         next_one = min(following, key=_begins)
         rank, end = timelines.first_rank(next_one), next_one.start_ns
     else:
-        rank = timelines.first_rank(min(windows, key=_begins))
-        marked = bounds.end_ns.get((step.step, rank))
-        if marked is None or (step.has_devices and marked < longest.end_ns):  # a host that runs ahead marks no end
+        first = min(windows, key=_begins)
+        rank = timelines.first_rank(first)
+        marked, end = bounds.ranges_ns.get((step.step, rank), (0, 0))
+        before_ns = max((window.end_ns for window in previous), default=marked)
+        if not end or (step.has_devices and (marked < before_ns or end < longest.end_ns)):  # its host runs ahead
             return step
-        end = marked
+        lead_ns, lead_end = timelines.usual_lead(rank, bounds)
     parts = timelines.walk(rank, end, longest.end_ns)
     parts.update(timelines.walk(timelines.first_rank(longest), longest.start_ns, step.start_ns))
+    parts.update(timelines.walk(rank, lead_end, lead_end - lead_ns))
     if end < longest.end_ns:
         parts[OVERLAP, ()] += end - longest.end_ns
     outside = [OutsidePart(name, dict(where), ns) for (name, where), ns in parts.items()]
     ordered = sorted(outside, key=lambda part: (-part.ns, part.part))
-    return replace(step, period_ns=end - step.start_ns, outside=tuple(ordered))
+    return replace(step, period_ns=end + lead_ns - step.start_ns, outside=tuple(ordered))
 
 
 def _begins(window: StepWindow) -> tuple[int, int]:
@@ -161,9 +175,15 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         inside: the time in which pipelines run.
     """
     columns: list[tuple[Int64, Int64, Int64, Int64, list[str], list[str], Int64]] = []
+    communicates = union(rows.comms["start_ns"], rows.comms["end_ns"])
     for slice_ in (rows.spans, rows.ops):
         found = slice_.where(np.flatnonzero(slice_.among("kind", _FIRST)))
-        found = found.where(np.flatnonzero(_are_outside(found["start_ns"], found["end_ns"], inside)))
+        # A function that sums gradients has nothing to do where there are no replicas.
+        is_idle = found.among("kind", ("GRAD_SYNC",)) & (
+            lengths_within(communicates, found["start_ns"], found["end_ns"]) == 0
+        )
+        is_idle &= len(communicates) > 0
+        found = found.where(np.flatnonzero(_are_outside(found["start_ns"], found["end_ns"], inside) & ~is_idle))
         kinds = [str(kind) for kind in found["kind"]]
         weight = np.array([len(_FIRST) - _FIRST.index(kind) for kind in kinds], dtype=np.int64)
         names = [OF_SPANS.get(kind, COMPUTE) for kind in kinds]
@@ -238,6 +258,15 @@ class _Timelines:
             ops = self._data.part(rank, window.step).ops
             starts[rank] = int(ops["start_ns"].min()) if len(ops) else window.end_ns
         return min(starts, key=starts.__getitem__)
+
+    def usual_lead(self, rank: int, bounds: StepBounds) -> tuple[int, int]:
+        """(how long a rank's first op of a step usually begins after the step's range, such a begin); the lower median step."""
+        leads = []
+        for step, begin in ((step, begin) for (step, number), (begin, _) in bounds.ranges_ns.items() if number == rank):
+            starts = self._data.part(rank, step).ops["start_ns"]
+            if len(starts):
+                leads.append((max(int(starts.min()) - begin, 0), int(starts.min())))
+        return sorted(leads)[(len(leads) - 1) // 2]
 
     def walk(self, rank: int, at_ns: int, stop_ns: int) -> Counter[Named]:
         """The parts of the time from ``stop_ns`` to ``at_ns``, walked back from ``rank``."""

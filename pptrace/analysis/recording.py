@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from pptrace.model.tables import Int64
 _WARM_UP = 2
 _MOST_STEPS = 10
 """Unrecorded steps that are looked at on each side of the recorded ones."""
+_FEWEST_RECORDED = 3
+_ELSEWHERE, _MOST_ELSEWHERE = 0.03, 0.25
+"""Shares by which a typical step is another one where steps begin elsewhere; by more, the marks are not those of steps."""
 _SLOWED = 1.05
 """Steps after the recording that take this much longer than those before it were slowed by it."""
 _MEDIAN_DEVIATION, _MEDIAN_ERROR, _NORMAL_90 = 1.4826, 1.2533, 1.645
@@ -49,7 +52,8 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
     """The report with what recording did to the run.
 
     Where the step without it is hardly known, findings about hosts would be about the recorder: there is none. No finding gains
-    more than what the typical step is longer than its compute, spread evenly over the ranks.
+    more than what the typical step is longer than its compute, spread evenly over the ranks; of what comes in some steps alone
+    the mean step counts.
     """
     report, missing = replace(report, recording=recording), report.missing_evidence
     findings: Iterable[Finding] = report.findings
@@ -57,9 +61,11 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
         findings = [finding for finding in findings if finding.evidence.get("cause") != "host"]
         others = (entry for entry in missing if entry.findings != _OF_HOST)
         missing = (*others, MissingEvidence(_OF_HOST, _reason(recording)))
-    most = _most_gain(report.typical_step)
-    if most is not None:
-        findings = [_limited(finding, most) for finding in findings]
+    most, of_mean = _most_gain([report.typical_step]), _most_gain(report.steps)
+    if most is not None and of_mean is not None:
+        findings = [
+            _limited(finding, of_mean if _OF_SOME_STEPS & finding.evidence.keys() else most) for finding in findings
+        ]
     return with_verdict(replace(report, findings=tuple(findings), missing_evidence=missing))
 
 
@@ -69,18 +75,29 @@ _OF_HOST = ("host",)
 def _reason(recording: RecordingReport) -> str:
     half = recording.relative_error
     known = "is not known" if half is None else f"is known to ±{half:.0%} only"
-    return (
-        f"how long the step is without its recording {known}, so that nothing is said about hosts: `pptrace run` measures it; "
-        "record with less (no shapes, stacks or modules)"
-    )
+    if recording.unrecorded_step_ns is None:
+        cure = "`pptrace run` measures it; record with less (no shapes, stacks or modules)"
+    elif recording.settings.get("level") != "light":
+        cure = "record with less (pptrace run --record light), or more steps on a machine that does nothing else"
+    else:
+        cure = "take more steps on a machine that does nothing else"
+    return f"how long the step is without its recording {known}, so that nothing is said about hosts: {cure}"
 
 
-def _most_gain(step: StepReport | None) -> int | None:
-    """Excess of a step over the compute of its ranks, spread evenly; None where that is not known."""
-    if step is None or step.length_ns is None or not step.ranks:
-        return None
-    computes = [rank.compute_ns for rank in step.ranks if rank.compute_ns is not None]
-    return max(step.length_ns - sum(computes) // len(step.ranks), 0) if len(computes) == len(step.ranks) else None
+_OF_SOME_STEPS = {"reason", "steps", "step"}
+"""Evidence of findings on what may come in some steps alone."""
+
+
+def _most_gain(steps: Sequence[StepReport | None]) -> int | None:
+    """Excess of steps over the compute of their ranks, spread evenly: their mean, ns; None where that is known of none."""
+    excess = []
+    for step in steps:
+        if step is None or step.length_ns is None or not step.ranks:
+            continue
+        computes = [rank.compute_ns for rank in step.ranks if rank.compute_ns is not None]
+        if len(computes) == len(step.ranks):
+            excess.append(step.length_ns - sum(computes) // len(step.ranks))
+    return max(sum(excess) // len(excess), 0) if excess else None
 
 
 def _limited(finding: Finding, most: int) -> Finding:
@@ -92,10 +109,13 @@ def _limited(finding: Finding, most: int) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedSteps:
-    """Lengths of steps that were not recorded, ns: of those before the recording, and of those after it."""
+    """Lengths of steps that were not recorded, ns: of those before the recording, and of those after it; ``recorded`` are those
+    of the recorded ones, from start to start as the others.
+    """
 
     before: Int64
     after: Int64
+    recorded: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def typical_ns(self) -> int | None:
@@ -106,6 +126,18 @@ class UnrecordedSteps:
     def _like_before(self) -> Int64:
         is_slowed = (self.slowed_after or 1.0) > _SLOWED
         return self.before if is_slowed else np.concatenate((self.before, self.after))
+
+    def like(self, step_ns: int) -> UnrecordedSteps:
+        """The same lengths where steps begin elsewhere, so that the typical recorded one takes ``step_ns``: what does not come in
+        every step is in another one then.
+        """
+        if len(self.recorded) < _FEWEST_RECORDED:
+            return self
+        ratio = step_ns / float(np.median(self.recorded))
+        if not _ELSEWHERE < abs(ratio - 1) < _MOST_ELSEWHERE:
+            return self
+        scaled = (np.rint(steps * ratio).astype(np.int64) for steps in (self.before, self.after, self.recorded))
+        return UnrecordedSteps(*scaled)
 
     @property
     def doubt_ns(self) -> int:
@@ -130,7 +162,7 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:
     The length of a step is from its start to the next one's, without what the recorder did in between: the median of the ranks.
     The first steps and those that a recorder disturbed otherwise do not count.
     """
-    before, after = [], []
+    before, after, inside = [], [], []
     for of_rank in times:
         try:
             start, end = (np.array(of_rank[name], dtype=np.int64) for name in ("start_ns", "end_ns"))
@@ -145,7 +177,8 @@ def unrecorded_steps(times: Sequence[Mapping[str, Any]]) -> UnrecordedSteps:
         counts = (steps >= _WARM_UP) & ~np.isin(steps, disturbed)
         before.append(periods[counts & (steps < recorded[0])][-_MOST_STEPS:])
         after.append(periods[counts & (steps >= recorded[1])][:_MOST_STEPS])
-    return UnrecordedSteps(*(_median_of_ranks(of_ranks) for of_ranks in (before, after)))
+        inside.append(periods[counts & (steps >= recorded[0]) & (steps < recorded[1])])
+    return UnrecordedSteps(*(_median_of_ranks(of_ranks) for of_ranks in (before, after, inside)))
 
 
 def _median_of_ranks(of_ranks: Sequence[Int64]) -> Int64:

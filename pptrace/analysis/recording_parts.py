@@ -77,7 +77,13 @@ class RecordingReport:
         """Relative error of the predicted step; None where there is no prediction."""
         if not self.predicted_step_ns or self.low_ns is None or self.high_ns is None:
             return None
-        return max((self.high_ns - self.low_ns) / 2 / self.predicted_step_ns, abs(self.error or 0.0))
+        return (self.high_ns - self.low_ns) / 2 / self.predicted_step_ns
+
+    @property
+    def differs_otherwise(self) -> bool:
+        """Return whether measured unrecorded steps differ from the recorded ones by more than recording can cost."""
+        measured, low, high = self.unrecorded_step_ns, self.low_ns, self.high_ns
+        return measured is not None and low is not None and high is not None and not low <= measured <= high
 
     @property
     def is_too_uncertain(self) -> bool:

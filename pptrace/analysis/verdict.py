@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 from pptrace.analysis.step_parts import LATE_OPS, OUTSIDE, OUTSIDE_NAMES
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
@@ -34,6 +35,8 @@ def with_verdict(report: Report) -> Report:
 
 def _verdict(report: Report) -> str:
     sentence, series = _sentence(report), report.step_series
+    if not _speaks_of_hosts(report):
+        sentence = sentence.replace(_NAMES["host"], f"{_NAMES['host']} (the recorder's part of it is not known)")
     if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
     number = "1 step" if series.num_steps == 1 else f"{series.num_steps} steps"
@@ -58,11 +61,11 @@ def _sentence(report: Report) -> str:
         of_names = {_name(step, name).format(schedule=schedule.name): value for name, value in parts.items()}
         of_names = _with_reasons(of_names, _name(step, "host"), report.findings)
         shares = {name: value / (step.length_ns or 1) for name, value in of_names.items()}
-        largest = _largest(report.findings, step, len(steps), of_names)
+        largest = _largest(report.findings, step)
         of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
         rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
-    sentence = _without_causes(step, length, _largest(report.findings, step, len(steps)))
+    sentence = _without_causes(step, length, _largest(report.findings, step))
     return sentence if _speaks_of_hosts(report) else sentence.removeprefix(_LAUNCHING)
 
 
@@ -110,12 +113,18 @@ def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[
         if reason and finding.evidence.get("cause") == "host":
             explained = (of_host, _NAMES["unexplained"])
         if explained:
+            reason = _reason_name(str(reason), of_host)
             ns = finding.gain_ns or 0
             for name in explained:
                 taken = max(min(ns, left.get(name, 0)), 0)
                 left, ns = {**left, name: left.get(name, 0) - taken}, ns - taken
             apart[f"{reason}{_place(finding)}"] = max(finding.gain_ns or 0, 0) - ns
     return {**left, **apart}
+
+
+def _reason_name(reason: str, of_host: str) -> str:
+    """The name of a reason in the sentence: ops of hosts without devices are not launched."""
+    return _NAMES[LATE_OPS] if reason == LATE_LAUNCHES and of_host == _NAMES[LATE_OPS] else reason
 
 
 def _without_causes(step: StepReport, length: str, largest: str) -> str:
@@ -196,6 +205,8 @@ def _length(report: Report, step: StepReport) -> str:
         span = f" ({_ms(step.span_ns or 0)} ms of it the pipeline's span)"
         if (step.span_ns or 0) > length_ns:
             span = f" (its pipeline spans {_ms(step.span_ns or 0)} ms, into the next step)"
+    if (mean := _mean_ns(report, step)) >= (1 + _FAR_FROM_TYPICAL) * length_ns:
+        span = f", {_ms(mean)} on average{span}"
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
     if not 0 < len(traced) < num_ranks:
@@ -207,6 +218,18 @@ def _length(report: Report, step: StepReport) -> str:
     return (
         f"In the window of {whose}, the {noun} takes {_ms(length_ns)} ms{span} (in that of all ranks, as much or more)"
     )
+
+
+_FAR_FROM_TYPICAL = 0.05
+"""A mean step that takes so much longer than the typical one is named beside it."""
+
+
+def _mean_ns(report: Report, typical: StepReport) -> int:
+    """The mean of the steps whose lengths are measured as the typical one's is, ns."""
+    is_periodic = typical.period_ns is not None
+    lengths = [step.length_ns for step in report.steps if (step.period_ns is not None) == is_periodic]
+    known = [length for length in lengths if length is not None]
+    return sum(known) // max(len(known), 1)
 
 
 def _without_steps(device: Sequence[RankDevice]) -> str:
@@ -247,16 +270,10 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 _SHORTER = {_NAMES["jitter"]: "ops faster than usual"}
 
 
-def _largest(
-    findings: Sequence[Finding], step: StepReport, num_steps: int, of_names: Mapping[str, int] | None = None
-) -> str:
-    """Name the largest finding to act on, and what it would give back: not the schedule itself, nor the unexplained.
-
-    A cause is that of this step, as the shares before it (``of_names``) are, but no more than its finding where reasons explain a
-    part of it; what a replay says that a place gives back, and anything else, is a mean over the steps.
+def _largest(findings: Sequence[Finding], step: StepReport) -> str:
+    """Name the largest finding to act on, and what it would give back, as the finding says: not the schedule itself, nor the
+    unexplained.
     """
-    parts = step.span_parts or {}
-    are_explained = any("reason" in finding.evidence for finding in findings)
     gains: list[tuple[int, str]] = []
     for finding in findings:
         cause = str(finding.evidence.get("cause"))
@@ -264,20 +281,12 @@ def _largest(
         if finding.severity is Severity.INFO or is_unexplained:
             continue
         if of_some := _of_some_steps(finding):
-            gains.append((finding.gain_ns or 0, f"on average of {of_some}"))
-        elif _is_replayed(finding):
-            gains.append((finding.gain_ns or 0, f"of {_name(step, cause)}{_place(finding)}"))
+            what = f"on average of {of_some}"
         elif reason := finding.evidence.get("reason"):
-            gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
-        elif cause in parts:
-            name = _name(step, cause)
-            gain = (of_names or {}).get(name, parts[cause])
-            if are_explained:
-                gain = min(gain, finding.gain_ns or 0)
-            gains.append((gain, f"of {name}{_place(finding)}"))
+            what = f"of {_reason_name(str(reason), _name(step, 'host'))}{_place(finding)}"
         else:
-            average = "on average " if num_steps > 1 else ""
-            gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))
+            what = f"of {_name(step, cause) if cause in _NAMES else finding.title}{_place(finding)}"
+        gains.append((finding.gain_ns or 0, what))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
 

@@ -22,7 +22,10 @@ def recording_line(recording: RecordingReport | None) -> str:
     slowed = ""
     if (recording.slowed_after or 1.0) > _SLOWED:
         slowed = f"; steps after it took {recording.slowed_after:.2f} times as long as those before"
-    return f"{recorded}, {without}{_cost(recording)}{slowed}{whose}"
+    otherwise = ""
+    if recording.differs_otherwise:
+        otherwise = "; the measured ones differ by more than recording can cost: by other work on the machine, or by what they do"
+    return f"{recorded}, {without}{_cost(recording)}{otherwise}{slowed}{whose}"
 
 
 def _without(recording: RecordingReport) -> str:

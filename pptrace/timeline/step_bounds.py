@@ -16,14 +16,14 @@ from pptrace.slices import rows_among, rows_where
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """The first begin of each step on any rank, by its number, and the end of each step's range on each rank."""
+    """The first begin of each step on any rank, by its number, and the bounds of each step's range on each rank, by both."""
 
     begin_ns: Mapping[int, int]
-    end_ns: Mapping[tuple[int, int], int]
+    ranges_ns: Mapping[tuple[int, int], tuple[int, int]]
 
     def last_end_ns(self, step: int) -> int | None:
         """The latest end of a step's ranges."""
-        ends = [end for (number, _), end in self.end_ns.items() if number == step]
+        ends = [end for (number, _), (_, end) in self.ranges_ns.items() if number == step]
         return max(ends, default=None)
 
 
@@ -43,7 +43,7 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
     last = ranges.groupby(["rank", "step"])["end_ns"].max()
     of_ranks["end"] = last.reindex(pd.MultiIndex.from_frame(of_ranks[["rank", "step"]])).to_numpy(dtype=np.int64)
     begin_ns: dict[int, int] = {}
-    end_ns: dict[tuple[int, int], int] = {}
+    ranges_ns: dict[tuple[int, int], tuple[int, int]] = {}
     for number, of_rank in of_ranks.groupby("rank"):
         rank = int(str(number))
         done = DoneWork.of(work.get(rank), clock, rank)
@@ -54,8 +54,8 @@ def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock)
             strict=True,
         ):
             begin_ns[step] = min(begin, begin_ns.get(step, begin))
-            end_ns[step, rank] = end
-    return StepBounds(begin_ns, end_ns)
+            ranges_ns[step, rank] = begin, end
+    return StepBounds(begin_ns, ranges_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -72,7 +72,13 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     recorded = recorded if prediction is None else prediction.recorded_step
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
-    block = replace(block, recorded_step_ns=recorded, slowdown=_ratio(recorded, measured.typical_ns))
+    measured = measured.like(recorded)
+    block = replace(
+        block,
+        unrecorded_step_ns=measured.typical_ns,
+        recorded_step_ns=recorded,
+        slowdown=_ratio(recorded, measured.typical_ns),
+    )
     if prediction is None:
         return Undone(replace(block, reason="the recorded figures are asked for" if as_recorded else _NO_COST))
     return prediction.undone(block, measured)
@@ -89,11 +95,23 @@ def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankSteps:
-    """Begins of the steps of a rank, in order of their numbers, and when the last one ends, ns on the common clock."""
+    """Begins of the steps of a rank, in order of their numbers, and when the last one's range ends, ns on the common clock.
+
+    ``usual`` is the index of the step that begins as long after its range (``marked_ns``) as is usual. Not ``is_marked``: there
+    are no ranges, and the last step ends with its last op.
+    """
 
     steps: Int64
     begin_ns: Int64
+    usual: int
+    marked_ns: int
     end_ns: int
+    is_marked: bool
+
+    @property
+    def over_ns(self) -> int:
+        """When the step after the last one would begin: as long after that one's end as steps begin after their ranges do."""
+        return self.end_ns + max(int(self.begin_ns[self.usual]) - self.marked_ns, 0)
 
 
 def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
@@ -104,14 +122,16 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
     is_compute, marks = rows_among(ops["kind"], COMPUTE_KINDS), rows_among(ops["kind"], ("STEP",))
     by_ops = is_compute.any() and not (marks.any() and rows_among(ops["clock"], ("device",)).any())
     begins = rows_where(ops, is_compute if by_ops else marks).groupby(["rank", "step"])["start_ns"].min()
-    ends = rows_where(ops, marks if marks.any() else is_compute).groupby(["rank", "step"])["end_ns"].max()
-    bounds = pd.DataFrame({"begin": begins, "end": ends}).dropna().astype("int64").reset_index()
-    return {
-        int(str(rank)): _RankSteps(
-            of_rank["step"].to_numpy(), of_rank["begin"].to_numpy(), int(of_rank["end"].iloc[-1])
-        )
-        for rank, of_rank in bounds.groupby("rank")
-    }
+    ranges = rows_where(ops, marks if marks.any() else is_compute).groupby(["rank", "step"])
+    found = {"begin": begins, "marked": ranges["start_ns"].min(), "end": ranges["end_ns"].max()}
+    bounds = pd.DataFrame(found).dropna().astype("int64").reset_index()
+    steps = {}
+    for rank, of_rank in bounds.groupby("rank"):
+        begin, marked = of_rank["begin"].to_numpy(), of_rank["marked"].to_numpy()
+        usual = int(np.argsort(begin - marked, kind="stable")[(len(begin) - 1) // 2])
+        end, is_marked = int(of_rank["end"].iloc[-1]), bool(marks.any())
+        steps[int(str(rank))] = _RankSteps(of_rank["step"].to_numpy(), begin, usual, int(marked[usual]), end, is_marked)
+    return steps
 
 
 def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
@@ -121,10 +141,11 @@ def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
     first: dict[int, tuple[int, int]] = {}
     for of_rank in steps.values():
         for step, begin in zip(of_rank.steps.tolist(), of_rank.begin_ns.tolist(), strict=True):
-            first[step] = min((begin, of_rank.end_ns), first.get(step, (begin, of_rank.end_ns)))
+            first[step] = min((begin, of_rank.over_ns), first.get(step, (begin, of_rank.over_ns)))
     if not first:
         return None
-    first[max(first) + 1] = first[max(first)][1], 0
+    if len(first) == 1 or all(of_rank.is_marked for of_rank in steps.values()):
+        first[max(first) + 1] = first[max(first)][1], 0
     lengths = sorted(first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first)
     return lengths[(len(lengths) - 1) // 2]
 
@@ -195,10 +216,14 @@ class _Prediction:
         return float(scales[np.argmin((off / deviation) ** 2 + (np.log(scales) / _DEVIATION_OF_SCALE) ** 2)])
 
     def _interval(self, predicted: int, measured: UnrecordedSteps) -> tuple[int, int]:
-        """The 90 % interval of the predicted step: from the steps that were measured, else from the cost that the trace shows."""
+        """The 90 % interval of the predicted step: from the steps that were measured, else from the cost that the trace shows.
+
+        Measured ones may differ by more than events cost at most: then other things made them differ than recording.
+        """
         doubt = round((_DOUBT_OF_TRACE if measured.typical_ns is None else _DOUBT) * predicted)
         if measured.typical_ns is not None:
-            off = max(abs(predicted - measured.typical_ns), measured.doubt_ns) + doubt
+            apart = max(abs(predicted - measured.typical_ns), measured.doubt_ns)
+            off = min(apart, max(predicted - self._step(self.graph.replay(_SCALES[-1])), 0)) + doubt
             return predicted - off, predicted + off
         costs = [rank.cost for rank in self.recordings.values()]
         most, least = (
@@ -252,20 +277,26 @@ class _Prediction:
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepNodes:
     """Nodes at which the steps of a rank begin, and the last one ends: those of the host, and the ends of the work that the
-    device had to do until then (−1 for none). A step begins when both have come, as an event of CUDA would show.
+    device had to do until then (−1 for none). A step begins when both have come, as an event of CUDA would show. ``marked`` is
+    the node of the host at which the range of the ``usual`` step begins.
     """
 
     steps: Int64
     host: Int64
     device: Int64
+    usual: int
+    marked: int
+    is_marked: bool
 
     @classmethod
     def of(cls, graph: RunGraph, of_rank: RankGraph, position: Int64, steps: _RankSteps) -> _StepNodes:
         times = np.append(steps.begin_ns, steps.end_ns)
         host, _, ends = of_rank.split(position)
         host = host[np.argsort(graph.time_ns[host], kind="stable")]
-        at = np.searchsorted(graph.time_ns[host], times, side="right") - 1
-        return cls(steps.steps, host[np.maximum(at, 0)], _last_work(graph, of_rank, position, ends, times))
+        at = np.searchsorted(graph.time_ns[host], np.append(times, steps.marked_ns), side="right") - 1
+        *nodes, marked = host[np.maximum(at, 0)]
+        last_work = _last_work(graph, of_rank, position, ends, times)
+        return cls(steps.steps, np.array(nodes), last_work, steps.usual, int(marked), steps.is_marked)
 
     def times_at(self, comes: Int64) -> Int64:
         """The times of all bounds where the nodes come at these."""
@@ -273,7 +304,8 @@ class _StepNodes:
 
     def steps_at(self, comes: Int64) -> _RankSteps:
         times = self.times_at(comes)
-        return _RankSteps(self.steps, times[:-1], int(times[-1]))
+        marked = min(int(comes[self.marked]), int(times[self.usual]))
+        return _RankSteps(self.steps, times[:-1], self.usual, marked, int(times[-1]), self.is_marked)
 
 
 def _last_work(graph: RunGraph, of_rank: RankGraph, position: Int64, ends: Int64, times: Int64) -> Int64:

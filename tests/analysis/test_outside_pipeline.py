@@ -12,8 +12,11 @@ import pandas as pd
 import pytest
 
 import pptrace
+from pptrace.analysis.aligned import RankRows
+from pptrace.analysis.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.result import Report, StepReport
 from pptrace.errors import UsageError
+from pptrace.slices import Slice
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
 
@@ -62,6 +65,94 @@ def test_what_follows_the_pipeline_is_named_on_the_rank_that_the_next_step_waits
         ("other", "rank 0"): 5 * MS,
     }
     assert (last.period_ns, last.outside, last.length_ns) == (None, None, 40 * MS), "no range says when it ended"
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_the_last_marked_step_lasts_until_the_next_ones_first_op_would_come(num_steps: int, tmp_path: Path) -> None:
+    """A range of 100 ms around each step: 30 ms of data, the pipeline of 40, an optimizer of 25, 5 that nothing names."""
+    rows: list[tuple[object, ...]] = []
+    for step in range(num_steps):
+        at = 100.0 * step
+        rows += [(0, step, "STEP", at, at + 100, None, None), (0, step, "DATA", at, at + 30, None, None)]
+        rows += [*pipeline(step, at + 30), (0, step, "OPTIMIZER", at + 70, at + 95, None, None)]
+    report = report_of(tmp_path, rows)
+    for step_report in report.steps:
+        assert step_report.period_ns == 100 * MS
+        assert outside(step_report) == {
+            ("data", "rank 0"): 30 * MS,
+            ("optimizer", "rank 0"): 25 * MS,
+            ("other", "rank 0"): 5 * MS,
+        }
+    assert report.verdict.startswith(f"The {'typical ' * (num_steps > 1)}step takes 100.0 ms")
+
+
+def test_what_comes_before_one_step_alone_is_not_counted_again_after_the_last(tmp_path: Path) -> None:
+    """A checkpoint of 300 ms at the begin of the last range is what the step before it took longer."""
+    rows: list[tuple[object, ...]] = []
+    for step in range(5):
+        at = 50.0 * step
+        late = 300 * (step == 4)
+        rows += [(0, step, "STEP", at, at + 50 + late, None, None), *pipeline(step, at + 5 + late)]
+        rows += [(0, step, "CHECKPOINT", at, at + late, None, None)] * (step == 4)
+    assert [step.period_ns for step in report_of(tmp_path, rows).steps] == [50 * MS] * 3 + [350 * MS, 50 * MS]
+
+
+def test_a_checkpoint_every_third_step_gains_what_the_mean_step_loses_and_is_no_outlier(tmp_path: Path) -> None:
+    rows: list[tuple[object, ...]] = []
+    at = 0.0
+    for step in range(15):
+        late = 300 * (step % 3 == 2)
+        rows += [(0, step, "STEP", at, at + 50 + late, None, None), *pipeline(step, at)]
+        rows += [(0, step, "CHECKPOINT", at + 45, at + 45 + late, None, None)] * (late > 0)
+        at += 50 + late
+    report = report_of(tmp_path, rows)
+    finding = report.findings[0]
+    assert finding.gain_ns == 100 * MS
+    assert not [other for other in report.findings if "steps" in other.evidence]
+    assert report.verdict.startswith(
+        "The typical step takes 50.0 ms, 150.0 on average (40.0 ms of it the pipeline's span)"
+    )
+    assert finding.title == "Outside the pipeline: 66.7% of the step is checkpoint (rank 0)"
+    assert "the most to win back is 100.0 ms a step of checkpoint (rank 0)" in report.verdict
+
+
+def test_shares_of_all_findings_are_of_the_time_from_step_to_step(tmp_path: Path) -> None:
+    rows = [
+        row
+        for step in range(6)
+        for row in (*pipeline(step, 100.0 * step), (0, step, "DATA", 100.0 * step + 50, 100.0 * step + 90, None, None))
+    ]
+    report = report_of(tmp_path, rows)
+    shares = {finding.evidence["cause"]: finding.evidence["share"] for finding in report.findings}
+    (structural,) = [finding for finding in report.findings if finding.evidence["cause"] == "structural"]
+    assert shares["data"] == pytest.approx(0.4)
+    assert structural.evidence["share"] == pytest.approx((structural.gain_ns or 0) / (100 * MS))
+
+
+@pytest.mark.parametrize("has_replicas", [False, True])
+def test_a_function_that_sums_gradients_without_replicas_is_no_gradient_sum(has_replicas: bool, tmp_path: Path) -> None:
+    """The range of the function, of 20 ms, in which an all-reduce is seen or not."""
+    rows = rows_of_outside(has_replicas)
+    assert rows.parts == (("gradient_sync",) if has_replicas else ())
+
+
+def rows_of_outside(has_replicas: bool) -> OutsideRows:
+    """What a rank does outside its pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near."""
+    spans = {
+        "kind": np.array(["GRAD_SYNC"], dtype=object),
+        "start_ns": np.array([50 * MS]),
+        "end_ns": np.array([70 * MS]),
+    }
+    at = (55 if has_replicas else 10) * MS
+    comm = {"kind": ["all_reduce" if has_replicas else "send"], "axis": ["dp" if has_replicas else "pp"]}
+    comms = {name: np.array(values, dtype=object) for name, values in comm.items()}
+    comms |= dict.fromkeys(("start_ns", "asked_ns"), np.array([at])) | {
+        "end_ns": np.array([at + MS]),
+        "match": np.array([-1]),
+    }
+    none = {name: column[:0] for name, column in spans.items()}
+    inside = np.array([[0, 40 * MS]])
+    return outside_rows(RankRows(ops=Slice(none), spans=Slice(spans), comms=Slice(comms)), None, inside)
 
 
 def test_findings_name_what_is_outside_with_its_rank_and_what_it_costs(tmp_path: Path) -> None:
