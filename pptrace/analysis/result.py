@@ -301,12 +301,28 @@ class CommTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class HostWindow:
+    """What a host without a device did from its first operator or communication to its last, on its own clock, ns: operators
+    that compute, communication that it posted or waited for without any (waiting for others too), and neither of them.
+    """
+
+    first_ns: int
+    last_ns: int
+    compute_ns: int
+    communication_ns: int
+    rest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankDevice:
+    """``on_host`` is None with device events, with labelled ops and without operators."""
+
     rank: int
     breakdown: DeviceBreakdown
     comms: tuple[CommTotal, ...] = ()
     host: HostIdle | None = None
     synchronisations: tuple[SyncSummary, ...] | None = None
+    on_host: HostWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     known = [entry.breakdown for entry in device if entry.breakdown.busy_ns is not None]
     whole = sum((part.busy_ns or 0) + (part.idle_ns or 0) for part in known)
     if not whole:
-        return "No training step was recognised in these traces."
+        return f"No training step was recognised in these traces.{_of_hosts(device)}"
     shares = {
         "computing": sum(part.compute_ns or 0 for part in known) / whole,
         "communicating": sum(part.communication_ns or 0 for part in known) / whole,
@@ -236,6 +236,21 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
 
 
+def _of_hosts(device: Sequence[RankDevice]) -> str:
+    """A sentence about what hosts without devices did in their whole traces; "" where that is not known."""
+    known = [entry.on_host for entry in device if entry.on_host is not None]
+    whole = sum(window.last_ns - window.first_ns for window in known)
+    if not whole:
+        return ""
+    shares = {
+        "compute": sum(window.compute_ns for window in known) / whole,
+        "communication and waiting for it": sum(window.communication_ns for window in known) / whole,
+        BETWEEN_OPERATORS: sum(window.rest_ns for window in known) / whole,
+    }
+    whose = "The trace lasts" if len(known) == 1 else f"The {len(known)} traces last, at the mean,"
+    return f" {whose} {_ms(whole // len(known))} ms: {_shares_text(shares)}."
+
+
 def _shares_text(shares: Mapping[str, float]) -> str:
     """Name compute and the shares that count, the largest first; what made the step shorter at the end, so that all add up."""
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
@@ -244,6 +259,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join([*longer, *shorter]) or ", ".join(f"{share:.0%} {name}" for name, share in named[:1])
 
 
+BETWEEN_OPERATORS = "between operators (Python, input)"
 _SHORTER = {_NAMES["jitter"]: "ops faster than usual"}
 
 

@@ -102,6 +102,15 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
     return with_host_waits(moved, host_waits(comms))
 
 
+def host_parts(host: HostWork, comms: Slice) -> tuple[Int64, Int64]:
+    """(compute, communication) of a host without a device: its operators without the communication that they wait for, and the
+    communication that it posted or waited for meanwhile. All are on one clock.
+    """
+    operators = np.stack((host.start_ns, host.end_ns), axis=1)
+    blocking = _blocking(comms, "start_ns", "end_ns")
+    return subtract(operators, blocking), blocking
+
+
 def host_waits(comms: Slice) -> Int64:
     """Times at which a rank's host waited for communication that it carried out itself (gloo, MPI), on the clock of ``comms``."""
     start, posted, end = comms["start_ns"], comms["posted_ns"], comms["end_ns"]
