@@ -62,7 +62,7 @@ def _sentence(report: Report) -> str:
         of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
         rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
-    sentence = _without_causes(step, length, _largest(report.findings, step, len(steps)))
+    sentence = _without_causes(step, length, _largest(report.findings, step, len(steps)), report.mesh.num_ranks)
     return sentence if _speaks_of_hosts(report) else sentence.removeprefix(_LAUNCHING)
 
 
@@ -118,8 +118,8 @@ def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[
     return {**left, **apart}
 
 
-def _without_causes(step: StepReport, length: str, largest: str) -> str:
-    """The sentence about a step of which only the parts of its ranks' windows are known."""
+def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int) -> str:
+    """The sentence about a step of which only the parts of its ranks' windows are known, of a run of so many ranks."""
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -141,13 +141,22 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     if step.has_pipeline:
         return f"{length}: {_shares_text(shares | {'bubble': bubble / window} | outside)}{largest}."
     launching = min(starved, bubble)
-    shares |= {
-        "waiting for other ranks, input and Python": (bubble - launching) / window,
-        _NAMES["host"]: launching / window,
-    }
+    between = _sum([rank.between_operators_ns for rank in ranks])
+    if between is None:
+        shares[_rest_name(step, num_ranks)] = (bubble - launching) / window
+    else:
+        shares |= {BETWEEN_OPERATORS: between / window, "waiting for other ranks": (bubble - between) / window}
+    shares[_NAMES["host"]] = launching / window
     rules = launching >= max(_RULES * window, exposed, bubble - launching)
     first = _LAUNCHING if rules else ""
     return f"{first}{length}: {_shares_text(shares)}{largest}."
+
+
+def _rest_name(step: StepReport, num_ranks: int) -> str:
+    """Name of what is neither compute nor communication nor launching: a rank alone waits for no other one."""
+    if num_ranks > 1:
+        return "waiting for other ranks, input and Python"
+    return "copies and gaps between kernels" if step.has_devices else "waiting for input and Python"
 
 
 def _outside_shares(step: StepReport) -> dict[str, float]:

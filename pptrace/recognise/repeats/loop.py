@@ -34,7 +34,7 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
 
 
 def _begins_of_backwards(events: Events) -> Int64:
-    """When each backward began: the first of autograd's nodes with no other operator of the loop's thread between."""
+    """Start of each backward, ns: of the first of autograd's nodes with no other operator of the loop's thread between."""
     nodes, outermost = backward_nodes(events), outermost_ranges(events)
     outermost = np.setdiff1d(outermost, nodes, assume_unique=True)
     before = np.searchsorted(events.start_ns[outermost], events.start_ns[nodes])

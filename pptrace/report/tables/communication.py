@@ -169,7 +169,7 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
 
 
 def host_window_table(report: Report, amount: Amount) -> ReportTable:
-    """What hosts without devices did in their whole traces; of many ranks, the mean and the extremes."""
+    """Time of hosts without devices in their whole traces, by what they did; of many ranks, the mean and the extremes."""
     entries = [(str(entry.rank), entry.on_host) for entry in report.device if entry.on_host is not None]
     groups = [(rank, [window]) for rank, window in entries]
     notes: tuple[str, ...] = ()
