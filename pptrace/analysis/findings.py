@@ -15,6 +15,7 @@ from pptrace.analysis.evidence import STRAGGLER
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.more_microbatches import part_saved_by_twice
+from pptrace.analysis.plain_findings import plain_host_findings
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import LATE_OPS, Cause
@@ -112,8 +113,9 @@ def find(
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        plain = [step for step in steps if not step.has_pipeline]
-        rest = (*of_series, *others, *_host_without_pipeline(plain), *_exposed_without_pipeline(plain))
+        plain = [step for step in steps if not step.has_pipeline and step.step not in apart]
+        of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain))
+        rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
     span = _mean_length(explained) * len(explained)
     losses = _losses_of([step.causes or () for step in explained])
@@ -329,11 +331,13 @@ def _shares(parts: Mapping[str, int]) -> dict[str, float]:
 
 
 def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
-    """The finding on communication that nothing hides in steps without a pipeline: the mean over the ranks, by axis."""
+    """The finding on communication that nothing hides in steps without a pipeline: the mean over the ranks, by axis, without that
+    during which a rank was waited for anyway.
+    """
     known = [step for step in steps if step.ranks and all(rank.exposed_comm_ns is not None for rank in step.ranks)]
     if not known:
         return ()
-    exposed = [sum(rank.exposed_comm_ns or 0 for rank in step.ranks) // len(step.ranks) for step in known]
+    exposed = [max(_exposed_alone(step), 0) // len(step.ranks) for step in known]
     places: Counter[tuple[str, int | str]] = Counter()
     for step in known:
         for rank in step.ranks:
@@ -345,13 +349,22 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
     return () if finding is None else (_with_axes(finding, known, loss),)
 
 
+def _exposed_alone(step: StepReport) -> int:
+    """Exposed communication of all ranks, ns, without what the others of a late rank had exposed while they waited for it."""
+    waited = sum(rank.late_in_transfer_ns or 0 for rank in step.ranks)
+    return sum(rank.exposed_comm_ns or 0 for rank in step.ranks) - waited * (len(step.ranks) - 1)
+
+
 def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
-    """The finding on launching in steps without a pipeline: the mean over the ranks of what their devices waited for it."""
+    """The finding on launching in steps without a pipeline: the mean over the ranks of what their devices waited for it, without
+    that of a rank while others waited for it.
+    """
     known = [step for step in steps if step.ranks and all(rank.host is not None for rank in step.ranks)]
     if not known:
         return ()
     starved = [
-        sum(rank.host.launch_starved_ns for rank in step.ranks if rank.host is not None) // len(step.ranks)
+        sum(max(rank.host.launch_starved_ns - (rank.late_ns or 0), 0) for rank in step.ranks if rank.host is not None)
+        // len(step.ranks)
         for step in known
     ]
     loss = _Loss("host", np.array(starved, dtype=np.int64), {})

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.late_to_collectives import times_waited_for
 from pptrace.analysis.rank_steps import (
+    Mask,
     RankWindows,
     TimesInWindows,
     comms_of_steps,
@@ -21,6 +23,9 @@ from pptrace.analysis.rank_steps import (
 )
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble
+from pptrace.intervals import intersect, lengths_within
+from pptrace.model.tables import MESSAGES, Int64
+from pptrace.slices import Slice
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)
@@ -38,7 +43,8 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
     """The steps of a run without a pipeline.
 
     Each rank's own STEP range is partitioned exactly: ``window = compute + exposed communication + bubble``, where bubble is all
-    that is neither: waiting for other ranks, Python between operators, input. Ratios to an ideal are None: there is no schedule.
+    that is neither: waiting for other ranks, Python between operators, input. On hosts without a device, ``bubble = waiting for
+    others + between operators``. Ratios to an ideal are None: there is no schedule.
 
     Args:
         windows: of :func:`marked_windows`.
@@ -50,11 +56,13 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
         by_step.setdefault(window.step, []).append(window)
         of_rank.setdefault(window.ranks[0], []).append(window)
     comparable = {step: _are_comparable(step_windows, data) for step, step_windows in by_step.items()}
+    computes = {rank: data.lanes[rank].compute for rank in of_rank}
+    late = times_waited_for(data.comms, data.clock.uncertainty_ns or 0, computes) if of_rank else {}
     ranks = {
         (rank.rank, window.step): rank
         for number, rank_windows in of_rank.items()
         for window, rank in zip(
-            rank_windows, _rank_steps(_columns(number, rank_windows, comparable), data), strict=True
+            rank_windows, _rank_steps(_columns(number, rank_windows, comparable), data, late.get(number)), strict=True
         )
     }
     return tuple(_report(step_windows, ranks) for _, step_windows in sorted(by_step.items()))
@@ -93,17 +101,34 @@ def _report(windows: Sequence[StepWindow], ranks: Mapping[tuple[int, int], RankS
     )
 
 
-def _rank_steps(windows: RankWindows, data: AlignedRun) -> list[RankStep]:
+def _late_ns(windows: RankWindows, late: Int64 | None) -> Int64:
+    return np.zeros_like(windows.steps) if late is None else lengths_within(late, windows.start_ns, windows.end_ns)
+
+
+def _has_matches(comms: Slice, window: Int64, windows: RankWindows) -> Mask:
+    """Mark the steps in which times compare and a collective of the rank is matched."""
+    is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
+    has: Mask = windows.comparable & (np.bincount(window[is_matched], minlength=len(windows.steps)) > 0)
+    return has
+
+
+def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> list[RankStep]:
+    """The steps of a rank; ``late`` is when others waited for it alone, None where they never did."""
     rank, rows = windows.rank, data.rows.of_rank(windows.rank)
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
     known = windows.comparable & times.is_known
+    has_matches = _has_matches(comms, comm_window, windows)
+    late_in_transfer = None if late is None else intersect(late, data.lanes[rank].transfer)
     has_times = np.full(len(known), not data.work[rank].missing_device_events)
     columns: dict[str, Sequence[Any]] = {
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times),
         "exposed_comm_ns": masked(times.exposed_ns, known),
         "bubble_ns": masked(times.bubble_ns, known),
+        "between_operators_ns": masked(times.least_bubble_ns, has_times & data.lanes[rank].of_operators),
+        "late_ns": masked(_late_ns(windows, late), has_matches),
+        "late_in_transfer_ns": masked(_late_ns(windows, late_in_transfer), has_matches),
         "comms": comms_of_steps(comms, comm_window, windows, data),
         "spans": durations_of_steps(rows.spans.where(rows.spans["kind"] != "STEP"), windows),
         "device": device_of_steps(windows, data),

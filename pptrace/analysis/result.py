@@ -147,6 +147,10 @@ class RankStep:
     """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
     ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
 
+    Of steps without a pipeline ``between_operators_ns`` is the part of the bubble in which a host without a device ran no
+    operator and neither posted nor waited for communication, ``late_ns`` the time in which the others waited for this rank alone,
+    ``late_in_transfer_ns`` of it that in which another collective was transferred, which is exposed communication of the others.
+
     ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
     it needs were not recorded; ``synchronisations`` None where no launches were.
     ``peak_memory_kind`` says what bytes
@@ -178,6 +182,9 @@ class RankStep:
     start_memory_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     peak_in_flight: int | None = None
+    between_operators_ns: int | None = None
+    late_ns: int | None = None
+    late_in_transfer_ns: int | None = None
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
@@ -301,12 +308,28 @@ class CommTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class HostWindow:
+    """Time of a host without a device from its first operator or communication to its last, on its own clock, ns: operators that
+    compute, communication that it posted or waited for meanwhile (waiting for others too), and neither of them.
+    """
+
+    first_ns: int
+    last_ns: int
+    compute_ns: int
+    communication_ns: int
+    rest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankDevice:
+    """``on_host`` is None with device events, with labelled ops and without operators."""
+
     rank: int
     breakdown: DeviceBreakdown
     comms: tuple[CommTotal, ...] = ()
     host: HostIdle | None = None
     synchronisations: tuple[SyncSummary, ...] | None = None
+    on_host: HostWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _sentence(report: Report) -> str:
         of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
         rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
-    sentence = _without_causes(step, length, _largest(report.findings, step))
+    sentence = _without_causes(step, length, _largest(report.findings, step), report.mesh.num_ranks)
     return sentence if _speaks_of_hosts(report) else sentence.removeprefix(_LAUNCHING)
 
 
@@ -127,8 +127,8 @@ def _reason_name(reason: str, of_host: str) -> str:
     return _NAMES[LATE_OPS] if reason == LATE_LAUNCHES and of_host == _NAMES[LATE_OPS] else reason
 
 
-def _without_causes(step: StepReport, length: str, largest: str) -> str:
-    """The sentence about a step of which only the parts of its ranks' windows are known."""
+def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int) -> str:
+    """The sentence about a step of which only the parts of its ranks' windows are known, of a run of so many ranks."""
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -150,13 +150,22 @@ def _without_causes(step: StepReport, length: str, largest: str) -> str:
     if step.has_pipeline:
         return f"{length}: {_shares_text(shares | {'bubble': bubble / window} | outside)}{largest}."
     launching = min(starved, bubble)
-    shares |= {
-        "waiting for other ranks, input and Python": (bubble - launching) / window,
-        _NAMES["host"]: launching / window,
-    }
+    between = _sum([rank.between_operators_ns for rank in ranks])
+    if between is None:
+        shares[_rest_name(step, num_ranks)] = (bubble - launching) / window
+    else:
+        shares |= {BETWEEN_OPERATORS: between / window, "waiting for other ranks": (bubble - between) / window}
+    shares[_NAMES["host"]] = launching / window
     rules = launching >= max(_RULES * window, exposed, bubble - launching)
     first = _LAUNCHING if rules else ""
     return f"{first}{length}: {_shares_text(shares)}{largest}."
+
+
+def _rest_name(step: StepReport, num_ranks: int) -> str:
+    """Name of what is neither compute nor communication nor launching: a rank alone waits for no other one."""
+    if num_ranks > 1:
+        return "waiting for other ranks, input and Python"
+    return "copies and gaps between kernels" if step.has_devices else "waiting for input and Python"
 
 
 def _outside_shares(step: StepReport) -> dict[str, float]:
@@ -236,7 +245,7 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     known = [entry.breakdown for entry in device if entry.breakdown.busy_ns is not None]
     whole = sum((part.busy_ns or 0) + (part.idle_ns or 0) for part in known)
     if not whole:
-        return "No training step was recognised in these traces."
+        return f"No training step was recognised in these traces.{_of_hosts(device)}"
     shares = {
         "computing": sum(part.compute_ns or 0 for part in known) / whole,
         "communicating": sum(part.communication_ns or 0 for part in known) / whole,
@@ -259,6 +268,21 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
     return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
 
 
+def _of_hosts(device: Sequence[RankDevice]) -> str:
+    """A sentence about what hosts without devices did in their whole traces; "" where that is not known."""
+    known = [entry.on_host for entry in device if entry.on_host is not None]
+    whole = sum(window.last_ns - window.first_ns for window in known)
+    if not whole:
+        return ""
+    shares = {
+        "compute": sum(window.compute_ns for window in known) / whole,
+        "communication and waiting for it": sum(window.communication_ns for window in known) / whole,
+        BETWEEN_OPERATORS: sum(window.rest_ns for window in known) / whole,
+    }
+    whose = "The trace lasts" if len(known) == 1 else f"The {len(known)} traces last, at the mean,"
+    return f" {whose} {_ms(whole // len(known))} ms: {_shares_text(shares)}."
+
+
 def _shares_text(shares: Mapping[str, float]) -> str:
     """Name compute and the shares that count, the largest first; what made the step shorter at the end, so that all add up."""
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
@@ -267,6 +291,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join([*longer, *shorter]) or ", ".join(f"{share:.0%} {name}" for name, share in named[:1])
 
 
+BETWEEN_OPERATORS = "between operators (Python, input)"
 _SHORTER = {_NAMES["jitter"]: "ops faster than usual"}
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 
 from pptrace.ingest.otlp.process_facts import DEVICE
 from pptrace.model.device import DeviceWork
+from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
-from pptrace.model.traces import InputFormat, Trace, no_events
+from pptrace.model.traces import Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.device.work import device_work
@@ -26,7 +27,8 @@ from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.ops.without_device_work import with_places_on_device
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.captures import capture_times, capturing_steps, without_steps
-from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, repeated_steps
+from pptrace.recognise.repeats.loop import steps_of_loop
+from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.recognise.repeats.steps_on_device import with_steps_on_device
 from pptrace.recognise.unlabelled.host_order import find_host_order
 from pptrace.slices import rows_among
@@ -128,6 +130,12 @@ def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
     return ops if is_teardown is None else ops[~is_teardown].reset_index(drop=True)
 
 
+def _with_named_spans(repeats: RepeatedSteps, events: Events) -> RepeatedSteps:
+    """The steps of a host with the ranges of data, checkpoints and the like in them."""
+    table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), events)
+    return replace(repeats, spans=table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True))
+
+
 def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
@@ -143,9 +151,8 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     capturing = capturing_steps(tables.ops, captures)
     has_steps = has_ops or rows_among(without_steps(tables.ops, capturing)["kind"], ("STEP",)).any()
     is_labelled = tables.framework not in ("", "unlabelled")  # labels say what a step is, if not when
-    repeats = RepeatedSteps() if has_steps or is_labelled else repeated_steps(trace.events, captures)
-    if not (
-        repeats.has_graphs or capturing
-    ):  # without graphs an optimizer, messages or marks tell the steps, or nothing does
-        repeats = RepeatedSteps()
+    repeats = RepeatedSteps()
+    if not (has_steps or is_labelled):
+        repeats = steps_of_loop(trace.events, captures, work, has_captured=bool(capturing))
+        repeats = repeats if repeats.on_device else _with_named_spans(repeats, trace.events)
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)

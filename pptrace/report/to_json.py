@@ -50,7 +50,7 @@ def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
             "marked_steps": report.marked_steps,
             "device": [
                 {"rank": entry.rank, **_members(entry.breakdown)}
-                | {name: getattr(entry, name) for name in ("comms", "host", "synchronisations")}
+                | {name: getattr(entry, name) for name in ("comms", "host", "synchronisations", "on_host")}
                 for entry in report.device
             ],
             "stragglers": report.stragglers,

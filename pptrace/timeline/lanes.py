@@ -34,8 +34,8 @@ class Lane:
     message, or a barrier, which moves no data.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
-    ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute. ``idle`` is when its device did nothing,
-    and why; None where that is not known.
+    ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute; ``of_operators``: it is what the operators
+    of its host took. ``idle`` is when its device did nothing, and why; None where that is not known.
     """
 
     compute: Int64
@@ -45,6 +45,7 @@ class Lane:
     not_overlapped: Int64
     on_device: bool = False
     idle: IdleTime | None = None
+    of_operators: bool = False
 
 
 def lane_of(
@@ -68,9 +69,10 @@ def lane_of(
     unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))
     unmatched = union(comms["start_ns"][unclear], comms["end_ns"][unclear])
     blocking = _blocking(comms, "start_ns", "end_ns")
+    of_operators = host is not None and len(host) > 0 and not ops.among("kind", COMPUTE_KINDS).any()
     if work is not None and len(work.compute):
         compute = clock.to_common_clock(rank, work.compute)
-    elif host is not None and len(host) and not ops.among("kind", COMPUTE_KINDS).any():
+    elif of_operators and host is not None:
         operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
         compute = subtract(operators, blocking)
     else:
@@ -82,7 +84,7 @@ def lane_of(
     not_overlapped = subtract(blocking, compute)
     unclear_part = subtract(subtract(unmatched, compute), exposed)
     if work is None or not len(work):
-        return Lane(compute, transfer, exposed, unclear_part, not_overlapped)
+        return Lane(compute, transfer, exposed, unclear_part, not_overlapped, of_operators=of_operators)
     on_device = len(work.compute) > 0
     idle = _idle_of(rank, work, comms, clock)
     return Lane(compute, transfer, exposed, unclear_part, not_overlapped, on_device, idle)
@@ -100,6 +102,15 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
         unknown=clock.to_common_clock(rank, idle.unknown),
     )
     return with_host_waits(moved, host_waits(comms))
+
+
+def host_parts(host: HostWork, comms: Slice) -> tuple[Int64, Int64]:
+    """(compute, communication) of a host without a device: its operators without the communication that they wait for, and the
+    communication that it posted or waited for meanwhile. All are on one clock.
+    """
+    operators = np.stack((host.start_ns, host.end_ns), axis=1)
+    blocking = _blocking(comms, "start_ns", "end_ns")
+    return subtract(operators, blocking), blocking
 
 
 def host_waits(comms: Slice) -> Int64:

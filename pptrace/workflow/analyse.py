@@ -32,6 +32,7 @@ from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import (
     ClockSummary,
+    HostWindow,
     InputInfo,
     MissingEvidence,
     RankDevice,
@@ -48,6 +49,7 @@ from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
+from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
@@ -61,13 +63,14 @@ from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
 from pptrace.recognise.messages.match_by_end_times import match_by_end_times
 from pptrace.recognise.messages.match_inside_ops import match_inside_ops
+from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
-from pptrace.timeline.lanes import host_waits, lane_of
+from pptrace.timeline.lanes import host_parts, host_waits, lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
@@ -266,18 +269,31 @@ def execution_ops(run: RecognisedRun) -> pd.DataFrame:
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
     comms, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
-    return tuple(device_of_rank(rank, work, comms.get(rank, none)) for rank, work in sorted(run.work.items()))
+    return tuple(
+        device_of_rank(rank, work, comms.get(rank, none), run.host_work.get(rank))
+        for rank, work in sorted(run.work.items())
+    )
 
 
-def device_of_rank(rank: int, work: DeviceWork, comms: Slice) -> RankDevice:
-    """The sums over a rank's trace; ``comms`` are on its own clock, as its work is."""
+def device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None = None) -> RankDevice:
+    """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
     device = breakdown(work)
     totals = total_comms(comms, work.compute if len(work) else None)
     if device.first_ns is None or device.last_ns is None or work.idle.reason:
-        return RankDevice(rank, device, totals)
+        return RankDevice(rank, device, totals, on_host=_on_host(host_work, comms))
     idle, window = with_host_waits(work.idle, host_waits(comms)), ([device.first_ns], [device.last_ns])
     host = host_idle_of_windows(work, idle, *window)[0]
     return RankDevice(rank, device, totals, host, synchronisations_of_windows(idle.synchronisations, *window)[0])
+
+
+def _on_host(work: HostWork | None, comms: Slice) -> HostWindow | None:
+    if work is None or not len(work):
+        return None
+    compute, communication = host_parts(work, comms)
+    either = merge(compute, communication)
+    first, last = int(either[0, 0]), int(either[-1, 1])
+    computing, both = length(compute), length(either)
+    return HostWindow(first, last, computing, both - computing, last - first - both)
 
 
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:

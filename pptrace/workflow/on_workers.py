@@ -237,7 +237,7 @@ def report_of_group(
     reports = {
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
-            device_of_rank(number, rank.work, own.get(number, none)),
+            device_of_rank(number, rank.work, own.get(number, none), rank.host_work),
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),

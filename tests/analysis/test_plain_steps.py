@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from pptrace.analysis.result import StepReport
+from pptrace.report.tables import Amount
+from pptrace.report.tables.ranks import ranks_table
 from pptrace.workflow.load import load
 
 ROWS = """rank,dp_rank,step,kind,axis,group_size,match,clock,start_ns,end_ns
@@ -96,3 +98,50 @@ def _around_a_ring(rank: int) -> dict[str, object]:
     job = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": [group]}
     facts = {"schema": "pptrace.trace/1", "rank": rank, "world_size": 2, "backend": "gloo", "host": "one"}
     return {"schemaVersion": 1, "distributedInfo": job, "pptrace": facts, "traceEvents": events}
+
+
+def test_time_between_operators_is_apart_from_waiting_for_the_rank_that_comes_last(tmp_path: Path) -> None:
+    """Rank 1 sleeps for 300 of 1,000 µs, for which rank 0 waits in the all-reduce."""
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(_with_late_rank(rank)))
+    report = load([tmp_path / "rank0.json", tmp_path / "rank1.json"], cache=False).report
+    early, late = report.steps[2].ranks
+    assert (early.compute_ns, early.exposed_comm_ns, early.bubble_ns) == (310_000, 200_000, 490_000)
+    assert (early.between_operators_ns, early.late_ns) == (190_000, 0)
+    assert (late.compute_ns, late.exposed_comm_ns, late.bubble_ns) == (310_000, 200_000, 490_000)
+    assert (late.between_operators_ns, late.late_ns, late.late_in_transfer_ns) == (
+        490_000,
+        290_000,
+        0,
+    )  # rank 0 asks at 410
+    first, *_ = report.findings
+    assert (first.evidence["where"], first.gain_ns) == ({"rank": 1}, 290_000)
+    assert report.verdict == (
+        "The typical step takes 1.0 ms: 31% compute, 34% between operators (Python, input), 20% exposed communication, "
+        "15% waiting for other ranks; the most to win back is 0.29 ms a step of waiting for the last to the collectives (rank 1)."
+    )
+    table = ranks_table(report.steps[2], Amount.WHOLE)
+    place = table.columns.index("between operators ms")
+    assert [row[place] for row in table.rows] == ["0.19", "0.49"]
+
+
+def _with_late_rank(rank: int) -> dict[str, object]:
+    """Six steps of 1 ms: 310 µs of compute, an all-reduce whose transfer takes 200, 190 between, and 300 more on rank 1."""
+    call = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
+    rows = []
+    for step in range(6):
+        begin, posted, end = 1_000 * step, 1_000 * step + 400 + 300 * rank, 1_000 * step + 900
+        rows += [
+            ("user_annotation", f"ProfilerStep#{step}", begin, 1_000, 1, {}),
+            ("cpu_op", "aten::mm", posted - 300, 300, 1, {}),
+            ("cpu_op", "c10d::allreduce_", posted, 10, 1, {}),
+            ("cpu_op", "record_param_comms", posted, 10, 1, call | {"In msg nelems": 9, "dtype": "Float", "Seq": step}),
+            ("user_annotation", "gloo:all_reduce", posted + 5, end - posted - 5, 2, {}),
+            ("cpu_op", "aten::add_", end, 10, 1, {}),
+        ]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": thread, "args": args}
+        for cat, name, ts, dur, thread, args in rows
+    ]
+    distributed = {"rank": rank, "world_size": 2, "backend": "gloo"}
+    return {"schemaVersion": 1, "distributedInfo": distributed, "host_name": "node", "traceEvents": events}

@@ -9,6 +9,7 @@ import pytest
 from pptrace.analysis.result import (
     ClockSummary,
     Finding,
+    HostWindow,
     OpSummary,
     RankDevice,
     RankStep,
@@ -38,9 +39,14 @@ def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: 
     return RankStep(0, 0, 1_000, compute, exposed, bubble, {}, (), {}, NO_DEVICE, None, ops)
 
 
-def verdict_of(*steps: StepReport, findings: tuple[Finding, ...] = (), device: tuple[RankDevice, ...] = ()) -> str:
+def verdict_of(
+    *steps: StepReport,
+    findings: tuple[Finding, ...] = (),
+    device: tuple[RankDevice, ...] = (),
+    num_ranks: int = 2,
+) -> str:
     report = Report(
-        *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
+        *("0", (), "other", MeshSizes(num_ranks, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
         *(ClockSummary("none", {}, 0), steps, (), device, findings, ()),
     )
     return with_verdict(report).verdict
@@ -316,6 +322,32 @@ def test_without_a_pipeline_launching_rules_where_nothing_else_costs_more(
     waiting, launching = round((bubble - starved) / 10), round(starved / 10)
     assert f"{waiting}% waiting for other ranks, input and Python" in verdict
     assert f"{launching}% " in verdict
+
+
+def test_time_between_operators_is_a_part_of_the_step_apart_from_waiting_for_others() -> None:
+    ranks = [replace(rank_of(600, 100, 300), between_operators_ns=ns) for ns in (300, 100)]
+    assert verdict_of(step_of(1_000_000, None, *ranks)) == (
+        "The step takes 1.0 ms: 60% compute, 20% between operators (Python, input), 10% exposed communication, 10% waiting for "
+        "other ranks."
+    )
+
+
+def test_a_rank_alone_waits_for_no_other_one() -> None:
+    assert "waiting for input and Python" in verdict_of(step_of(1_000_000, None, rank_of(600, 0, 400)), num_ranks=1)
+    on_device = replace(rank_of(600, 0, 400), host=HostIdle(300, 0, 0))
+    verdict = verdict_of(step_of(1_000_000, None, on_device), num_ranks=1)
+    assert verdict.endswith("60% compute, 30% devices waiting for launches, 10% copies and gaps between kernels.")
+
+
+def test_without_steps_hosts_say_how_long_their_traces_are() -> None:
+    device = (
+        RankDevice(0, NO_DEVICE, on_host=HostWindow(0, 4_000_000, 3_000_000, 400_000, 600_000)),
+        RankDevice(1, NO_DEVICE),
+    )
+    assert verdict_of(device=device) == (
+        "No training step was recognised in these traces. The trace lasts 4.0 ms: 75% compute, 15% between operators (Python, "
+        "input), 10% communication and waiting for it."
+    )
 
 
 @pytest.mark.parametrize(("starved", "first"), [(300, "The devices wait for the host to launch. "), (100, "")])

@@ -50,7 +50,7 @@ def calls_to_device(events: Events) -> Calls:
     """The calls of a rank: launches by the kernel they launch, graphs by the names of all of their nodes."""
     rows = device_rows(events)
     if not len(rows):
-        return _outermost_ranges(events)
+        return _outermost_calls(events)
     launched_by = launch_calls(events, rows)
     if not (launched_by >= 0).any():
         return _work_itself(events, rows)
@@ -88,14 +88,17 @@ def _work_itself(events: Events, rows: Rows) -> Calls:
     )
 
 
-def _outermost_ranges(events: Events) -> Calls:
+def outermost_ranges(events: Events, thread: int | None = None) -> Rows:
+    """Rows of the operators and ranges of a thread that are in no other one; without one of the thread that has most of them."""
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
-    rows = np.flatnonzero(on_host & ~named(events, _PROFILER)[events.name_id])
-    outermost = np.empty(0, dtype=np.intp)
-    for of_thread in events.rows_by_thread(rows).values():
-        ends = np.maximum.accumulate(events.ends_of(of_thread))
-        outside = of_thread[events.start_ns[of_thread] >= np.concatenate((ends[:1] * 0 - 1, ends[:-1]))]
-        outermost = outside if len(outside) > len(outermost) else outermost
+    chosen = on_host if thread is None else on_host & (events.thread == thread)
+    rows = np.flatnonzero(chosen & ~named(events, _PROFILER)[events.name_id])
+    of_threads = [of[~events.intervals_of(of).are_inside_another()] for of in events.rows_by_thread(rows).values()]
+    return max(of_threads, key=len, default=rows)
+
+
+def _outermost_calls(events: Events) -> Calls:
+    outermost = outermost_ranges(events)
     every = np.ones(len(outermost), dtype=np.bool_)
     return Calls(
         events.name_id[outermost].astype(np.int64),

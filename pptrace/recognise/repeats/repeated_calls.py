@@ -12,10 +12,14 @@ microbatch of a longer step, of which too little was recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from pptrace.intervals import Int64
+from pptrace.model.categories import same_category
+from pptrace.model.tables import OPS, empty_table, make_table
 from pptrace.model.traces import Events
 from pptrace.model.wording import counted
 from pptrace.recognise.repeats.calls_to_device import Bool, Calls, calls_to_device
@@ -30,8 +34,9 @@ _LEAST_REPEATS_AFTER_OTHERS = 3
 class RepeatedSteps:
     """Steps of a rank from what repeats: times, on the device's clock where it has one (``on_device``).
 
-    ``what`` describes a step. ``reason`` is why there are none, "" where there are, or where nothing was looked for.
-    ``has_graphs``: CUDA graphs were launched.
+    ``what`` describes a step, ``boundary`` from where to where it goes, if that is not what it repeats.
+    ``reason`` is why there are none, "" where there are, or where nothing was looked for.
+    ``has_graphs``: CUDA graphs were launched. ``spans`` are other ranges in the steps, such as optimizers (schema OPS).
     """
 
     start_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -40,9 +45,28 @@ class RepeatedSteps:
     what: str = ""
     reason: str = ""
     has_graphs: bool = False
+    boundary: str = ""
+    spans: pd.DataFrame = field(default_factory=lambda: empty_table(OPS))
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def ranges(self) -> pd.DataFrame:
+        """The steps as rows (schema OPS), of no rank."""
+        clock = "device" if self.on_device else "host"
+        return rows_of_ranges("STEP", np.arange(len(self), dtype=np.int64), self.start_ns, self.end_ns, clock)
+
+
+def rows_of_ranges(kind: str, step: Int64, start_ns: Int64, end_ns: Int64, clock: str = "host") -> pd.DataFrame:
+    """Ranges of one kind as inferred rows of the schema OPS, of no rank."""
+    texts = {"kind": kind, "phase": "", "clock": clock, "source": "inferred", "pair": ""}
+    columns: dict[str, Any] = {
+        **dict.fromkeys(("rank", "stage", "chunk", "microbatch"), np.full(len(step), -1, dtype=np.int64)),
+        **{name: same_category(text, len(step)) for name, text in texts.items()},
+        **{"step": step, "start_ns": start_ns, "end_ns": end_ns},
+    }
+    return make_table(OPS, columns)
 
 
 def repeated_steps(events: Events, captures: Int64) -> RepeatedSteps:

@@ -1,15 +1,14 @@
-"""Steps that no optimizer and no range counts: captures of graphs are none, and what repeats is one."""
+"""Steps that no range counts: captures of graphs are none, and what repeats is one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from pptrace.model.join_tables import concat_tables
-from pptrace.model.tables import COMPUTE_KINDS, OPS, make_table
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.model.wording import counted, numbered
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.captures import without_steps
@@ -34,11 +33,16 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     """Add the steps that repetition tells, where the ops of all ranks tell none; with a line.
 
     Ranks of one run take the same number of steps: where they differ, which belong together is unknown, and there are none.
+    Neither are there, without graphs, where ranks exchange messages: these may be a pipeline that was not recognised, whose steps
+    would pass for those of a plain loop.
 
     Args:
         ops: of all ranks.
     """
     if rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP")).any():
+        return ops, ()
+    has_graphs = any(recognised.repeats.has_graphs or recognised.capturing for recognised in ranks)
+    if not has_graphs and any(map(_has_messages, ranks)):
         return ops, ()
     counts = {len(recognised.repeats) for recognised in ranks}
     if counts == {0} or not counts:
@@ -51,34 +55,25 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     clock = "device" if all(recognised.repeats.on_device for recognised in ranks) else "host"
     begins = "the first work of one to the first work of the next" if clock == "device" else "one begin to the next"
     line = (
-        f"nothing marks the steps: {counted(count, 'step')} from what repeats, each from {begins} ({first.what}"
-        f"{' on rank ' + str(ranks[0].number) if len(ranks) > 1 else ''})"
+        f"nothing marks the steps: {counted(count, 'step')} from what repeats, each from {first.boundary or begins} "
+        f"({first.what}{' on rank ' + str(ranks[0].number) if len(ranks) > 1 else ''})"
     )
     return concat_tables([ops, *map(_rows, ranks)]), (line,)
 
 
+def _has_messages(recognised: RecognisedRank) -> bool:
+    return any(rows_among(table["kind"], MESSAGES).any() for table in (recognised.calls, recognised.comms))
+
+
 def _reasons(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
-    """Reasons for which there are no steps, of runs whose work is that of graphs or that captured one."""
+    """The reason for which there are no steps where something would have told them: optimizers, graphs or a capture."""
     for recognised in ranks:
         repeats = recognised.repeats
-        if repeats.reason and (repeats.has_graphs or recognised.capturing):
+        if repeats.reason:
             return (f"nothing marks the steps, and {repeats.reason}: the report is of the whole trace",)
     return ()
 
 
 def _rows(recognised: RecognisedRank) -> pd.DataFrame:
-    repeats = recognised.repeats
-    size = len(repeats)
-    columns = {name: np.full(size, -1, dtype=np.int64) for name in ("stage", "chunk", "microbatch")}
-    texts = {"kind": "STEP", "phase": "", "clock": "device" if repeats.on_device else "host", "source": "inferred"}
-    return make_table(
-        OPS,
-        {
-            **columns,
-            **{name: [text] * size for name, text in {**texts, "pair": ""}.items()},
-            "rank": np.full(size, recognised.number, dtype=np.int64),
-            "step": np.arange(size, dtype=np.int64),
-            "start_ns": repeats.start_ns,
-            "end_ns": repeats.end_ns,
-        },
-    )
+    """The steps of a rank, and the other ranges in them."""
+    return concat_tables([recognised.repeats.ranges, recognised.repeats.spans]).assign(rank=recognised.number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
-from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
+from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table
 from pptrace.report.tables.experts import expert_tables
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
@@ -50,6 +50,7 @@ OF_WHOLE_RUN = frozenset(
         "memory",
         "device",
         "device-host",
+        "host-window",
         "comm-totals",
     )
 )
@@ -61,8 +62,11 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     tables = []
     if step is not None:
         tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
-    elif any(entry.comms for entry in report.device):
-        tables.append(comm_totals_table(report, amount))
+    else:
+        if any(entry.on_host is not None for entry in report.device):
+            tables.append(host_window_table(report, amount))
+        if any(entry.comms for entry in report.device):
+            tables.append(comm_totals_table(report, amount))
     if report.experts is not None:
         tables += expert_tables(report.experts, amount)
     if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:

@@ -166,3 +166,27 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
         rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
     columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
     return ReportTable("device", "Device, whole trace", columns, tuple(rows), notes)
+
+
+def host_window_table(report: Report, amount: Amount) -> ReportTable:
+    """Time of hosts without devices in their whole traces, by what they did; of many ranks, the mean and the extremes."""
+    entries = [(str(entry.rank), entry.on_host) for entry in report.device if entry.on_host is not None]
+    groups = [(rank, [window]) for rank, window in entries]
+    notes: tuple[str, ...] = ()
+    if amount is Amount.BRIEF and len(entries) > FEW_RANKS:
+        by_compute = sorted(groups, key=lambda group: group[1][0].compute_ns)
+        groups = [("mean", [window for _, window in entries]), by_compute[0], by_compute[-1]]
+        notes = (f"the mean of {len(entries)} ranks, and those that computed least and most; --all lists them",)
+    rows = [
+        (
+            rank,
+            units.milliseconds(mean(window.last_ns - window.first_ns for window in windows)),
+            *(units.milliseconds(mean(getattr(window, name) for window in windows)) for name in _OF_HOST),
+        )
+        for rank, windows in groups
+    ]
+    columns = ("rank", "length ms", "compute ms", "communication ms", "between operators ms")
+    return ReportTable("host-window", "Host, whole trace (communication with waiting)", columns, tuple(rows), notes)
+
+
+_OF_HOST = ("compute_ns", "communication_ns", "rest_ns")

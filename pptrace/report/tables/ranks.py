@@ -63,7 +63,9 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     groups, left_out = _shortened(_groups(step, amount), amount)
     grouped = any(len(group.ranks) > 1 for group in groups)
     rest = "bubble" if step.has_pipeline else "rest"
-    times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window")
+    has_between = any(rank.between_operators_ns is not None for rank in step.ranks)
+    between = ("between operators ms",) if has_between else ()
+    times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window", *between)
     if grouped:
         columns: tuple[str, ...] = ("stage", "ranks", *times, "most compute", "")
     elif step.has_pipeline:
@@ -71,7 +73,7 @@ def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> R
     else:
         columns = ("rank", "step ms", *times, "")
     rows: list[tuple[Cell, ...]] = [
-        (*_rank_labels(group, step, grouped), *_rank_times(group), *_extreme(group, grouped), _bar(group))
+        (*_rank_labels(group, step, grouped), *_rank_times(group, has_between), *_extreme(group, grouped), _bar(group))
         for group in groups
     ]
     title = "Stages, means over their ranks" if grouped else "Ranks"
@@ -94,13 +96,15 @@ def _rank_labels(group: _RankGroup, step: StepReport, grouped: bool) -> tuple[st
     return group.label, units.milliseconds(rank.window_ns)
 
 
-def _rank_times(group: _RankGroup) -> tuple[str, ...]:
+def _rank_times(group: _RankGroup, has_between: bool) -> tuple[str, ...]:
+    between = (units.milliseconds(group.mean(lambda rank: rank.between_operators_ns)),) if has_between else ()
     bubble, window = group.mean(lambda rank: rank.bubble_ns), group.mean(lambda rank: rank.window_ns)
     return (
         units.milliseconds(group.mean(lambda rank: rank.compute_ns)),
         units.milliseconds(group.mean(lambda rank: rank.exposed_comm_ns)),
         units.milliseconds(bubble),
         units.percent(share(bubble, window)),
+        *between,
     )
 
 

@@ -1,0 +1,105 @@
+"""Findings on hosts of steps without a pipeline, of steps by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pptrace.analysis.findings import find
+from pptrace.analysis.plain_findings import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES
+from pptrace.analysis.plain_steps import NO_PIPELINE
+from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepReport
+from pptrace.model.device import DeviceBreakdown
+from pptrace.model.device_idle import HostIdle
+
+NO_SCHEDULE = ScheduleSummary("unknown", None, None, None, "none", ())
+NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
+MS = 1_000_000
+
+
+def rank_of(number: int = 0, between: int | None = None, late: int | None = None, **figures: Any) -> RankStep:
+    """A rank of a step of 100 ms; times in ms."""
+    times = {"compute_ns": 30 * MS, "exposed_comm_ns": 0, "bubble_ns": 70 * MS} | figures
+    return RankStep(
+        number,
+        None,
+        100 * MS,
+        phases={},
+        comms=(),
+        spans={},
+        device=NO_DEVICE,
+        peak_memory_bytes=None,
+        ops=(),
+        between_operators_ns=None if between is None else between * MS,
+        late_ns=None if late is None else late * MS,
+        **times,
+    )
+
+
+def step_of(*ranks: RankStep, number: int = 0) -> StepReport:
+    return StepReport(number, 0, 100 * MS, 100 * MS, NO_PIPELINE, ranks)
+
+
+def findings_of(*steps: StepReport) -> tuple[Finding, ...]:
+    return find(steps, NO_SCHEDULE)
+
+
+@pytest.mark.parametrize(("between", "is_found"), [(5, True), (4, False)])
+def test_time_between_operators_is_a_finding_from_a_twentieth_of_the_step_on(between: int, is_found: bool) -> None:
+    found = findings_of(step_of(rank_of(between=between)), step_of(rank_of(between=between)))
+    assert bool(found) is is_found
+    if is_found:
+        assert (found[0].gain_ns, found[0].evidence["reason"]) == (5 * MS, BETWEEN_OPERATORS)
+        assert found[0].title == "Host: 5.0% of the step is between operators (Python, input)"
+        assert found[0].detail.startswith("no operator and no communication runs; look at data loading")
+
+
+def test_of_several_ranks_what_every_one_has_is_between_operators() -> None:
+    (found,) = findings_of(*[step_of(rank_of(0, 10), rank_of(1, 60))] * 2)
+    assert found.gain_ns == 10 * MS
+    assert found.detail.startswith("every rank has at least as much: ")
+    assert findings_of(*[step_of(rank_of(0, 10), rank_of(1, None))] * 2) == ()
+
+
+def test_the_rank_that_others_wait_for_is_named_with_what_it_does_meanwhile() -> None:
+    steps = [step_of(rank_of(0, 2, 1), rank_of(1, 42, 38)), step_of(rank_of(0, 2, 0), rank_of(1, 42, 40))]
+    (found,) = findings_of(*steps)
+    assert found.title == "Straggler: 39.0% of the step goes to waiting for rank 1, which comes last to the collectives"
+    assert found.detail == (
+        "rank 1 comes last to the collectives; the others wait for it 39.0 ms a step: it is 42.0 ms between operators "
+        "(Python, input), the others 2.0"
+    )
+    assert found.gain_ns == 39 * MS
+    assert (found.evidence["cause"], found.evidence["where"]) == ("straggler", {"rank": 1})
+    assert found.evidence["reason"] == LAST_TO_COLLECTIVES
+
+
+def test_a_rank_that_computes_longer_comes_last_for_that() -> None:
+    (found,) = findings_of(*[step_of(rank_of(0, 2, 0), rank_of(1, 2, 20, compute_ns=50 * MS))] * 2)
+    assert found.detail.endswith(": it is 50.0 ms in compute, the others 30.0")
+    (found,) = findings_of(*[step_of(rank_of(0, None, 0), rank_of(1, None, 20))] * 2)
+    assert found.detail.endswith("wait for it 20.0 ms a step")
+
+
+def test_ranks_that_come_last_in_turn_are_none_that_is_late() -> None:
+    turns = [step_of(*(rank_of(number, 2, 12 * (number == at % 3)) for number in range(3))) for at in range(3)]
+    (found,) = findings_of(*turns)
+    assert (found.gain_ns, found.evidence["cause"], found.evidence["where"]) == (12 * MS, "jitter", {})
+
+
+def test_exposed_communication_leaves_out_what_a_late_rank_was_waited_for() -> None:
+    """Rank 1 is late by 30 ms, during 8 of which another collective of 10 ms was under way, exposed on rank 0."""
+    exposed = {"exposed_comm_ns": 20 * MS, "bubble_ns": 50 * MS}
+    early, late = (
+        rank_of(0, 2, 0, late_in_transfer_ns=0, **exposed),
+        rank_of(1, 2, 30, late_in_transfer_ns=8 * MS, **exposed),
+    )
+    _, found = findings_of(*[step_of(early, late)] * 2)
+    assert (found.evidence["cause"], found.gain_ns) == ("communication", (20 + 20 - 8) * MS // 2)
+
+
+def test_a_device_that_waits_for_a_late_host_is_counted_once() -> None:
+    ranks = rank_of(0, None, 0, host=HostIdle(6 * MS, 0, 0)), rank_of(1, None, 38, host=HostIdle(42 * MS, 0, 0))
+    late, host = findings_of(*[step_of(*ranks)] * 2)
+    assert (late.gain_ns, host.gain_ns) == (38 * MS, (6 + 42 - 38) * MS // 2)
