@@ -63,7 +63,7 @@ def replay_line(result: WhatIf) -> str:
 
 
 def _measured_thing(result: WhatIf) -> str:
-    """What lengths are those of: the step where it is known from start to start."""
+    """Name of what is measured: the step where it is known from start to start."""
     return "the step" if result.measured_period_ns is not None else "the pipeline's span"
 
 
@@ -105,7 +105,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
 
 
 def _basis(result: WhatIf) -> str:
-    """What the lengths in the table are."""
+    """Line on what the lengths in the table are."""
     if result.measured_period_ns is None:
         return "ms: the pipeline's span; when the next step begins is not known"
     reaches = result.measured_period_ns < result.measured_span_ns

@@ -165,7 +165,9 @@ def analyse_ranks(
     experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
-    steps = with_periods(reported.steps or report_marked_steps(marked, data), windows, data)
+    steps = with_periods(
+        reported.steps or report_marked_steps(marked, data), windows, data, num_ranks=run.mesh.num_ranks
+    )
     costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)

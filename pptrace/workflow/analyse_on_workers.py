@@ -129,7 +129,7 @@ def analyse_on_workers(
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = with_routing(reported.costs, routing)
     outside = {number: report.outside for number, report in reports.items()}
-    steps = with_periods(reported.steps, windows, data, outside)
+    steps = with_periods(reported.steps, windows, data, outside, run.mesh.num_ranks)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pptrace.analysis.gain_interval import gain_interval
-from pptrace.analysis.outside_pipeline import OTHER, OVERLAP
+from pptrace.analysis.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.errors import UsageError
 from pptrace.model.tables import Int64
 from pptrace.model.wording import listed
+
+_NO_CHANGE = {OVERLAP, UNRECORDED, UNKNOWN_RANK}
+"""Parts that take no time of their own, or that of ranks of which nothing tells what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class OutsideTimes:
         known = [step for step in steps if step.outside is not None and not step.is_evaluation]
         if typical is None or typical.period_ns is None:
             return cls()
-        parts = sorted({part.part for step in known for part in step.outside or ()} - {OVERLAP})
+        parts = sorted({part.part for step in known for part in step.outside or ()} - _NO_CHANGE)
         if parts == [OTHER]:
             parts = []  # nothing was recorded there
         of_parts = {
@@ -59,6 +62,10 @@ class OutsideTimes:
         Raises:
             UsageError: nothing of the run is such a part.
         """
+        if part in (UNRECORDED, UNKNOWN_RANK):
+            raise UsageError(
+                f"--ideal outside={part}: no gain is known: only the traces of these ranks tell why they come late"
+            )
         if part not in self.of_parts or self.period_ns is None:
             has = listed(self.of_parts) if self.of_parts else "nothing that is known"
             raise UsageError(f"--ideal outside={part}: outside its pipeline this run has {has}")

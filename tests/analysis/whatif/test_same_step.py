@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import pptrace
+from pptrace.analysis.step_parts import OutsidePart
+from pptrace.analysis.whatif.outside import OutsideTimes
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
 from pptrace.api.whatif import Predictions
+from pptrace.errors import UsageError
 from pptrace.report.charts.changes import changes_chart
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.table import Amount
@@ -121,3 +125,14 @@ def test_a_plan_that_was_run_counts_with_what_is_outside_the_pipeline() -> None:
         **{"period_ns": 14, "period_low_ns": 13, "period_high_ns": 16},
     )
     assert (one.verified_ns, one.same_work_ns, one.is_sure) == (15, 19, True)
+
+
+@pytest.mark.parametrize("part", ["unrecorded_ranks", "unknown_rank"])
+def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
+    run, predictions = predicted("uneven_p4")
+    assert predictions.result.today is not None
+    times = OutsideTimes(10, 5, {})
+    with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
+        times.without(part, predictions.result.today)
+    step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
+    assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]
