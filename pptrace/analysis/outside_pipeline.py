@@ -65,7 +65,7 @@ def with_periods(
     """The steps with their periods, and with the parts of these outside the pipeline.
 
     Args:
-        windows: those of their pipelines; () without any.
+        windows: those of all pipelines, of steps that are not reported too, where a step before ends; () without any.
         data: everything measured; of it the ops alone, where ``outside`` is given.
         outside: what each rank did outside of the windows.
         num_ranks: ranks of the run; where it is more than there are traces, some are not recorded.
@@ -141,9 +141,9 @@ class OutsideRows:
     """Rows of a rank outside of pipelines' windows: ranges and collectives, as columns.
 
     ``weight``: of rows around one moment the one with the largest is the part. ``part`` is an index into ``parts``, ``axis`` into
-    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there; it has so many ``members`` (−1: unknown), and its
-    transfer takes ``transfer_ns`` at most. ``starved`` is when the device waited for launches, as a set of intervals; None
-    without a device.
+    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and takes
+    ``transfer_ns`` at most to transfer. ``starved`` is when the device waited for launches, as a set of intervals; None without
+    a device.
     """
 
     start_ns: Int64
@@ -194,7 +194,9 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
     transfer = _most_transfer(kinds, axes, found)
     columns.append((asked[chosen], found["start_ns"], found["end_ns"], most, names, axes, match, members, transfer))
     all_parts, all_axes = (sorted({name for column in columns for name in column[at] if name}) for at in (4, 5))
-    start, begun, end, weight = (np.concatenate([column[at] for column in columns]) for at in range(4))
+    start, begun, end, weight, of_match, size, transfer = (
+        np.concatenate([column[at] for column in columns]) for at in (0, 1, 2, 3, 6, 7, 8)
+    )
     return OutsideRows(
         start,
         begun,
@@ -202,7 +204,9 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         weight,
         np.array([all_parts.index(name) for column in columns for name in column[4]], dtype=np.int64),
         np.array([all_axes.index(axis) if axis else -1 for column in columns for axis in column[5]], dtype=np.int64),
-        *(np.concatenate([column[at] for column in columns]) for at in (6, 7, 8)),
+        of_match,
+        size,
+        transfer,
         tuple(all_parts),
         tuple(all_axes),
         _starved_outside(lane, inside),

@@ -16,10 +16,12 @@ import pptrace
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.outside_findings import outside_findings
 from pptrace.analysis.outside_pipeline import _Timelines, outside_rows
+from pptrace.analysis.probes.recorded import RecordedProbes
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import Bubble, OutsidePart
 from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
+from pptrace.schedule.probe import parse_probes
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
@@ -288,3 +290,32 @@ def test_members_that_all_have_a_trace_are_waited_for_by_name_where_other_ranks_
         rows[rank] = outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms)), None, NOTHING)
     walked = _Timelines(cast(AlignedRun, None), rows, lacks_ranks=True).walk(0, 64, 0)
     assert dict(walked) == {("barrier", (("axis", "dp"),)): 4, ("other", (("rank", 1),)): 60}
+
+
+def steps_of_100_ms(folder: Path, last: int = 6) -> Path:
+    """An op table of steps that begin 100 ms apart, with 60 ms between their pipelines; odd ones have 30 ms of it."""
+    at, rows = 0.0, []
+    for step in range(last):
+        rows += pipeline(step, at)
+        at += 100 if step % 2 == 0 else 70
+    report_of(folder, rows)
+    return folder / "ops.csv"
+
+
+def test_a_step_that_is_reported_alone_is_as_long_as_in_the_report_of_all(tmp_path: Path) -> None:
+    path = steps_of_100_ms(tmp_path)
+    of_all = load([path], cache=False).report.steps
+    for step in of_all:
+        (alone,) = load([path], step=step.step, cache=False).report.steps
+        assert (alone.period_ns, alone.outside) == (step.period_ns, step.outside)
+
+
+def test_a_step_before_a_probed_one_ends_where_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with a probe are in no table, but they are where the ones before them end."""
+    path = steps_of_100_ms(tmp_path)
+    recorded = RecordedProbes(parse_probes(["F:0.5"]), {}, on_device=False)
+    monkeypatch.setattr("pptrace.analysis.probes.study.read_probes", lambda _: recorded)
+    steps = load([path], cache=False).report.steps
+    assert [(step.step, step.period_ns, outside(step)) for step in steps] == [
+        (number, 100 * MS, {("other", "rank 0"): 60 * MS}) for number in (0, 2, 4)
+    ]
