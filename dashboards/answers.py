@@ -112,8 +112,8 @@ class Answers:
         length_s = predictions.result.scenarios[0].span_ns / 1e9
         if length_s > most_s:
             raise UsageError(
-                f"its step takes {length_s:.0f} s, which is run six times; a page waits for steps of at most {most_s:.0f} s: use "
-                "the command line"
+                f"its pipeline takes {length_s:.0f} s, which is run six times; a page waits for steps of at most {most_s:.0f} s: "
+                "use the command line"
             )
         if not self._running.acquire(blocking=False):
             raise UsageError("another plan is being run; try again when it has ended")

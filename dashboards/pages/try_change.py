@@ -228,10 +228,10 @@ def verified(answers: Answers, form: Mapping[str, object]) -> list[Node]:
             "processes are started for browsers of this machine; from elsewhere start the dashboard with --token"
         )
     one = answers.verified(wishes_of(form), _MOST_VERIFIED_S)
-    assert one.verified_span_ns is not None
-    off = one.verified_span_ns / one.span_ns - 1
+    assert one.verified_ns is not None
+    off = one.verified_ns / one.length_ns - 1
     text = (
-        f"{milliseconds(one.verified_span_ns)} ms in real processes, the median of five steps; {milliseconds(one.span_ns)} ms "
+        f"{milliseconds(one.verified_ns)} ms in real processes, the median of five steps; {milliseconds(one.length_ns)} ms "
         f"were predicted ({off:+.1%})"
     )
     return [html.Span(text, id="verify-result")]
@@ -265,8 +265,9 @@ def _pictures(analysis: Analysis, predictions: Predictions) -> Sequence[Node]:
     for figure in (measured, simulated):  # time begins at the same place in both
         figure.update_layout(margin={"l": _LABELS_PX}).update_yaxes(automargin=False)
     several = f", the longest of {len(windows)} pipelines" if len(windows) > 1 else ""
-    note = f"step {step}{several}: {milliseconds(longest.span_ns)} ms"
-    changed_note = f"step {step} with the change: {milliseconds(changed.makespan_ns)} ms{_off(predictions, changed)}"
+    note = f"pipeline of step {step}{several}: {milliseconds(longest.span_ns)} ms"
+    length = milliseconds(changed.makespan_ns)
+    changed_note = f"pipeline of step {step} with the change: {length} ms{_off(predictions, changed)}"
     return [
         chart("Measured", measured, "try-measured", "", note=note),
         chart("Simulated", simulated, "try-simulated", "", note=changed_note),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
-from pptrace.analysis.outside_pipeline import COMPUTE, HOST, OTHER
+from pptrace.analysis.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.result import Finding, Severity, StepReport
 from pptrace.analysis.step_parts import OUTSIDE_NAMES
 from pptrace.model.tables import Int64
@@ -27,6 +27,11 @@ _ADVICE = {
     COMPUTE: "look at what is computed between pipelines: metrics, clipping, copies",
     OTHER: "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
 }
+_NO_GAIN = {
+    UNRECORDED: "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
+    UNKNOWN_RANK: "these calls have no match in other traces, so that who comes late, and what is won without it, is not known",
+}
+"""Parts that are the time of other ranks, which nothing tells: no gain is known."""
 _ANYWHERE = ("optimizer", HOST, COMPUTE, OTHER)
 """Parts that every run has some of."""
 _MOST_OF_IT = 0.5
@@ -39,7 +44,7 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     periods = [step.period_ns or 0 for step in known]
     if {entry.part for step in known for entry in step.outside or ()} <= {OTHER}:
         return  # nothing was recorded there
-    for part, advice in _ADVICE.items():
+    for part, advice in {**_ADVICE, **_NO_GAIN}.items():
         places = _places(known, part)
         if not places:
             continue
@@ -58,10 +63,10 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
             f"Outside the pipeline: {share:.1%} of the step is {name}{at}",
             f"{gain / 1e6:,.1f} ms from the pipeline's last op to the next step's first one, a step takes "
             f"{sum(periods) / len(periods) / 1e6:,.1f} ms: {advice}",
-            gain_ns=gain,
+            gain_ns=None if part in _NO_GAIN else gain,
             evidence={"cause": part, "where": where, "share": share, "reason": name, "is_outside": True},
-            gain_low_ns=low,
-            gain_high_ns=high,
+            gain_low_ns=None if part in _NO_GAIN else low,
+            gain_high_ns=None if part in _NO_GAIN else high,
         )
 
 

@@ -4,7 +4,9 @@ A step is as long as the time from its first op to the next one's, its period: t
 pipeline is walked back along what was waited for, from the first op of the next step, on its rank. At each moment the walk is on
 one rank, and what that rank did is the part: a range (optimizer, loading of data, evaluation, …), a transfer of a collective, or
 nothing that a trace names. Where the rank waited in a collective for the member that came last, the walk goes on at that member
-when it came: a slow loader of rank 3 before a barrier is rank 3's. What runs in the pipeline's own time lengthens nothing, and is
+when it came: a slow loader of rank 3 before a barrier is rank 3's. Where members have no trace, or the call has no match, what it
+takes beyond its transfer is waiting for ranks that are not recorded, or for one that is not known; the transfer takes no longer
+than the shortest call of its like, a barrier has none. What runs in the pipeline's own time lengthens nothing, and is
 in no part.
 """
 
@@ -27,11 +29,14 @@ from pptrace.analysis.step_parts import OutsidePart
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.marks import Collective
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.step_bounds import StepBounds, step_bounds
 from pptrace.timeline.windows import StepWindow
 
 OTHER, HOST, COMPUTE = "other", "host", "compute"
+UNRECORDED, UNKNOWN_RANK = "unrecorded_ranks", "unknown_rank"
+"""Waiting in collectives for members that have no trace, and for a member that is not known, as the call has no match."""
 OVERLAP = "overlap"
 """Negative: the next step's pipeline begins before this one's has ended."""
 OF_SPANS = {
@@ -55,13 +60,15 @@ def with_periods(
     windows: Sequence[StepWindow],
     data: AlignedRun,
     outside: Mapping[int, OutsideRows] | None = None,
+    num_ranks: int = 0,
 ) -> tuple[StepReport, ...]:
     """The steps with their periods, and with the parts of these outside the pipeline.
 
     Args:
-        windows: those of their pipelines; () without any.
+        windows: those of all pipelines, of steps that are not reported too, where a step before ends; () without any.
         data: everything measured; of it the ops alone, where ``outside`` is given.
         outside: what each rank did outside of the windows.
+        num_ranks: ranks of the run; where it is more than there are traces, some are not recorded.
     """
     if not windows:
         bounds = step_bounds(data.ops, data.work, data.clock)
@@ -73,7 +80,7 @@ def with_periods(
     for window in windows:
         of_step.setdefault(window.step, []).append(window)
     bounds = step_bounds(data.ops, {}, data.clock)
-    timelines = _Timelines(data, outside)
+    timelines = _Timelines(data, outside, num_ranks > len(outside))
     return tuple(
         _with_period(
             step,
@@ -148,8 +155,9 @@ class OutsideRows:
     """Rows of a rank outside of pipelines' windows: ranges and collectives, as columns.
 
     ``weight``: of rows around one moment the one with the largest is the part. ``part`` is an index into ``parts``, ``axis`` into
-    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there. ``starved`` is when the device waited for
-    launches, as a set of intervals; None without a device.
+    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and takes
+    ``transfer_ns`` at most to transfer. ``starved`` is when the device waited for launches, as a set of intervals; None without
+    a device.
     """
 
     start_ns: Int64
@@ -159,6 +167,8 @@ class OutsideRows:
     part: Int64
     axis: Int64
     match: Int64
+    members: Int64
+    transfer_ns: Int64
     parts: tuple[str, ...]
     axes: tuple[str, ...]
     starved: Int64 | None
@@ -174,7 +184,7 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         rows: of the rank, on the common clock.
         inside: the time in which pipelines run.
     """
-    columns: list[tuple[Int64, Int64, Int64, Int64, list[str], list[str], Int64]] = []
+    columns: list[tuple[Int64, Int64, Int64, Int64, list[str], list[str], Int64, Int64, Int64]] = []
     communicates = union(rows.comms["start_ns"], rows.comms["end_ns"])
     for slice_ in (rows.spans, rows.ops):
         found = slice_.where(np.flatnonzero(slice_.among("kind", _FIRST)))
@@ -187,9 +197,9 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         kinds = [str(kind) for kind in found["kind"]]
         weight = np.array([len(_FIRST) - _FIRST.index(kind) for kind in kinds], dtype=np.int64)
         names = [OF_SPANS.get(kind, COMPUTE) for kind in kinds]
-        no_match = np.full(len(kinds), -1)
+        none = np.full(len(kinds), -1)
         start = found["start_ns"]
-        columns.append((start, start, found["end_ns"], weight, names, [""] * len(kinds), no_match))
+        columns.append((start, start, found["end_ns"], weight, names, [""] * len(kinds), none, none, none))
     comms = rows.comms
     asked = np.maximum(comms["start_ns"], comms["asked_ns"])
     is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp",))
@@ -198,10 +208,15 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
     kinds, axes = [str(kind) for kind in found["kind"]], [str(axis) or "unknown" for axis in found["axis"]]
     names = list(map(_part_of, kinds, axes))
     most = np.full(len(chosen), len(_FIRST) + 1)
-    match = np.where(found.among("kind", MESSAGES), -1, found["match"])
-    columns.append((asked[chosen], found["start_ns"], found["end_ns"], most, names, axes, match))
+    is_message = found.among("kind", MESSAGES)
+    match = np.where(is_message, -1, found["match"])
+    members = np.where(is_message, 1, found["group_size"])  # whom a message waits for has its own columns
+    transfer = _most_transfer(kinds, axes, found)
+    columns.append((asked[chosen], found["start_ns"], found["end_ns"], most, names, axes, match, members, transfer))
     all_parts, all_axes = (sorted({name for column in columns for name in column[at] if name}) for at in (4, 5))
-    start, begun, end, weight = (np.concatenate([column[at] for column in columns]) for at in range(4))
+    start, begun, end, weight, of_match, size, transfer = (
+        np.concatenate([column[at] for column in columns]) for at in (0, 1, 2, 3, 6, 7, 8)
+    )
     return OutsideRows(
         start,
         begun,
@@ -209,11 +224,22 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         weight,
         np.array([all_parts.index(name) for column in columns for name in column[4]], dtype=np.int64),
         np.array([all_axes.index(axis) if axis else -1 for column in columns for axis in column[5]], dtype=np.int64),
-        np.concatenate([column[6] for column in columns]),
+        of_match,
+        size,
+        transfer,
         tuple(all_parts),
         tuple(all_axes),
         _starved_outside(lane, inside),
     )
+
+
+def _most_transfer(kinds: Sequence[str], axes: Sequence[str], rows: Slice) -> Int64:
+    """Longest transfer that collectives of a rank may have, ns: the shortest call of their like; none of a barrier."""
+    took = np.maximum(rows["end_ns"] - rows["start_ns"], 0)
+    like = pd.DataFrame({"kind": list(kinds), "axis": list(axes), "bytes": rows["bytes"], "ns": took})
+    shortest = like.groupby(["kind", "axis", "bytes"])["ns"].transform("min").to_numpy(dtype=np.int64)
+    transfer: Int64 = np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest)
+    return transfer
 
 
 def _starved_outside(lane: Lane | None, inside: Int64) -> Int64 | None:
@@ -245,9 +271,10 @@ class _Segment:
 class _Timelines:
     """Timelines of ranks outside of pipelines, each made when the walk first comes to it."""
 
-    def __init__(self, data: AlignedRun, outside: Mapping[int, OutsideRows]) -> None:
+    def __init__(self, data: AlignedRun, outside: Mapping[int, OutsideRows], lacks_ranks: bool) -> None:
         self._data = data
         self._outside = outside
+        self._lacks_ranks = lacks_ranks
         self._of_rank: dict[int, list[_Segment]] = {}
         self._starts: dict[int, Int64] = {}
 
@@ -322,26 +349,47 @@ class _Timelines:
 
     def _rows_of(self, rows: OutsideRows) -> Iterator[tuple[int, _Segment]]:
         """Rows of a rank as segments, each with how much it counts where several are around a moment."""
-        columns = (rows.start_ns, rows.end_ns, rows.weight, rows.part, rows.axis, rows.match)
-        for start, end, weight, part, axis, match in zip(*(column.tolist() for column in columns), strict=True):
+        names = ("start_ns", "end_ns", "weight", "part", "axis", "match", "members", "transfer_ns")
+        columns = (getattr(rows, name).tolist() for name in names)
+        for start, end, weight, part, axis, match, members, transfer in zip(*columns, strict=True):
             if axis < 0:
                 yield weight, _Segment(start, end, rows.parts[part])
-            else:
-                ready, last = self._meetings.get(match, (start, -1)) if match >= 0 else (start, -1)
-                yield weight, _Segment(start, end, rows.parts[part], rows.axes[axis], ready, last)
+                continue
+            ready, last, there = self._meetings.get(match, (start, -1, 1)) if match >= 0 else (start, -1, 1)
+            name, where = rows.parts[part], rows.axes[axis]
+            waiting = self._waiting(match, members, there)
+            if waiting is not None:
+                until = max(end - transfer, start)
+                if until > start:
+                    yield weight, _Segment(start, until, waiting, where, ready, last)
+                start = until
+            if end > start or waiting is None:
+                yield weight, _Segment(start, end, name, where, ready, last)
+
+    def _waiting(self, match: int, members: int, there: int) -> str | None:
+        """The part that is waiting for others in a collective of which so many members are known to be there; None where all are.
+
+        A member whose call lies in a pipeline is not among those that are known: it is recorded, where all ranks are.
+        """
+        if members == 1 or (match >= 0 and (there >= members or not self._lacks_ranks)):
+            return None
+        return UNRECORDED if self._lacks_ranks else UNKNOWN_RANK
 
     @cached_property
-    def _meetings(self) -> Mapping[int, tuple[int, int]]:
-        """Time at which all members of each matched collective were there, and the rank that came last."""
+    def _meetings(self) -> Mapping[int, tuple[int, int, int]]:
+        """Time at which all known members of each matched collective were there, who came last, and how many they are."""
         tables = []
         for rank, rows in self._outside.items():
             matched = rows.match >= 0
             tables.append(pd.DataFrame({"match": rows.match[matched], "start": rows.begun_ns[matched], "rank": rank}))
         if not tables:
             return {}
-        table = pd.concat(tables).sort_values(["match", "start"], kind="stable").drop_duplicates("match", keep="last")
+        table = pd.concat(tables).sort_values(["match", "start"], kind="stable")
+        there = table.groupby("match")["rank"].nunique()
+        table = table.drop_duplicates("match", keep="last")
         columns = (table[name].tolist() for name in ("match", "start", "rank"))
-        return {match: (start, rank) for match, start, rank in zip(*columns, strict=True)}
+        of_match = zip(*columns, there.loc[table["match"]].tolist(), strict=True)
+        return {match: (start, rank, number) for match, start, rank, number in of_match}
 
 
 def _part_of(kind: str, axis: str) -> str:

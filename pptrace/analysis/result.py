@@ -277,6 +277,14 @@ def with_periods_known(steps: Sequence[StepReport]) -> list[StepReport]:
     ]
 
 
+def typical_of(steps: Sequence[StepReport]) -> StepReport | None:
+    """The median by length of some steps, chosen as :attr:`Report.typical_step` is; None of no steps."""
+    training = [step for step in steps if not step.is_evaluation] or list(steps)
+    known = [step for step in training if step.bubble.ratio is not None] or training
+    known = with_periods_known(known) or known
+    return sorted(known, key=lambda step: step.length_ns or 0)[(len(known) - 1) // 2] if known else None
+
+
 def alike_steps(steps: Sequence[StepReport]) -> list[StepReport]:
     """The steps whose span is known, so that their lengths compare: without periods where one of them is not known."""
     known = [step for step in steps if step.span_ns is not None]
@@ -407,7 +415,4 @@ class Report:
         """The step to show first: the median by length, of two the faster, of those whose bubble is known, else of all; of
         training steps, if there are any.
         """
-        training = [step for step in self.steps if not step.is_evaluation] or list(self.steps)
-        known = [step for step in training if step.bubble.ratio is not None] or training
-        known = with_periods_known(known) or known
-        return sorted(known, key=lambda step: step.length_ns or 0)[(len(known) - 1) // 2] if known else None
+        return typical_of(self.steps)

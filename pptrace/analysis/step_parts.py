@@ -58,6 +58,8 @@ OUTSIDE_NAMES = {
     "communication": "communication between pipelines",
     "host": "devices waiting for launches between pipelines",
     "compute": "compute between pipelines",
+    "unrecorded_ranks": "waiting for ranks that are not recorded",
+    "unknown_rank": "waiting for a rank that is not known",
     "other": "time between pipelines that no range names",
     "overlap": "pipelines of two steps at once",
 }

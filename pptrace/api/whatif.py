@@ -86,7 +86,8 @@ class Predictions(ExportsJson, ExportsPage):
         names = Scenario.__slots__
         rows = [{name: getattr(one, name) for name in names} for one in self.result.scenarios]
         frame = pd.DataFrame(rows, columns=list(names))
-        return frame.astype(dict.fromkeys(("peak_memory_bytes", "verified_span_ns"), "Int64"))
+        unknown = ("peak_memory_bytes", "verified_span_ns", "period_ns", "period_low_ns", "period_high_ns")
+        return frame.astype(dict.fromkeys(unknown, "Int64"))
 
     @overload
     def to_csv(self, path: None = None) -> str: ...

@@ -33,13 +33,12 @@ def headline(result: WhatIf) -> str:
     best = result.advice
     if best is None:
         return "Nothing that was tried is faster than the run as it was"
-    doubts = "" if best.high_ns < best.same_work_ns else ", but the interval includes no gain"
+    doubts = "" if best.is_sure else ", but the interval includes no gain"
     if best.over_limit_bytes:
         doubts += f"; it needs {units.num_bytes(best.over_limit_bytes)} more than --memory-limit"
-    whole = (result.measured_span_ns, *((result.measured_period_ns,) if best.is_outside else ()))
-    what = "the step" if best.same_work_ns in whole else "what the same work takes"
+    what = _measured_thing(result) if best.same_work_ns == result.measured_ns else "what the same work takes"
     return (
-        f"{best.name} would take {best.gain_share:.1%} off {what}: {_span(best)} ms instead of "
+        f"{best.name} would take {best.gain_share:.1%} off {what}: {units.milliseconds(best.length_ns)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}{doubts}"
     )
 
@@ -53,19 +52,27 @@ def _to_paste(result: WhatIf) -> list[str]:
 
 
 def replay_line(result: WhatIf) -> str:
-    """The replay of the run itself against what was measured."""
+    """The replay of the run itself against the step that was measured."""
     steps = units.counted(result.num_steps, "step")
+    error = abs(result.replay_ns - result.measured_ns) / max(result.measured_ns, 1)
+    what = "typical of" if result.measured_period_ns is not None else "the pipeline's span, typical of"
     return (
-        f"replay of the run as it was: {units.milliseconds(result.replay_span_ns)} ms, measured "
-        f"{units.milliseconds(result.measured_span_ns)} ms (typical of {steps}): {result.replay_error:.2%} off"
+        f"replay of the run as it was: {units.milliseconds(result.replay_ns)} ms, measured "
+        f"{units.milliseconds(result.measured_ns)} ms ({what} {steps}): {error:.2%} off"
     )
 
 
+def _measured_thing(result: WhatIf) -> str:
+    """Name of what is measured: the step where it is known from start to start."""
+    return "the step" if result.measured_period_ns is not None else "the pipeline's span"
+
+
 def span_words(one: Scenario, result: WhatIf) -> str:
-    """A scenario's step with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
-    low, high = units.milliseconds(one.low_ns), units.milliseconds(one.high_ns)
-    work = "" if one.is_outside or one.same_work_ns == result.measured_span_ns else " for the same work"
-    return f"{_span(one)} ms (90 %: {low} to {high}) instead of {units.milliseconds(one.same_work_ns)}{work}"
+    """The step of a scenario with its interval against the measured one: "60.12 ms (90 %: 58.30 to 62.00) instead of 83.59"."""
+    low, high = units.milliseconds(one.length_low_ns), units.milliseconds(one.length_high_ns)
+    work = "" if one.same_work_ns == result.measured_ns else " for the same work"
+    length, same_work = map(units.milliseconds, (one.length_ns, one.same_work_ns))
+    return f"{length} ms (90 %: {low} to {high}) instead of {same_work}{work}"
 
 
 def whatif_tables(result: WhatIf) -> list[ReportTable]:
@@ -78,20 +85,15 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
     ran = any(one.verified_span_ns is not None for one in shown)
     columns = (*_COLUMNS[:2], *(("verified ms",) if ran else ()), *_COLUMNS[2:])
     if ran:
-        verified = [units.milliseconds(one.verified_span_ns) for one in shown]
+        verified = [units.milliseconds(one.verified_ns) for one in shown]
         rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
     below = [f"[{number}] {note}" for note, number in notes.items()]
     below += _to_paste(result)
-    if result.measured_period_ns is not None:
-        period = units.milliseconds(result.measured_period_ns)
-        below.append(
-            f"ms: the pipeline's span; this run takes {period} ms from the start of a step to that of the next one, and what is "
-            "outside the pipeline stays, but for ideal outside=…"
-        )
+    below.append(_basis(result))
     below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
-    below += ["verified: run in real processes with ops that sleep as long as theirs took"] if ran else []
+    below += ["verified: its pipeline run in real processes with ops that sleep as long as theirs took"] if ran else []
     below += [
         f"{one.name}: verified outside its interval: messages and Python of these processes took longer, other work had the "
         "cores, or the prediction is wrong; verify again with nothing else to do"
@@ -100,6 +102,15 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
     ]
     leave_out = tuple(map(columns.index, ("in flight", "bubble ratio", "front", "memory")))
     return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
+
+
+def _basis(result: WhatIf) -> str:
+    """Line on what the lengths in the table are."""
+    if result.measured_period_ns is None:
+        return "ms: the pipeline's span; when the next step begins is not known"
+    reaches = result.measured_period_ns < result.measured_span_ns
+    outside = "the pipeline's reach into the next step" if reaches else "what is outside the pipeline"
+    return f"ms: the step, from its start to that of the next one; {outside} stays as it is, but for ideal outside=…"
 
 
 _COLUMNS = (
@@ -124,9 +135,9 @@ def _notes(result: WhatIf) -> list[str]:
 def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
     return (
         one.name,
-        units.milliseconds(one.span_ns),
-        units.milliseconds(one.low_ns),
-        units.milliseconds(one.high_ns),
+        units.milliseconds(one.length_ns),
+        units.milliseconds(one.length_low_ns),
+        units.milliseconds(one.length_high_ns),
         units.milliseconds(one.gain_ns),
         units.percent(one.gain_share),
         units.ratio(one.bubble_ratio),
@@ -137,7 +148,3 @@ def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
         "*" if one.on_pareto_front else "",
         " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note),
     )
-
-
-def _span(one: Scenario) -> str:
-    return units.milliseconds(one.length_ns)

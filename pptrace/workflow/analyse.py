@@ -155,7 +155,7 @@ def analyse_ranks(
     data, by_end_times = _align(timed, clock)
     windows = step_windows(data.ops, run.mesh)
     marked = () if windows else marked_windows(data.ops)
-    probed = ProbedSteps.of(run.facts, windows, step)
+    probed, every_window = ProbedSteps.of(run.facts, windows, step), windows
     windows = probed.plain
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
@@ -168,7 +168,9 @@ def analyse_ranks(
     experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
     routing = Routing.of(experts.exchanges)
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
-    steps = with_periods(reported.steps or report_marked_steps(marked, data), windows, data)
+    steps = with_periods(
+        reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
+    )
     costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)

@@ -112,11 +112,11 @@ def analyse_on_workers(
     windows = step_windows(data.ops, run.mesh)
     if not windows:
         raise NotSplitError("there is no pipeline")
-    probed = ProbedSteps.of(run.facts, windows, step)
+    probed, every_window = ProbedSteps.of(run.facts, windows, step), windows
     windows = probed.plain if step is None else only(step, probed.plain)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
     of_run = (run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking)
-    facts = RunFacts(*of_run, parts.of_plan, inside_windows(windows))
+    facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window))
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
@@ -129,7 +129,7 @@ def analyse_on_workers(
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
     costs = with_routing(reported.costs, routing)
     outside = {number: report.outside for number, report in reports.items()}
-    steps = with_periods(reported.steps, windows, data, outside)
+    steps = with_periods(reported.steps, every_window, data, outside, run.mesh.num_ranks)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]

@@ -6,21 +6,30 @@ import json
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import pptrace
-from pptrace.analysis.aligned import RankRows
-from pptrace.analysis.outside_pipeline import OutsideRows, outside_rows
+from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.outside_findings import outside_findings
+from pptrace.analysis.outside_pipeline import OutsideRows, _Timelines, outside_rows
+from pptrace.analysis.probes.recorded import RecordedProbes
 from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.step_parts import Bubble, OutsidePart
 from pptrace.errors import UsageError
-from pptrace.slices import Slice
+from pptrace.model.tables import OPS, empty_table
+from pptrace.schedule.probe import parse_probes
+from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
 
 MS = 1_000_000
+NOTHING = np.empty((0, 2), dtype=np.int64)
+NO_OPS = slice_of(empty_table(OPS))
+NO_BUBBLE = Bubble(None, None, None, None, None)
 
 
 def outside(step: StepReport) -> dict[tuple[str, str], int]:
@@ -322,3 +331,79 @@ def test_two_runs_that_differ_outside_their_pipelines_differ_by_their_periods(tm
     parts = {(part.name, str(part.where.get("cause"))): part for part in both.result.parts}
     optimizer = parts["cause", "outside optimizer"]
     assert (optimizer.change_ns, optimizer.significant) == (20 * MS, True)
+
+
+@pytest.mark.parametrize(
+    ("members", "num_ranks", "part", "words"),
+    [
+        (2, 2, "unrecorded_ranks", "waiting for ranks that are not recorded (axis dp): no gain"),
+        (2, 1, "unknown_rank", "waiting for a rank that is not known (axis dp): no gain"),
+        (1, 1, "barrier", "barrier (axis dp)"),
+    ],
+)
+def test_waiting_for_a_rank_without_a_trace_is_no_gain(members: int, num_ranks: int, part: str, words: str) -> None:
+    """A barrier of which one member has no row is that member's time: only a barrier of its rank alone could be left out."""
+    start, late = np.arange(3, dtype=np.int64) * 100, 40
+    comms = pd.DataFrame(
+        {"kind": "barrier", "axis": "dp", "bytes": 0, "group_size": members, "match": -1}, index=range(3)
+    )
+    comms = comms.assign(start_ns=start, asked_ns=start, end_ns=start + late)
+    rows = RankRows(ops=NO_OPS, spans=NO_OPS, comms=slice_of(comms))
+    timelines = _Timelines(cast(AlignedRun, None), {0: outside_rows(rows, None, NOTHING)}, num_ranks > 1)
+    assert dict(timelines.walk(0, 240, 200)) == {(part, (("axis", "dp"),)): 40}
+    step = StepReport(0, 0, 140, 100, NO_BUBBLE, (), period_ns=140, outside=(OutsidePart(part, {"axis": "dp"}, 40),))
+    (finding,) = outside_findings([step])
+    assert words.split(":")[0] in finding.title
+    assert (finding.gain_ns is None) == ("no gain" in words)
+    if finding.gain_ns is None:
+        assert "what is won without it" in finding.detail
+
+
+def test_transfers_of_collectives_with_members_that_have_no_trace_are_as_long_as_the_shortest_of_them() -> None:
+    start = np.array([0, 100, 200], dtype=np.int64)
+    comms = pd.DataFrame({"kind": "all_reduce", "axis": "dp", "bytes": 8, "group_size": 2, "match": -1}, index=range(3))
+    comms = comms.assign(start_ns=start, asked_ns=start, end_ns=[30, 110, 250])
+    rows = RankRows(ops=NO_OPS, spans=NO_OPS, comms=slice_of(comms))
+    timelines = _Timelines(cast(AlignedRun, None), {0: outside_rows(rows, None, NOTHING)}, lacks_ranks=True)
+    where = (("axis", "dp"),)
+    assert dict(timelines.walk(0, 250, 200)) == {("unrecorded_ranks", where): 40, ("gradient_sync", where): 10}
+
+
+def test_members_that_all_have_a_trace_are_waited_for_by_name_where_other_ranks_have_none() -> None:
+    """Of a barrier of two recorded ranks of many, rank 1 came last: what it did before is the step's time."""
+    rows = {}
+    for rank, start in ((0, 0), (1, 60)):
+        comms = pd.DataFrame({"kind": ["barrier"], "axis": "dp", "bytes": 0, "group_size": 2, "match": 5})
+        comms = comms.assign(start_ns=start, asked_ns=start, end_ns=64)
+        rows[rank] = outside_rows(RankRows(NO_OPS, NO_OPS, slice_of(comms)), None, NOTHING)
+    walked = _Timelines(cast(AlignedRun, None), rows, lacks_ranks=True).walk(0, 64, 0)
+    assert dict(walked) == {("barrier", (("axis", "dp"),)): 4, ("other", (("rank", 1),)): 60}
+
+
+def steps_of_100_ms(folder: Path, last: int = 6) -> Path:
+    """An op table of steps that begin 100 ms apart, with 60 ms between their pipelines; odd ones have 30 ms of it."""
+    at, rows = 0.0, []
+    for step in range(last):
+        rows += pipeline(step, at)
+        at += 100 if step % 2 == 0 else 70
+    report_of(folder, rows)
+    return folder / "ops.csv"
+
+
+def test_a_step_that_is_reported_alone_is_as_long_as_in_the_report_of_all(tmp_path: Path) -> None:
+    path = steps_of_100_ms(tmp_path)
+    of_all = load([path], cache=False).report.steps
+    for step in of_all:
+        (alone,) = load([path], step=step.step, cache=False).report.steps
+        assert (alone.period_ns, alone.outside) == (step.period_ns, step.outside)
+
+
+def test_a_step_before_a_probed_one_ends_where_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with a probe are in no table, but they are where the ones before them end."""
+    path = steps_of_100_ms(tmp_path)
+    recorded = RecordedProbes(parse_probes(["F:0.5"]), {}, on_device=False)
+    monkeypatch.setattr("pptrace.analysis.probes.study.read_probes", lambda _: recorded)
+    steps = load([path], cache=False).report.steps
+    assert [(step.step, step.period_ns, outside(step)) for step in steps] == [
+        (number, 100 * MS, {("other", "rank 0"): 60 * MS}) for number in (0, 2, 4)
+    ]

@@ -41,7 +41,15 @@ def test_a_probed_run_learns_the_same_and_says_what_a_faster_target_would_gain(t
     assert len(losses(plain)) == 16
     assert "What a faster target would gain" in probed.out
 
-    report = load([tmp_path / "run"]).report
+    analysis = load([tmp_path / "run"], as_recorded=True)
+    report, ops = analysis.report, analysis.data.ops
+    starts = ops[ops["kind"].isin(("F", "B"))].groupby("step")["start_ns"].min()
+    assert [step.period_ns for step in report.steps] == [
+        starts[step.step + 1] - starts[step.step] for step in report.steps[:-1]
+    ] + [report.steps[-1].period_ns]
+    assert report.recording is not None
+    assert report.typical_step is not None
+    assert report.recording.recorded_step_ns == pytest.approx(report.typical_step.length_ns, rel=0.1)
     assert [step.step for step in report.steps] == list(range(2, 15, 2))
     (one,) = report.probes
     assert (one.target, one.epsilon, one.steps, one.reason) == ("F", 0.5, tuple(range(3, 15, 2)), None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pptrace.workflow.load import load
+from pptrace.workflow.unrecorded import _RankSteps, _typical
 from tests.support.programs import SAMPLES
 
 
@@ -33,3 +35,14 @@ def test_marks_that_hold_more_than_their_ops_predict_nothing_and_a_reason_says_s
     assert recording is not None
     assert (recording.recorded_step_ns, recording.predicted_step_ns) == (None, None)
     assert (recording.reason or "").startswith("marks of steps are not as long as the steps by their ops")
+
+
+def test_steps_with_a_probe_are_not_counted_where_there_are_others() -> None:
+    """Of steps that take 10, 17, 10 and 17 the odd ones had a probe."""
+    steps = {
+        0: _RankSteps(np.arange(4), np.array([0, 10, 27, 37]), 54),
+        1: _RankSteps(np.arange(4), np.array([1, 11, 28, 38]), 55),
+    }
+    assert _typical(steps, frozenset((1, 3))) == 10
+    assert _typical(steps, frozenset((0, 2))) == 17
+    assert _typical(steps, frozenset(range(4))) == _typical(steps, frozenset()) == 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,13 @@ class RecordedProbes:
 
     def divided(self, windows: Windows) -> tuple[Windows, Windows]:
         """The windows of steps without a probe, and those of steps with one."""
-        plain = tuple(window for window in windows if probe_of(self.probes, window.step) is None)
-        return plain, tuple(window for window in windows if probe_of(self.probes, window.step) is not None)
+        probed = self.steps_of(window.step for window in windows)
+        plain = tuple(window for window in windows if window.step not in probed)
+        return plain, tuple(window for window in windows if window.step in probed)
+
+    def steps_of(self, steps: Iterable[int]) -> frozenset[int]:
+        """The steps, of some, that had a probe."""
+        return frozenset(int(step) for step in set(steps) if probe_of(self.probes, step) is not None)
 
 
 def read_probes(facts: Mapping[int, Mapping[str, Any]]) -> RecordedProbes | None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 class Scenario:
     """A change and what the typical step would take with it, ns.
 
-    ``low_ns`` to ``high_ns`` is a 90 % interval of ``span_ns``, and ``gain_ns`` what the same work would take less than it does
-    now. ``bubble_ratio`` is all that is not compute over compute, of all ranks together. ``peak_inflight`` is the largest number
-    of activations of one chunk and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
+    ``span_ns`` is that of the pipeline, and ``low_ns`` to ``high_ns`` its 90 % interval. ``period_ns`` is the step from its start
+    to the next one's, with ``period_low_ns`` to ``period_high_ns``: None where that of the run is not known. ``gain_ns`` is what
+    the same work would take less than it does now, of the period where it is known, else of the span. ``bubble_ratio`` is all
+    that is not compute over compute, of all ranks together. ``peak_inflight`` is the largest number of activations of one chunk
+    and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
     ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
-    ``paste`` has the options that make the change, by framework; {} where none do. ``period_ns`` is the step from its start to
-    the next one's, None where that of the run is not known.
+    ``paste`` has the options that make the change, by framework; {} where none do.
     """
 
     name: str
@@ -39,16 +40,33 @@ class Scenario:
     on_pareto_front: bool = False
     paste: Mapping[str, str] = field(default_factory=dict)
     period_ns: int | None = None
-
-    @property
-    def is_outside(self) -> bool:
-        """Return whether it changes what is outside the pipeline, whose span stays."""
-        return any(name.startswith("outside=") for name in self.ideal)
+    period_low_ns: int | None = None
+    period_high_ns: int | None = None
 
     @property
     def length_ns(self) -> int:
-        """Length of what it makes shorter: the pipeline's span, or the period."""
-        return self.period_ns if self.is_outside and self.period_ns is not None else self.span_ns
+        """The step as it counts for throughput: its period where that is known, else the pipeline's span."""
+        return self.span_ns if self.period_ns is None else self.period_ns
+
+    @property
+    def length_low_ns(self) -> int:
+        """Lower end of the 90 % interval of the length."""
+        return self.low_ns if self.period_low_ns is None else self.period_low_ns
+
+    @property
+    def length_high_ns(self) -> int:
+        """Upper end of the 90 % interval of the length."""
+        return self.high_ns if self.period_high_ns is None else self.period_high_ns
+
+    @property
+    def verified_ns(self) -> int | None:
+        """The length with the pipeline that was run in real processes; None where none was."""
+        return None if self.verified_span_ns is None else self.verified_span_ns + self.length_ns - self.span_ns
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether its whole interval is shorter than what the same work takes now."""
+        return self.length_high_ns < self.same_work_ns
 
     @property
     def is_choice(self) -> bool:
@@ -75,8 +93,10 @@ class Scenario:
 class WhatIf:
     """Result of the study of a run: ``scenarios``, the best first; none where the replay of the run itself is over 5 % off.
 
-    ``replay_span_ns`` is what the typical step takes in the replay of the run as it was, ``replay_error`` how far from
-    ``measured_span_ns`` that is, as a part of it. ``today`` is the run as it was in the terms of a scenario.
+    ``measured_span_ns`` is the typical span of the pipeline, ``replay_span_ns`` what it takes in the replay of the run as it was,
+    and ``replay_error`` how far from ``measured_span_ns`` that is, as a part of it. ``measured_period_ns`` is the typical step of
+    the report, from its start to the next one's, ``replay_period_ns`` the replay with what is outside the pipeline; None where
+    that is not known. ``today`` is the run as it was in the terms of a scenario.
     """
 
     measured_span_ns: int
@@ -87,6 +107,17 @@ class WhatIf:
     num_steps: int = 0
     warnings: tuple[str, ...] = field(default=())
     measured_period_ns: int | None = None
+    replay_period_ns: int | None = None
+
+    @property
+    def measured_ns(self) -> int:
+        """The measured step as it counts for throughput: its period where that is known, else the pipeline's span."""
+        return self.measured_span_ns if self.measured_period_ns is None else self.measured_period_ns
+
+    @property
+    def replay_ns(self) -> int:
+        """The same of the replay of the run as it was."""
+        return self.replay_span_ns if self.replay_period_ns is None else self.replay_period_ns
 
     @property
     def advice(self) -> Scenario | None:
@@ -96,6 +127,6 @@ class WhatIf:
         """
         fitting = [one for one in self.scenarios if not one.over_limit_bytes]
         choices = [one for one in fitting if one.is_choice] or fitting or list(self.scenarios)
-        sure = next((one for one in choices if one.high_ns < one.same_work_ns), None)
+        sure = next((one for one in choices if one.is_sure), None)
         best = sure or next(iter(choices), None)
         return None if best is None or best.gain_ns <= 0 else best

@@ -14,7 +14,7 @@ import numpy as np
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
-from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.result import Finding, Report, typical_of
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
@@ -79,6 +79,11 @@ class Study:
     def costs(self) -> StageCosts:
         return self.baseline.costs
 
+    @property
+    def measured_length(self) -> int:
+        """The measured step, ns: its period where that is known, else its pipeline's span."""
+        return self.baseline.measured_span if self.outside.period_ns is None else self.outside.period_ns
+
     @cached_property
     def today(self) -> Scenario:
         """The run as it was."""
@@ -97,8 +102,10 @@ class Study:
             return self.outside.without(str(outside[0].place), self.today)
         plan = plan_of(change, self.name, self.costs)
         prediction = predict(self.baseline, change, plan)
-        measured, work = self.baseline.measured_span, change.work(self.costs.plan)
-        peak = self._peak(change, plan)
+        work, peak = change.work(self.costs.plan), self._peak(change, plan)
+        period, low, high = map(self.outside.period_of, (prediction.span, prediction.low, prediction.high))
+        length = prediction.span if period is None else period
+        notes = [*notes_of(change, plan, self.costs), *self._notes_of_work(work)]
         return Scenario(
             name=name,
             schedule=change.schedule or self.name,
@@ -109,17 +116,24 @@ class Study:
             span_ns=prediction.span,
             low_ns=prediction.low,
             high_ns=prediction.high,
-            gain_ns=round(measured * work) - prediction.span,
+            gain_ns=round(self.measured_length * work) - length,
             bubble_ratio=prediction.bubble_ratio,
             peak_inflight=max(peak_inflight(plan)),
             peak_memory_bytes=peak,
             verified_span_ns=None,
-            note="; ".join(notes_of(change, plan, self.costs)),
+            note="; ".join(notes),
             microbatch_size=change.microbatch_size,
             over_limit_bytes=None if peak is None or self.memory_limit is None else max(0, peak - self.memory_limit),
             paste=options_of(change, change.schedule or self.name, plan, self.costs, self.sequences),
-            period_ns=self.outside.period_of(prediction.span),
+            period_ns=period,
+            period_low_ns=low,
+            period_high_ns=high,
         )
+
+    def _notes_of_work(self, work: float) -> Sequence[str]:
+        """Assumption about what is outside the pipeline, of a step that does another amount of work."""
+        has_other_work = self.outside.outside_ns is not None and not math.isclose(work, 1.0)
+        return ("what is outside the pipeline is taken to stay as it is",) if has_other_work else ()
 
     def _peak(self, change: Change, plan: Plan) -> int | None:
         """The largest peak of a rank: from that of the same rank now, where its stages stay, else from that of its layers."""
@@ -200,6 +214,8 @@ def study_run(
         warnings.append(
             f"steps have {len(whole)} plans; predicted from the {num_steps} steps of the one that most have"
         )
+    of_plan = set(costs.step.tolist())
+    steps = [step for step in report.steps if step.step in of_plan]
     costs = costs.every(-(-costs.durations.size // _MOST_CELLS))
     spans = {step.step: step.span_ns for step in report.steps}
     numbers = np.unique(costs.step)
@@ -225,7 +241,10 @@ def study_run(
         warnings.append(
             f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
         )
-    uses, outside = rank_uses(report.memory, plan), OutsideTimes.of(report)
+    typical_one = report.typical_step
+    if len(whole) > 1 or typical_one is None or typical_one.step not in of_plan:  # others do other work
+        typical_one = typical_of(steps)
+    uses, outside = rank_uses(report.memory, plan), OutsideTimes.of(steps, typical_one, baseline.measured_span)
     return Study(baseline, report.schedule.name, uses, tuple(warnings), memory_limit, outside=outside)
 
 
@@ -267,15 +286,15 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
     """
     baseline = study.baseline
     known = (baseline.measured_span, baseline.replay_span, baseline.error)
+    periods = (study.outside.period_ns, study.outside.period_of(baseline.replay_span))
     if baseline.error > MOST_ERROR:
         refusal = (
             f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
             "it; `pptrace analyze` says what the time is that ops and messages do not explain"
         )
-        lines, period = (*study.warnings, refusal), study.outside.period_ns
-        return WhatIf(*known, (), None, len(baseline.measured), lines, period)
+        return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal), *periods)
     warnings = list(study.warnings)
-    least = _LEAST_GAIN * baseline.measured_span if len(changes) > 1 else -math.inf
+    least = _LEAST_GAIN * study.measured_length if len(changes) > 1 else -math.inf
     scenarios = []
     for done, (name, change) in enumerate(changes):
         if on_count is not None:
@@ -287,8 +306,7 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
     scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
     ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
-    lines, period = tuple(warnings), study.outside.period_ns
-    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), lines, period)
+    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings), *periods)
 
 
 def _warnings_of_limit(study: Study, scenarios: Sequence[Scenario]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def _add(
             "thickness": 1,
             "width": 3,
         },
-        customdata=[[one.name, milliseconds(one.span_ns)] for one in shown],
+        customdata=[[one.name, milliseconds(one.length_ns)] for one in shown],
         hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]} ms, gain %{y:,.2f} ms<extra></extra>",
         cliponaxis=False,
     )
@@ -129,7 +129,7 @@ def _size(one: Scenario, unit: _Unit | None) -> float:
 
 def _bounds(one: Scenario) -> tuple[int, int]:
     """The interval of a gain around it, ns."""
-    return one.span_ns - one.high_ns, one.span_ns - one.low_ns
+    return one.length_ns - one.length_high_ns, one.length_ns - one.length_low_ns
 
 
 def _whisker(one: Scenario, unit: _Unit | None) -> Whisker:

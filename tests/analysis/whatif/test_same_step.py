@@ -1,0 +1,138 @@
+"""The step of ``whatif`` is that of ``analyze``: one length from start to start, whoever shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pptrace
+from pptrace.analysis.step_parts import OutsidePart
+from pptrace.analysis.whatif.outside import OutsideTimes
+from pptrace.analysis.whatif.result import Scenario
+from pptrace.analysis.whatif.study import MOST_ERROR
+from pptrace.api.whatif import Predictions
+from pptrace.errors import UsageError
+from pptrace.report.charts.changes import changes_chart
+from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables.table import Amount
+from pptrace.report.units import milliseconds
+from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
+from tests.support.programs import SAMPLES
+
+RUNS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+CHOSEN = {"schedules": "gpipe", "ideals": "jitter"}
+
+
+@cache
+def predicted(name: str) -> tuple[pptrace.Run, Predictions]:
+    run = pptrace.load(SAMPLES / name)
+    return run, run.whatif(**CHOSEN)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_measured_step_is_the_one_that_the_report_shows(name: str) -> None:
+    run, predictions = predicted(name)
+    step, result = run.report.typical_step, predictions.result
+    assert step is not None
+    assert step.period_ns is not None
+    assert result.measured_ns == result.measured_period_ns == step.length_ns
+    assert f"measured {milliseconds(step.length_ns)} ms (typical of " in replay_line(result)
+    if found := re.search(r"takes ([\d,.]+) ms", run.report.verdict):
+        assert float(found[1].replace(",", "")) == pytest.approx(result.measured_ns / 1e6, rel=1e-3)
+    (shown,) = [row for row in steps_table(run.report, step, Amount.WHOLE).rows if row[0] == str(step.step)]
+    assert shown[1] == milliseconds(result.measured_ns)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_length_is_the_pipelines_and_what_is_outside_of_it(name: str) -> None:
+    _, predictions = predicted(name)
+    result = predictions.result
+    outside = result.measured_ns - result.measured_span_ns
+    assert result.replay_ns == result.replay_span_ns + outside
+    if result.today is None:
+        assert result.replay_error > MOST_ERROR
+        return
+    assert result.today.length_ns == result.measured_ns
+    for one in (*result.scenarios, result.today):
+        assert (one.period_ns, one.period_low_ns, one.period_high_ns) == (
+            one.span_ns + outside,
+            one.low_ns + outside,
+            one.high_ns + outside,
+        )
+        assert one.same_work_ns == result.measured_ns
+        assert one.gain_share == pytest.approx(one.gain_ns / result.measured_ns)
+
+
+def test_tables_json_frames_and_pictures_show_the_same_length() -> None:
+    run = pptrace.load(SAMPLES / "uneven_p4")
+    predictions = run.whatif()
+    result = predictions.result
+    (table,) = whatif_tables(result)
+    of_json = json.loads(predictions.to_json())
+    shown = {row[0]: row for row in table.rows}
+    frame = predictions.scenarios.set_index("name")
+    points = {
+        point[0]: point[1]
+        for trace in changes_chart(result).data
+        for point in trace.customdata or ()  # type: ignore[union-attr]
+    }
+    for one, entry in zip(result.scenarios, of_json["scenarios"], strict=True):
+        lengths = tuple(map(milliseconds, (one.length_ns, one.length_low_ns, one.length_high_ns)))
+        assert shown[one.name][1:4] == lengths
+        assert entry["period_ns"] == frame.period_ns[one.name] == one.length_ns
+        assert points.get(one.name, lengths[0]) == lengths[0]
+        assert span_words(one, result).endswith(f"instead of {milliseconds(result.measured_ns)}")
+        gain = one.gain_ns / result.measured_ns
+        assert shown[one.name][5] == f"{gain:.1%}"
+    assert shown["as it was"][1] == milliseconds(result.measured_ns) == milliseconds(of_json["measured_period_ns"])
+    assert headline(result).endswith(f"instead of {milliseconds(result.measured_ns)}")
+    assert "outside the pipeline stays as it is" in " ".join(table.notes)
+
+
+def test_an_ideal_outside_the_pipeline_is_on_the_same_scale() -> None:
+    _, predictions = predicted("uneven_p4")
+    result = pptrace.load(SAMPLES / "uneven_p4").whatif(ideals="outside=optimizer").result
+    (one,) = result.scenarios
+    assert one.length_ns == result.measured_ns - one.gain_ns
+    assert one.length_low_ns <= one.length_ns <= one.length_high_ns
+    assert one.span_ns == result.measured_span_ns == predictions.result.measured_span_ns
+    assert one.gain_share == one.gain_ns / result.measured_ns
+
+
+def test_without_a_known_start_of_the_next_step_lengths_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    rows = "0,0,F,0,10,0,0\n1,0,F,10,20,1,0\n1,0,B,20,30,1,0\n0,0,B,30,40,0,0\n"
+    (tmp_path / "ops.csv").write_text(f"rank,step,kind,start_us,end_us,stage,microbatch\n{rows}", encoding="utf-8")
+    result = pptrace.load(tmp_path / "ops.csv", cache=False).whatif().result
+    assert (result.measured_period_ns, result.replay_period_ns) == (None, None)
+    assert result.measured_ns == result.measured_span_ns == 40_000
+    assert {one.period_ns for one in result.scenarios} == {None}
+    assert "(the pipeline's span, typical of 1 step)" in replay_line(result)
+    assert "the step" not in headline(result)
+    (table,) = whatif_tables(result)
+    assert "ms: the pipeline's span; when the next step begins is not known" in table.notes
+
+
+def test_a_plan_that_was_run_counts_with_what_is_outside_the_pipeline() -> None:
+    one = Scenario(
+        **{"name": "", "schedule": "", "num_chunks": 1, "num_microbatches": 1, "split": None, "ideal": ()},
+        **{"span_ns": 10, "low_ns": 9, "high_ns": 12, "gain_ns": 5, "bubble_ratio": 0.0, "peak_inflight": 1},
+        **{"peak_memory_bytes": None, "verified_span_ns": 11, "note": ""},
+        **{"period_ns": 14, "period_low_ns": 13, "period_high_ns": 16},
+    )
+    assert (one.verified_ns, one.same_work_ns, one.is_sure) == (15, 19, True)
+
+
+@pytest.mark.parametrize("part", ["unrecorded_ranks", "unknown_rank"])
+def test_waiting_for_ranks_without_a_trace_is_no_change(part: str) -> None:
+    run, predictions = predicted("uneven_p4")
+    assert predictions.result.today is not None
+    times = OutsideTimes(10, 5, {})
+    with pytest.raises(UsageError, match="no gain is known: only the traces of these ranks tell"):
+        times.without(part, predictions.result.today)
+    step = replace(run.report.steps[0], outside=(OutsidePart(part, {}, 5), OutsidePart("data", {}, 1)))
+    assert list(OutsideTimes.of([step], step, 1).of_parts) == ["data"]
