@@ -77,7 +77,7 @@ class Prior:
 
 
 NOTHING_KNOWN = Prior()
-"""Of steps of which nothing but their lengths is known."""
+"""Prior of steps of which nothing but their lengths is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,31 @@ class RunDeviations:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingOfSide:
+    """The recording of a side. ``figures``: whether its steps are those without the recording, ``unrecorded``, or ``recorded``.
+
+    ``source`` says where the length of its unrecorded step comes from, ``measured`` or ``predicted``, None of a recorded one.
+    ``recorded_ns`` is the typical step while recorded, None where it is not known; ``settings`` what was recorded, "" of tables.
+    """
+
+    figures: str = "recorded"
+    source: str | None = None
+    recorded_ns: int | None = None
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """The recordings of both sides. ``deviation`` is by how much the change of the step may be off for what is not known of their
+    cost, a standard deviation as a share of the step; the interval of the change has it.
+    """
+
+    a: RecordingOfSide = RecordingOfSide()
+    b: RecordingOfSide = RecordingOfSide()
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
 
@@ -98,6 +123,7 @@ class Comparison:
     num_runs: RunCounts = RunCounts()
     run_to_run: RunDeviations = RunDeviations()
     trend: float | None = None
+    recording: Recordings = Recordings()
 
     @property
     def has_several_runs(self) -> bool:

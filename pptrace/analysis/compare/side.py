@@ -18,6 +18,7 @@ from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import Recording
 from pptrace.analysis.compare.steadiness import Steadiness
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.compare.unrecorded import NOT_KNOWN, RecordingCost, of_runs
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
@@ -30,7 +31,7 @@ class ComparedRun:
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
     ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
-    ``steadiness`` is that of its ops, None where too few tell.
+    ``steadiness`` is that of its ops, None where too few tell. ``recording_cost`` is what recording it cost.
     ``period`` is its first and its last time, ns; None where it is not known.
     """
 
@@ -45,6 +46,7 @@ class ComparedRun:
     name: str = ""
     period: tuple[int, int] | None = None
     steadiness: Steadiness | None = None
+    recording_cost: RecordingCost = NOT_KNOWN
 
     @property
     def is_disturbed(self) -> bool:
@@ -105,6 +107,11 @@ class Side:
         shares = [one.known_transfers for one in known if one.known_transfers is not None]
         return Recording(sum(shares) / len(shares) if shares else None, any(one.has_devices for one in known))
 
+    @cached_property
+    def recording_cost(self) -> RecordingCost:
+        """Cost of recording its runs."""
+        return of_runs([run.recording_cost for run in self.runs])
+
     def undisturbed(self) -> list[Typical] | None:
         """The step of each run without what disturbed it; None where one does not tell."""
         steps = [run.undisturbed for run in self.runs]
@@ -122,13 +129,24 @@ class Side:
         """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
         return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in self._steadiness])
 
+    def typical_steps(self, lengths: Int64) -> list[Typical]:
+        """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
+        typical = self.typical_lengths(lengths.astype(np.float64))
+        assert typical is not None  # all runs have whole steps
+        is_period = self.figures.period is lengths
+        measured = [run.recording_cost.measured if is_period else None for run in self.runs]
+        return [
+            of_run if unrecorded is None else run.typical(unrecorded)
+            for run, of_run, unrecorded in zip(self.runs, typical, measured, strict=True)
+        ]
+
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
         return self._or_of_few(series, [None if of is None else of.of_ops for of in self._steadiness])
 
     @property
     def prior(self) -> tuple[Prior, bool]:
-        """(what is known of steps before they are seen, of the run of which least is; whether that is by its ops)."""
+        """(prior of the steps of the run of which least is known before they are seen; whether that is by its ops)."""
         known = [run.steadiness.of_steps for run in self.runs if run.steadiness is not None]
         if len(known) < len(self.runs):
             return NOTHING_KNOWN, False
