@@ -33,6 +33,10 @@ than ``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-s
 LASTING = 0.08
 """Standard deviation, as a share, by which all of so few steps are taken to be off together: a machine that is busy for seconds.
 """
+_MOST_APART = 3.0
+"""Distance of a step from the median, in median distances, beyond which it says no more of how much the typical step varies: one in
+six that takes twice as long would hide that all take three times as long.
+"""
 CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
@@ -120,14 +124,16 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
 
 def typical_of_few(series: Int64, known: Prior = NOTHING_KNOWN) -> Typical:
     """The typical value of fewer than ``FEWEST_STEPS`` steps, ns: as uncertain as one of them, since they may be alike; of
-    one step it is not known how uncertain.
+    one step it is not known how uncertain. Steps far off the others count as far as these let expect.
     """
     middle, num_steps = int(_lower_median(series)), len(series)
     if num_steps < 2:
         return Typical(middle)
+    apart = np.sort(np.abs(series - np.median(series)))
+    apart = np.minimum(apart, _MOST_APART * np.median(apart[1:]))  # without the one in the middle
     prior = _PRIOR_FREEDOM * (known.deviation * middle) ** 2
     freedom = num_steps - 1 + _PRIOR_FREEDOM
-    variance = (float(((series - series.mean()) ** 2).sum()) + prior) / freedom
+    variance = (float((apart**2).sum()) + prior) / freedom
     return Typical(middle, sqrt(variance), freedom, known.lasting * middle)
 
 
