@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from pptrace.analysis.compare.compare import compare_sides
-from pptrace.analysis.compare.result import Comparison, RunCounts, RunDeviations, SpanChange
+from pptrace.analysis.compare.result import Comparison, MeanChange, RunCounts, RunDeviations, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
@@ -51,6 +51,13 @@ class RunComparison(ExportsJson, ExportsPage):
         ``high``.
         """
         return self.result.span
+
+    @property
+    def mean(self) -> MeanChange | None:
+        """The same of the mean step, which counts for throughput, and whether that changes otherwise than the typical one
+        (``is_otherwise``); None where the time from step to step is not known.
+        """
+        return self.result.mean
 
     @property
     def num_runs(self) -> RunCounts:

@@ -22,6 +22,7 @@ from pptrace.analysis.compare.recording import RecordedApart
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
+    MeanChange,
     PartChange,
     RunCounts,
     RunDeviations,
@@ -30,6 +31,7 @@ from pptrace.analysis.compare.result import (
 )
 from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
 from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
+from pptrace.analysis.compare.throughput import changes_otherwise
 from pptrace.analysis.compare.unrecorded import RecordedBoth
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
@@ -58,7 +60,7 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
     off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
     parts = _part_changes(a, b, apart, order, off_ns, is_undisturbed=undisturbed is not None)
-    verdict = _verdict(span)
+    verdict, mean = _verdict(span), _mean_change(a, b, order, recorded.deviation)
     warnings = (
         *_too_few(a, b),
         *_not_in_turns(a, b, order),
@@ -72,7 +74,7 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     )
     return Comparison(
         verdict,
-        _detail(verdict, span, parts, describe_counts(a, b)),
+        _detail(verdict, span, mean, parts, describe_counts(a, b)),
         span,
         StepCounts(a.figures.num_steps, b.figures.num_steps),
         parts,
@@ -85,6 +87,7 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         ),
         _share(lengths.trend, lengths.a.ns),
         recorded.recordings,
+        mean,
     )
 
 
@@ -119,10 +122,24 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
 
 
 def _span_change(a: Typical, b: Typical, is_undisturbed: bool) -> SpanChange:
-    change = b.ns / a.ns - 1 if a.ns else None
+    return SpanChange(a.ns, b.ns, *_change(a, b), is_undisturbed)
+
+
+def _change(a: Typical, b: Typical) -> tuple[float | None, float | None, float | None]:
+    """(b / a − 1, the ends of its interval)."""
     found = relative_difference(a, b)
     low, high = (None, None) if found is None else (exp(end) - 1 for end in found.interval())
-    return SpanChange(a.ns, b.ns, change, low, high, is_undisturbed)
+    return b.ns / a.ns - 1 if a.ns else None, low, high
+
+
+def _mean_change(a: Side, b: Side, order: Order | None, deviation: float) -> MeanChange | None:
+    """The change of the mean step, which may be off by this share for what recording cost."""
+    of_a, of_b = a.mean_steps(), b.mean_steps()
+    if of_a is None or of_b is None:
+        return None
+    means = typical_of_sides([run.mean for run in of_a], [run.mean for run in of_b], order)
+    change = _change(_off_by(deviation, means.a), means.b)
+    return MeanChange(means.a.ns, means.b.ns, *change, is_otherwise=changes_otherwise(of_a, of_b))
 
 
 def _off_by(deviation: float, typical: Typical) -> Typical:
@@ -130,7 +147,7 @@ def _off_by(deviation: float, typical: Typical) -> Typical:
     return replace(typical, run_to_run=hypot(typical.run_to_run, deviation * typical.ns))
 
 
-def _verdict(span: SpanChange) -> ChangeVerdict:
+def _verdict(span: SpanChange | MeanChange) -> ChangeVerdict:
     if span.low is None or span.high is None or span.low <= 0 <= span.high:
         return ChangeVerdict.NO_DIFFERENCE
     return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
@@ -294,19 +311,19 @@ def _of_runs(a: Side, b: Side) -> Iterator[str]:
         yield f"{' and '.join(sides)}: {line}"
 
 
-def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange], runs: str) -> str:
+def _detail(
+    verdict: ChangeVerdict, span: SpanChange, mean: MeanChange | None, parts: Sequence[PartChange], runs: str
+) -> str:
     """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each."""
     step = "an undisturbed step" if span.is_undisturbed else "a typical step"
-    lengths = f"{step} takes {milliseconds(span.a_ns)} ms in A and {milliseconds(span.b_ns)} ms in B"
-    if span.change is not None:
-        interval = (
-            "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"
-        )
-        lengths += f" ({span.change:+.2%}{interval}{f', {runs}' if runs else ''})"
+    lengths = f"{step} takes {_lengths_of_both(span, runs)}"
     if span.low is None or span.high is None:
         return f"Too few steps to tell a difference: {lengths}"
+    other = mean if mean is not None and mean.is_otherwise else None
+    if other is not None:
+        lengths += f", but the mean one, which counts for throughput, {_lengths_of_both(other)}"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        return f"No difference found: {lengths}"
+        return f"No difference {'of typical steps ' if other is not None else ''}found: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (
@@ -314,7 +331,24 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
         if largest is None
         else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
     )
-    return f"B is {verdict}: {lengths}{most}"
+    return f"B is {verdict}{'' if other is None else _by_which(verdict, other)}: {lengths}{most}"
+
+
+def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:
+    """Lengths of a step of both and the change: "20.00 ms in A and 22.00 ms in B (+10.00%, 95 % interval +9.00% to +11.00%)"."""
+    lengths = f"{milliseconds(of.a_ns)} ms in A and {milliseconds(of.b_ns)} ms in B"
+    if of.change is None:
+        return lengths
+    interval = "" if of.low is None or of.high is None else f", 95 % interval {of.low:+.2%} to {of.high:+.2%}"
+    return f"{lengths} ({of.change:+.2%}{interval}{f', {runs}' if runs else ''})"
+
+
+def _by_which(verdict: ChangeVerdict, mean: MeanChange) -> str:
+    """The words that go with a verdict on typical steps where the mean one is not the same way."""
+    of_mean = _verdict(mean)
+    if of_mean is verdict:
+        return ""
+    return " by typical steps" + (f" and {of_mean} on average" if of_mean is not ChangeVerdict.NO_DIFFERENCE else "")
 
 
 def part_label(part: PartChange) -> str:

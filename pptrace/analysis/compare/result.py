@@ -30,6 +30,21 @@ class SpanChange:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanChange:
+    """The mean step of both runs, ns, which counts for throughput; its change as in :class:`SpanChange`.
+
+    ``is_otherwise``: it changes otherwise than the typical step, by more than chance.
+    """
+
+    a_ns: int
+    b_ns: int
+    change: float | None
+    low: float | None
+    high: float | None
+    is_otherwise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PartChange:
     """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
 
@@ -110,7 +125,7 @@ class Comparison:
     """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
 
     ``trend`` is the change of the typical step from one run to the next in time, as a share of A's, that was taken out of both
-    sides; None where none was.
+    sides; None where none was. ``mean`` is None where the time from step to step is not known.
     """
 
     verdict: ChangeVerdict
@@ -124,6 +139,7 @@ class Comparison:
     run_to_run: RunDeviations = RunDeviations()
     trend: float | None = None
     recording: Recordings = Recordings()
+    mean: MeanChange | None = None
 
     @property
     def has_several_runs(self) -> bool:

@@ -17,6 +17,7 @@ from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import Recording
 from pptrace.analysis.compare.steadiness import Steadiness
+from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
 from pptrace.analysis.compare.unrecorded import NOT_KNOWN, RecordingCost, of_runs
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
@@ -60,7 +61,16 @@ class ComparedRun:
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
+        return typical_of(series, self._core_wait_ns)
+
+    def mean_step(self, periods: Int64) -> MeanStep:
+        """The mean step: of these, or of those that were timed unrecorded."""
+        measured = self.recording_cost.measured
+        return mean_step_of(periods if measured is None else measured, self._core_wait_ns)
+
+    @property
+    def _core_wait_ns(self) -> float:
+        return (self.core_wait or 0.0) * float(np.median(self.figures.window))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +143,20 @@ class Side:
         """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
         typical = self.typical_lengths(lengths.astype(np.float64))
         assert typical is not None  # all runs have whole steps
-        is_period = self.figures.period is lengths
-        measured = [run.recording_cost.measured if is_period else None for run in self.runs]
+        measured = [run.recording_cost.measured for run in self.runs]
+        if self.figures.period is not lengths:
+            return typical
         return [
             of_run if unrecorded is None else run.typical(unrecorded)
             for run, of_run, unrecorded in zip(self.runs, typical, measured, strict=True)
         ]
+
+    def mean_steps(self) -> list[MeanStep] | None:
+        """The mean step of each run, of the same steps; None where the time from step to step is not known."""
+        if self.figures.period is None:
+            return None
+        periods = self._of_runs(self.figures.period.astype(np.float64))
+        return [run.mean_step(self._known(of_run)) for run, of_run in zip(self.runs, periods, strict=True)]
 
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
