@@ -120,10 +120,11 @@ class UnrecordedSteps:
     @property
     def typical_ns(self) -> int | None:
         """The median of those before and, unless the recording slowed them, those after; None without any."""
-        return round(float(np.median(self._like_before))) if len(self._like_before) else None
+        return round(float(np.median(self.lengths))) if len(self.lengths) else None
 
     @property
-    def _like_before(self) -> Int64:
+    def lengths(self) -> Int64:
+        """The steps that are as they were before the recording: those before it and, unless it slowed them, those after."""
         is_slowed = (self.slowed_after or 1.0) > _SLOWED
         return self.before if is_slowed else np.concatenate((self.before, self.after))
 
@@ -142,7 +143,7 @@ class UnrecordedSteps:
     @property
     def doubt_ns(self) -> int:
         """Half the 90 % interval of the median, from how the steps vary."""
-        steps = self._like_before
+        steps = self.lengths
         if len(steps) < 2:
             return 0
         deviation = _MEDIAN_DEVIATION * float(np.median(np.abs(steps - np.median(steps))))

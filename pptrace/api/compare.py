@@ -14,9 +14,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from pptrace.analysis.compare.compare import compare_sides
-from pptrace.analysis.compare.result import Comparison, RunCounts, RunDeviations, SpanChange
+from pptrace.analysis.compare.result import Comparison, MeanChange, RunCounts, RunDeviations, SpanChange
 from pptrace.analysis.compare.side import ComparedRun
-from pptrace.api.arguments import require_whole
+from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, as_path
 from pptrace.api.run import Run
@@ -51,6 +51,13 @@ class RunComparison(ExportsJson, ExportsPage):
         ``high``.
         """
         return self.result.span
+
+    @property
+    def mean(self) -> MeanChange | None:
+        """The same of the mean step, which counts for throughput, and whether that changes otherwise than the typical one
+        (``is_otherwise``); None where the time from step to step is not known.
+        """
+        return self.result.mean
 
     @property
     def num_runs(self) -> RunCounts:
@@ -125,15 +132,16 @@ def compare(
     jobs: int | None = 1,
     progress: Callable[[float, int], None] | None = None,
     cache: bool = True,
+    as_recorded: bool = False,
 ) -> RunComparison:
     """Say whether B is slower than A, by how much, and in which parts of the step: what ``pptrace compare`` shows.
 
         >>> import pptrace
         >>> both = pptrace.compare("sample_traces/1f1b_p2", "sample_traces/1f1b_p4")
-        >>> both.verdict  # two steps of each are no evidence
-        'no difference'
-        >>> both.span.a_ns, both.span.b_ns
-        (31322022, 88695878)
+        >>> both.verdict
+        'slower'
+        >>> both.span.a_ns, both.span.b_ns  # without their recordings
+        (24712227, 78156585)
 
     Args:
         a: a trace file, a directory with one trace per rank, a run directory, a directory of several runs of one program, or a
@@ -142,6 +150,7 @@ def compare(
         jobs: processes that read; None takes one per core, as in :func:`pptrace.load`.
         progress: called with how many traces of a run have been read (a float: parts count) and how many there are.
         cache: whether to keep what was recognised in large files on disk, for the next time.
+        as_recorded: whether recordings are compared; else the runs without them, where their reports are of those.
 
     Raises:
         PptraceError: nothing can be read, a run has no whole step, or those of a side are of different programs; the message is
@@ -149,12 +158,13 @@ def compare(
     """
     if jobs is not None:
         require_whole("jobs", jobs, 1)
+    require_type("as_recorded", as_recorded, bool, "True or False")
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
     sides = _runs_of(a), _runs_of(b)
     for run in chain(*sides):
         if not isinstance(run, Run):
             require_path(as_path(run))  # rather than after minutes
-    read = partial(_read, jobs=jobs, on_progress=on_progress, cache=cache)
+    read = partial(_read, jobs=jobs, on_progress=on_progress, cache=cache, as_recorded=as_recorded)
     of_a, of_b = (list(chain.from_iterable(map(read, runs))) for runs in sides)
     return RunComparison(compare_sides(of_a, of_b))
 
@@ -176,7 +186,9 @@ def _runs_of(side: OneRun | Sequence[OneRun]) -> Sequence[OneRun]:
     return side
 
 
-def _read(run: OneRun, jobs: int | None, on_progress: OnProgress | None, cache: bool) -> list[ComparedRun]:
+def _read(
+    run: OneRun, jobs: int | None, on_progress: OnProgress | None, cache: bool, as_recorded: bool
+) -> list[ComparedRun]:
     if isinstance(run, Run):
-        return [compared_run(run.as_recorded().analysis, "the loaded run")]
-    return read_side(as_path(run), jobs, on_progress, cache)
+        return [compared_run((run.as_recorded() if as_recorded else run).analysis, "the loaded run")]
+    return read_side(as_path(run), jobs, on_progress, cache, as_recorded)

@@ -27,8 +27,17 @@ from pptrace.workflow.compare import read_side
 )
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--all", "show_all", is_flag=True, help="Print every part and every warning.")
+@click.option("--as-recorded", is_flag=True, help="Compare recordings: what these cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
-def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, show_all: bool, jobs: int | None) -> None:
+def command(
+    a: Path,
+    b: Path,
+    json_file: str | None,
+    html_file: Path | None,
+    show_all: bool,
+    as_recorded: bool,
+    jobs: int | None,
+) -> None:
     """Say whether run B is slower than run A, by how much, and in which parts of the step.
 
     A and B are each a trace file, a directory with one trace per rank, a run directory of `pptrace run`, or a directory of
@@ -47,15 +56,15 @@ def command(a: Path, b: Path, json_file: str | None, html_file: Path | None, sho
     outputs = Outputs({"--json": json_file, "--html": html_file})
     for path in (a, b):
         require_path(path)  # rather than after minutes
-    comparison = RunComparison(compare_sides(_read(a, jobs), _read(b, jobs)))
+    comparison = RunComparison(compare_sides(_read(a, jobs, as_recorded), _read(b, jobs, as_recorded)))
     outputs.write({"--json": comparison.to_json, "--html": comparison.to_html})
     if not outputs.take_stdout:
         _print(comparison.result, show_all)
 
 
-def _read(path: Path, jobs: int | None) -> list[ComparedRun]:
+def _read(path: Path, jobs: int | None, as_recorded: bool) -> list[ComparedRun]:
     with reading_bar() as on_progress:
-        return read_side(path, jobs, on_progress)
+        return read_side(path, jobs, on_progress, as_recorded=as_recorded)
 
 
 def _print(comparison: Comparison, show_all: bool) -> None:

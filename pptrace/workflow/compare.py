@@ -10,6 +10,7 @@ from pptrace.analysis.compare.recording import recording_of
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.analysis.compare.steadiness import steadiness_of
 from pptrace.analysis.compare.undisturbed import op_times, usual_plan
+from pptrace.analysis.compare.unrecorded import recording_cost_of
 from pptrace.analysis.result import Report
 from pptrace.errors import TraceError
 from pptrace.ingest import OnProgress
@@ -17,6 +18,7 @@ from pptrace.ingest.inputs.several import runs_at
 from pptrace.model.wording import counted
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from pptrace.workflow.unrecorded import measured_steps
 
 
 def compared_run(analysis: Analysis, path: object) -> ComparedRun:
@@ -51,6 +53,7 @@ def compared_run(analysis: Analysis, path: object) -> ComparedRun:
         str(path),
         _period(report),
         steadiness_of(costs, figures.lengths),
+        recording_cost_of(report.recording, [info.format for info in report.inputs], measured_steps(analysis).lengths),
     )
 
 
@@ -60,22 +63,31 @@ def _period(report: Report) -> tuple[int, int] | None:
 
 
 def read_side(
-    path: Path, jobs: int | None = 1, on_progress: OnProgress | None = None, cache: bool = True
+    path: Path,
+    jobs: int | None = 1,
+    on_progress: OnProgress | None = None,
+    cache: bool = True,
+    as_recorded: bool = False,
 ) -> list[ComparedRun]:
     """Read the run at a path, or each of the runs in it.
 
     Raises:
         PptraceError: as :func:`read_compared`, or it is not clear whether a directory holds one run or several.
     """
-    return [read_compared(run, jobs, on_progress, cache) for run in runs_at(path)]
+    return [read_compared(run, jobs, on_progress, cache, as_recorded) for run in runs_at(path)]
 
 
 def read_compared(
-    path: Path, jobs: int | None = 1, on_progress: OnProgress | None = None, cache: bool = True
+    path: Path,
+    jobs: int | None = 1,
+    on_progress: OnProgress | None = None,
+    cache: bool = True,
+    as_recorded: bool = False,
 ) -> ComparedRun:
-    """Read and analyse a run, and keep of it what is compared; its tables are let go.
+    """Read and analyse a run, and keep of it what is compared; its tables are let go. Without ``as_recorded`` that is of the run
+    without its recording, where its report is.
 
     Raises:
         PptraceError: nothing can be read, or it has no whole step; the message is one line.
     """
-    return compared_run(load([path], jobs=jobs, on_progress=on_progress, cache=cache, as_recorded=True), path)
+    return compared_run(load([path], jobs=jobs, on_progress=on_progress, cache=cache, as_recorded=as_recorded), path)

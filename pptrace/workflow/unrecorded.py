@@ -57,7 +57,7 @@ class Undone:
 
 def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool = False) -> Undone:
     """Find what recording did to a run that was analysed as it was recorded; not ``as_recorded``, as which it stays."""
-    measured = unrecorded_steps(_step_times(analysis))
+    measured = measured_steps(analysis)
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
     block = RecordingReport(
         unrecorded_step_ns=measured.typical_ns, slowed_after=measured.slowed_after, settings=dict(settings)
@@ -84,6 +84,11 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     if prediction is None:
         return Undone(replace(block, reason="the recorded figures are asked for" if as_recorded else _NO_COST))
     return prediction.undone(block, measured)
+
+
+def measured_steps(analysis: Analysis) -> UnrecordedSteps:
+    """The steps of a run that were timed without being recorded."""
+    return unrecorded_steps(_step_times(analysis))
 
 
 def _step_times(analysis: Analysis) -> list[Mapping[str, Any]]:

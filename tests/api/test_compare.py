@@ -98,7 +98,25 @@ def test_facts_that_differ_are_shown_beside() -> None:
     assert "Facts that differ" in out
     both = pptrace.compare(SAMPLES / "1f1b_p2", SAMPLES / "1f1b_p4")
     assert both.facts.set_index("name").loc["--microbatches"].tolist() == ["4", "8"]
-    assert both.parts.significant.isna().all()
+    assert both.parts[both.parts.name != "compute"].significant.isna().all()
+
+
+def test_recordings_are_compared_where_they_are_asked_for() -> None:
+    """The samples are recordings that make steps longer."""
+    samples = SAMPLES / "1f1b_p2", SAMPLES / "1f1b_p4"
+    unrecorded, recorded = pptrace.compare(*samples), pptrace.compare(*samples, as_recorded=True)
+    assert (unrecorded.span.a_ns, unrecorded.span.b_ns) == (24712227, 78156585)
+    assert (recorded.span.a_ns, recorded.span.b_ns) == (30036022, 85432837)
+    assert unrecorded.result.recording.a.recorded_ns == recorded.span.a_ns
+    runs = [pptrace.load(path) for path in samples]
+    assert pptrace.compare(*runs).to_json() == unrecorded.to_json()
+    assert pptrace.compare(*runs, as_recorded=True).to_json() == recorded.to_json()
+    for both, options in ((unrecorded, ()), (recorded, ("--as-recorded",))):
+        assert pptrace_here("compare", *samples, *options).out == f"{both}\n"
+    assert "steps are those without their recording: A's predicted (30.04 ms as recorded)" in str(unrecorded)
+    assert "without their recording" not in str(recorded)
+    with pytest.raises(UsageError, match="as_recorded"):
+        pptrace.compare(*samples, as_recorded=1)  # type: ignore[arg-type]
 
 
 def test_a_brief_text_has_fewer_parts_than_all(pair: tuple[Path, Path]) -> None:

@@ -36,7 +36,7 @@ _WIDTH = 25_000
 
 @dataclass(frozen=True, slots=True)
 class PlainSetting:
-    """What runs, and the fault, if any, of some ranks: ``slow``, ``python``, ``pauses`` or ``late``.
+    """Program that runs, and the fault, if any, of some ranks: ``slow``, ``python``, ``pauses`` or ``late``.
 
     ``amount`` is the factor of what ops sleep (``slow``), or the time of one occurrence, s; ``chance`` that of an occurrence at
     an op. ``rows`` are those that each rank of an expert group gets in a microbatch; none: no experts.

@@ -33,6 +33,10 @@ than ``FEWEST_STEPS`` it is part of what they deviate by (a scaled inverse chi-s
 LASTING = 0.08
 """Standard deviation, as a share, by which all of so few steps are taken to be off together: a machine that is busy for seconds.
 """
+_MOST_APART = 3.0
+"""Distance of a step from the median, in median distances, beyond which it says no more of how much the typical step varies: one
+in six that takes twice as long would hide that all take three times as long.
+"""
 CONFIDENCE = 0.95
 RUN_TO_RUN = 0.002
 """Standard deviation, as a share, that a run's typical step is allowed besides: two starts of one program place processes and
@@ -77,7 +81,7 @@ class Prior:
 
 
 NOTHING_KNOWN = Prior()
-"""Of steps of which nothing but their lengths is known."""
+"""Prior of steps of which nothing but their lengths is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +107,36 @@ def typical_of(series: Int64, core_wait_ns: float = 0.0) -> Typical:
         core_wait_ns: for how long a rank waited for a core in a step.
     """
     num_steps = len(series)
-    middle = int(_lower_median(series))
+    middle = int(lower_median(series))
     if num_steps < FEWEST_STEPS:
         return Typical(middle)
     run_to_run = hypot(RUN_TO_RUN * middle, CORE_WAIT * core_wait_ns)
-    length = block_length(num_steps)
-    correlation = _correlation(series)
-    samples = _lower_median(series[drawn_steps(num_steps, length)])
+    samples = lower_median(series[drawn_steps(num_steps, block_length(num_steps))])
+    return Typical(middle, *sampled_deviation(samples, series), run_to_run)
+
+
+def sampled_deviation(samples: npt.NDArray[np.int64 | np.float64], series: Int64) -> tuple[float, float]:
+    """(standard deviation of a figure of a series, from its values in the drawn samples of it; degrees of freedom of that)."""
+    num_steps = len(series)
+    length, correlation = block_length(num_steps), _correlation(series)
     deviation = float(samples.std(ddof=1)) * sqrt(num_steps / (num_steps - length))
     independent = num_steps * (1 - correlation) / (1 + correlation)
     freedom = max(min(num_steps / length, independent) - 1, 1.0)
-    return Typical(
-        middle, deviation * _beyond_blocks(_memories(series, correlation), length, num_steps), freedom, run_to_run
-    )
+    return deviation * _beyond_blocks(_memories(series, correlation), length, num_steps), freedom
 
 
 def typical_of_few(series: Int64, known: Prior = NOTHING_KNOWN) -> Typical:
     """The typical value of fewer than ``FEWEST_STEPS`` steps, ns: as uncertain as one of them, since they may be alike; of
-    one step it is not known how uncertain.
+    one step it is not known how uncertain. Steps far off the others count as far as these let expect.
     """
-    middle, num_steps = int(_lower_median(series)), len(series)
+    middle, num_steps = int(lower_median(series)), len(series)
     if num_steps < 2:
         return Typical(middle)
+    apart = np.sort(np.abs(series - np.median(series)))
+    apart = np.minimum(apart, _MOST_APART * np.median(apart[1:]))  # without the one in the middle
     prior = _PRIOR_FREEDOM * (known.deviation * middle) ** 2
     freedom = num_steps - 1 + _PRIOR_FREEDOM
-    variance = (float(((series - series.mean()) ** 2).sum()) + prior) / freedom
+    variance = (float((apart**2).sum()) + prior) / freedom
     return Typical(middle, sqrt(variance), freedom, known.lasting * middle)
 
 
@@ -175,7 +184,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
     return marked
 
 
-def _lower_median(values: Int64) -> npt.NDArray[np.int64]:
+def lower_median(values: Int64) -> npt.NDArray[np.int64]:
     """The median along the last axis; of an even number of values the lower one."""
     middle = (values.shape[-1] - 1) // 2
     medians: npt.NDArray[np.int64] = np.partition(values, middle, axis=-1)[..., middle]

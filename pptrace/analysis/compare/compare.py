@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp
+from dataclasses import dataclass, replace
+from math import exp, hypot
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from pptrace.analysis.compare.bootstrap import (
     relative_difference,
 )
 from pptrace.analysis.compare.facts import differing
-from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, Series, StepFigures
+from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
 from pptrace.analysis.compare.recording import RecordedApart
 from pptrace.analysis.compare.result import (
     ChangeVerdict,
     Comparison,
+    MeanChange,
     PartChange,
     RunCounts,
     RunDeviations,
@@ -29,6 +31,8 @@ from pptrace.analysis.compare.result import (
 )
 from pptrace.analysis.compare.run_to_run import TypicalOfSides, typical_of_sides
 from pptrace.analysis.compare.side import ComparedRun, Order, Side, describe_counts, order_of, side_of
+from pptrace.analysis.compare.throughput import changes_otherwise
+from pptrace.analysis.compare.unrecorded import RecordedBoth
 from pptrace.analysis.core_waits import CORE_WAIT
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted, listed, milliseconds, signed_milliseconds
@@ -49,12 +53,14 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
     order = order_of(a, b)
     undisturbed = _undisturbed(a, b)
     span_a, span_b, note = _lengths(a.figures, b.figures)
-    usual = typical_of_sides(_of_each(a, span_a), _of_each(b, span_b), order)
+    usual = typical_of_sides(a.typical_steps(span_a), b.typical_steps(span_b), order)
     lengths = usual if undisturbed is None else typical_of_sides(*undisturbed, order)
-    span = _span_change(lengths.a, lengths.b, is_undisturbed=undisturbed is not None)
+    recorded = RecordedBoth(a.recording_cost, b.recording_cost)
+    span = _span_change(_off_by(recorded.deviation, lengths.a), lengths.b, is_undisturbed=undisturbed is not None)
     apart = None if a.recording is None or b.recording is None else RecordedApart(a.recording, b.recording)
-    parts = _part_changes(a, b, apart, order, is_undisturbed=undisturbed is not None)
-    verdict = _verdict(span)
+    off_ns = recorded.deviation * max(lengths.a.ns, lengths.b.ns)
+    parts = _part_changes(a, b, apart, order, off_ns, is_undisturbed=undisturbed is not None)
+    verdict, mean = _verdict(span), _mean_change(a, b, order, recorded.deviation)
     warnings = (
         *_too_few(a, b),
         *_not_in_turns(a, b, order),
@@ -63,11 +69,12 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         *_other_ranks(a, b),
         *_not_compared(a, b),
         *(() if apart is None else apart.lines()),
+        *recorded.lines(),
         *_of_runs(a, b),
     )
     return Comparison(
         verdict,
-        _detail(verdict, span, parts, describe_counts(a, b)),
+        _detail(verdict, span, mean, parts, describe_counts(a, b)),
         span,
         StepCounts(a.figures.num_steps, b.figures.num_steps),
         parts,
@@ -79,6 +86,8 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
             _share(lengths.deviation_b, lengths.b.ns),
         ),
         _share(lengths.trend, lengths.a.ns),
+        recorded.recordings,
+        mean,
     )
 
 
@@ -98,13 +107,6 @@ _OfRuns = tuple[Sequence[Typical], Sequence[Typical]]
 """A value of each run of A and of each of B."""
 
 
-def _of_each(side: Side, lengths: Int64) -> list[Typical]:
-    """The typical step of each run."""
-    typical = side.typical_lengths(lengths.astype(np.float64))
-    assert typical is not None  # all runs have whole steps
-    return typical
-
-
 def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, ...]]:
     """(the length of each step of A, of B, a line where that is neither the period nor the span)."""
     if a.period is not None and b.period is not None:
@@ -120,33 +122,55 @@ def _lengths(a: StepFigures, b: StepFigures) -> tuple[Int64, Int64, tuple[str, .
 
 
 def _span_change(a: Typical, b: Typical, is_undisturbed: bool) -> SpanChange:
-    change = b.ns / a.ns - 1 if a.ns else None
+    return SpanChange(a.ns, b.ns, *_change(a, b), is_undisturbed)
+
+
+def _change(a: Typical, b: Typical) -> tuple[float | None, float | None, float | None]:
+    """(b / a − 1, the ends of its interval)."""
     found = relative_difference(a, b)
     low, high = (None, None) if found is None else (exp(end) - 1 for end in found.interval())
-    return SpanChange(a.ns, b.ns, change, low, high, is_undisturbed)
+    return b.ns / a.ns - 1 if a.ns else None, low, high
 
 
-def _verdict(span: SpanChange) -> ChangeVerdict:
+def _mean_change(a: Side, b: Side, order: Order | None, deviation: float) -> MeanChange | None:
+    """The change of the mean step, which may be off by this share for what recording cost."""
+    of_a, of_b = a.mean_steps(), b.mean_steps()
+    if of_a is None or of_b is None:
+        return None
+    means = typical_of_sides([run.mean for run in of_a], [run.mean for run in of_b], order)
+    change = _change(_off_by(deviation, means.a), means.b)
+    return MeanChange(means.a.ns, means.b.ns, *change, is_otherwise=changes_otherwise(of_a, of_b))
+
+
+def _off_by(deviation: float, typical: Typical) -> Typical:
+    """The value that may be off besides by this share of it, a standard deviation."""
+    return replace(typical, run_to_run=hypot(typical.run_to_run, deviation * typical.ns))
+
+
+def _verdict(span: SpanChange | MeanChange) -> ChangeVerdict:
     if span.low is None or span.high is None or span.low <= 0 <= span.high:
         return ChangeVerdict.NO_DIFFERENCE
     return ChangeVerdict.SLOWER if span.low > 0 else ChangeVerdict.FASTER
 
 
 def _part_changes(
-    a: Side, b: Side, apart: RecordedApart | None, order: Order | None, is_undisturbed: bool
+    a: Side, b: Side, apart: RecordedApart | None, order: Order | None, off_ns: float, is_undisturbed: bool
 ) -> tuple[PartChange, ...]:
     """The parts that are known in whole steps of all runs and not 0 in all, largest change first.
 
     Of parts that may differ by what was recorded it is not known whether they do. With ``is_undisturbed`` what ops compute is
-    that of the least disturbed steps.
+    that of the least disturbed steps. ``off_ns`` is by how much the change of the step may be off for what recording cost.
     """
+    off = _OffByRecording(off_ns, _has_devices(a) and _has_devices(b))
     typical = [
         (part, typical_of_sides(*of_runs, order))
         for part in match_figures(a.figures, b.figures, a.schedule == b.schedule)
         if _shows(part.a, part.b) and (of_runs := _runs_of_part(part, a, b, is_undisturbed)) is not None
     ]
     found = [
-        None if apart is not None and apart.hides(part.name, part.place) else difference(both.a, both.b)
+        None
+        if apart is not None and apart.hides(part.name, part.place)
+        else difference(off.with_doubt(part.name, both), both.b)
         for part, both in typical
     ]
     marks = iter(holm([tests.p for tests in found if tests is not None]))
@@ -162,6 +186,27 @@ def _part_changes(
         for (part, both), tests in zip(typical, found, strict=True)
     ]
     return tuple(sorted(changes, key=lambda part: (-abs(part.change_ns), part.name, str(part.where))))
+
+
+@dataclass(frozen=True, slots=True)
+class _OffByRecording:
+    """Doubt about parts for what recording cost: what waits by as much as the step, times of hosts by no more than they
+    are long, times of devices by nothing.
+    """
+
+    step_ns: float
+    has_devices: bool
+
+    def with_doubt(self, name: str, both: TypicalOfSides) -> Typical:
+        """The part of A, with what its difference to that of B may be off by."""
+        if name == COMPUTE and self.has_devices:
+            return both.a
+        most = max(both.a.ns, both.b.ns) if name in (COMPUTE, RANGE) else self.step_ns
+        return replace(both.a, run_to_run=hypot(both.a.run_to_run, min(self.step_ns, most)))
+
+
+def _has_devices(side: Side) -> bool:
+    return side.recording is not None and side.recording.has_devices
 
 
 def _runs_of_part(part: MatchedPart, a: Side, b: Side, is_undisturbed: bool) -> _OfRuns | None:
@@ -201,7 +246,7 @@ def _too_few(a: Side, b: Side) -> Iterator[str]:
 
 
 def _doubt(side: Side) -> str:
-    """How much the steps of a side with few of them are taken to vary, in words."""
+    """Deviation that the steps of a side with few of them are taken to have, in words."""
     prior, is_by_ops = side.prior
     by = "as far as ops tell" if is_by_ops else "as is assumed where no ops tell"
     return f"by {prior.deviation:.0%} and a whole run by {prior.lasting:.0%} ({by})"
@@ -266,19 +311,19 @@ def _of_runs(a: Side, b: Side) -> Iterator[str]:
         yield f"{' and '.join(sides)}: {line}"
 
 
-def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange], runs: str) -> str:
+def _detail(
+    verdict: ChangeVerdict, span: SpanChange, mean: MeanChange | None, parts: Sequence[PartChange], runs: str
+) -> str:
     """The verdict in a sentence; ``runs`` is how many runs there are, "" with one of each."""
     step = "an undisturbed step" if span.is_undisturbed else "a typical step"
-    lengths = f"{step} takes {milliseconds(span.a_ns)} ms in A and {milliseconds(span.b_ns)} ms in B"
-    if span.change is not None:
-        interval = (
-            "" if span.low is None or span.high is None else f", 95 % interval {span.low:+.2%} to {span.high:+.2%}"
-        )
-        lengths += f" ({span.change:+.2%}{interval}{f', {runs}' if runs else ''})"
+    lengths = f"{step} takes {_lengths_of_both(span, runs)}"
     if span.low is None or span.high is None:
         return f"Too few steps to tell a difference: {lengths}"
+    other = mean if mean is not None and mean.is_otherwise else None
+    if other is not None:
+        lengths += f", but the mean one, which counts for throughput, {_lengths_of_both(other)}"
     if verdict is ChangeVerdict.NO_DIFFERENCE:
-        return f"No difference found: {lengths}"
+        return f"No difference {'of typical steps ' if other is not None else ''}found: {lengths}"
     along = (part for part in parts if part.significant and part.change_ns * (span.b_ns - span.a_ns) > 0)
     largest = next((part for part in along if part.name != CAUSE), None)
     most = (
@@ -286,7 +331,24 @@ def _detail(verdict: ChangeVerdict, span: SpanChange, parts: Sequence[PartChange
         if largest is None
         else f"; of its parts {part_label(largest)} changed most, {signed_milliseconds(largest.change_ns)} ms"
     )
-    return f"B is {verdict}: {lengths}{most}"
+    return f"B is {verdict}{'' if other is None else _by_which(verdict, other)}: {lengths}{most}"
+
+
+def _lengths_of_both(of: SpanChange | MeanChange, runs: str = "") -> str:
+    """Lengths of a step of both and the change: "20.00 ms in A and 22.00 ms in B (+10.00%, 95 % interval +9.00% to +11.00%)"."""
+    lengths = f"{milliseconds(of.a_ns)} ms in A and {milliseconds(of.b_ns)} ms in B"
+    if of.change is None:
+        return lengths
+    interval = "" if of.low is None or of.high is None else f", 95 % interval {of.low:+.2%} to {of.high:+.2%}"
+    return f"{lengths} ({of.change:+.2%}{interval}{f', {runs}' if runs else ''})"
+
+
+def _by_which(verdict: ChangeVerdict, mean: MeanChange) -> str:
+    """The words that go with a verdict on typical steps where the mean one is not the same way."""
+    of_mean = _verdict(mean)
+    if of_mean is verdict:
+        return ""
+    return " by typical steps" + (f" and {of_mean} on average" if of_mean is not ChangeVerdict.NO_DIFFERENCE else "")
 
 
 def part_label(part: PartChange) -> str:

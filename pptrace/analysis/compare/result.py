@@ -30,6 +30,21 @@ class SpanChange:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanChange:
+    """The mean step of both runs, ns, which counts for throughput; its change as in :class:`SpanChange`.
+
+    ``is_otherwise``: it changes otherwise than the typical step, by more than chance.
+    """
+
+    a_ns: int
+    b_ns: int
+    change: float | None
+    low: float | None
+    high: float | None
+    is_otherwise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PartChange:
     """A part of the typical step in both runs, the median over steps, ns; ``where`` names a stage, kind, phase, axis or reason.
 
@@ -81,11 +96,36 @@ class RunDeviations:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingOfSide:
+    """The recording of a side. ``figures``: whether its steps are those without the recording, ``unrecorded``, or ``recorded``.
+
+    ``source`` says where the length of its unrecorded step comes from, ``measured`` or ``predicted``, None of a recorded one.
+    ``recorded_ns`` is the typical step while recorded, None where it is not known; ``settings`` what was recorded, "" of tables.
+    """
+
+    figures: str = "recorded"
+    source: str | None = None
+    recorded_ns: int | None = None
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """The recordings of both sides. ``deviation`` is by how much the change of the step may be off for what is not known of their
+    cost, a standard deviation as a share of the step; the interval of the change has it.
+    """
+
+    a: RecordingOfSide = RecordingOfSide()
+    b: RecordingOfSide = RecordingOfSide()
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """``verdict`` says what B is against A, ``detail`` the same in a sentence. ``parts`` are largest change first.
 
     ``trend`` is the change of the typical step from one run to the next in time, as a share of A's, that was taken out of both
-    sides; None where none was.
+    sides; None where none was. ``mean`` is None where the time from step to step is not known.
     """
 
     verdict: ChangeVerdict
@@ -98,6 +138,8 @@ class Comparison:
     num_runs: RunCounts = RunCounts()
     run_to_run: RunDeviations = RunDeviations()
     trend: float | None = None
+    recording: Recordings = Recordings()
+    mean: MeanChange | None = None
 
     @property
     def has_several_runs(self) -> bool:

@@ -17,7 +17,9 @@ from pptrace.analysis.compare.figures import CAUSE, Series, StepFigures
 from pptrace.analysis.compare.matching import joined
 from pptrace.analysis.compare.recording import Recording
 from pptrace.analysis.compare.steadiness import Steadiness
+from pptrace.analysis.compare.throughput import MeanStep, mean_step_of
 from pptrace.analysis.compare.undisturbed import OpTimes, least_disturbed
+from pptrace.analysis.compare.unrecorded import NOT_KNOWN, RecordingCost, of_runs
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.errors import TraceError
 from pptrace.model.tables import Int64
@@ -30,7 +32,7 @@ class ComparedRun:
 
     ``core_wait`` is the share of the time for which a rank waited for a core, the mean over ranks; None where it is not known.
     ``op_times`` are those of the ops of its plan, None where it has none; ``recording`` is None where nothing tells it.
-    ``steadiness`` is that of its ops, None where too few tell.
+    ``steadiness`` is that of its ops, None where too few tell. ``recording_cost`` is what recording it cost.
     ``period`` is its first and its last time, ns; None where it is not known.
     """
 
@@ -45,6 +47,7 @@ class ComparedRun:
     name: str = ""
     period: tuple[int, int] | None = None
     steadiness: Steadiness | None = None
+    recording_cost: RecordingCost = NOT_KNOWN
 
     @property
     def is_disturbed(self) -> bool:
@@ -58,7 +61,16 @@ class ComparedRun:
 
     def typical(self, series: Int64) -> Typical:
         """The typical value of a series of its steps. A wait for a core may be part of any figure of the step."""
-        return typical_of(series, (self.core_wait or 0.0) * float(np.median(self.figures.window)))
+        return typical_of(series, self._core_wait_ns)
+
+    def mean_step(self, periods: Int64) -> MeanStep:
+        """The mean step: of these, or of those that were timed unrecorded."""
+        measured = self.recording_cost.measured
+        return mean_step_of(periods if measured is None else measured, self._core_wait_ns)
+
+    @property
+    def _core_wait_ns(self) -> float:
+        return (self.core_wait or 0.0) * float(np.median(self.figures.window))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +117,11 @@ class Side:
         shares = [one.known_transfers for one in known if one.known_transfers is not None]
         return Recording(sum(shares) / len(shares) if shares else None, any(one.has_devices for one in known))
 
+    @cached_property
+    def recording_cost(self) -> RecordingCost:
+        """Cost of recording its runs."""
+        return of_runs([run.recording_cost for run in self.runs])
+
     def undisturbed(self) -> list[Typical] | None:
         """The step of each run without what disturbed it; None where one does not tell."""
         steps = [run.undisturbed for run in self.runs]
@@ -122,13 +139,32 @@ class Side:
         """The same of the lengths of steps, which are hardly known, and not unknown, of runs with few of them."""
         return self._or_of_few(series, [NOTHING_KNOWN if of is None else of.of_steps for of in self._steadiness])
 
+    def typical_steps(self, lengths: Int64) -> list[Typical]:
+        """The typical step of each run: of the recorded ones, or of those that were timed unrecorded."""
+        typical = self.typical_lengths(lengths.astype(np.float64))
+        assert typical is not None  # all runs have whole steps
+        measured = [run.recording_cost.measured for run in self.runs]
+        if self.figures.period is not lengths:
+            return typical
+        return [
+            of_run if unrecorded is None else run.typical(unrecorded)
+            for run, of_run, unrecorded in zip(self.runs, typical, measured, strict=True)
+        ]
+
+    def mean_steps(self) -> list[MeanStep] | None:
+        """The mean step of each run, of the same steps; None where the time from step to step is not known."""
+        if self.figures.period is None:
+            return None
+        periods = self._of_runs(self.figures.period.astype(np.float64))
+        return [run.mean_step(self._known(of_run)) for run, of_run in zip(self.runs, periods, strict=True)]
+
     def typical_compute(self, series: Series) -> list[Typical] | None:
         """The same of what ops compute; of runs with few steps not known without evidence of their ops."""
         return self._or_of_few(series, [None if of is None else of.of_ops for of in self._steadiness])
 
     @property
     def prior(self) -> tuple[Prior, bool]:
-        """(what is known of steps before they are seen, of the run of which least is; whether that is by its ops)."""
+        """(prior of the steps of the run of which least is known before they are seen; whether that is by its ops)."""
         known = [run.steadiness.of_steps for run in self.runs if run.steadiness is not None]
         if len(known) < len(self.runs):
             return NOTHING_KNOWN, False

@@ -1,4 +1,4 @@
-"""How much the steps of a run may vary, by the many ops inside each of them: evidence where there are only a few steps.
+"""Steadiness of the steps of a run by the many ops inside each of them: evidence where there are only a few steps.
 
 A step of a pipeline has dozens of ops of a kind on each stage, one per microbatch, which have the same to do. What these deviate
 by is what disturbs a step: of m of them in a row, which vary each by itself, the sum varies √m times less, and a machine that is
@@ -36,19 +36,19 @@ class Steadiness:
 
     @property
     def of_ops(self) -> Prior:
-        """What is taken to be known of a sum of ops."""
+        """Prior of a sum of ops."""
         lasting = min(max(self.deviation, _LEAST_LASTING), LASTING)
         return Prior(max(self.deviation / sqrt(self.num_ops), _LEAST_DEVIATION), lasting)
 
     @property
     def of_steps(self) -> Prior:
-        """The same of a whole step, of which the rest varies as nothing is known of it."""
+        """Prior of a whole step, of which the rest varies as nothing is known of it."""
         ops, rest = self.of_ops, 1 - self.share
         return Prior(self.share * ops.deviation + rest * USUAL_DEVIATION, self.share * ops.lasting + rest * LASTING)
 
 
 def steadiness_of(costs: MeasuredCosts | None, lengths: Int64) -> Steadiness | None:
-    """How steady a run is; None where too few ops tell.
+    """Steadiness of a run; None where too few ops tell.
 
     Args:
         costs: of its windows.

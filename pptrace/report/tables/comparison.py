@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, RUN_TO_RUN
 from pptrace.analysis.compare.compare import place_label
-from pptrace.analysis.compare.result import Comparison, FactChange, PartChange, SpanChange
+from pptrace.analysis.compare.result import Comparison, FactChange, MeanChange, PartChange, RecordingOfSide, SpanChange
+from pptrace.model.wording import listed
 from pptrace.report import units
 from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
 
@@ -29,9 +30,15 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
     of_runs = (
         [(str(runs.a), _deviation(deviations.a)), (str(runs.b), _deviation(deviations.b))] if is_several else [(), ()]
     )
+    mean = comparison.mean
+    of_means: list[tuple[str, ...]] = [(), ()]
+    if mean is not None:
+        changed = units.milliseconds(mean.b_ns), _signed(mean.change), _interval(mean)
+        of_means = [(units.milliseconds(mean.a_ns), "", ""), changed]
+    typical = units.milliseconds(span.b_ns), _signed(span.change), _interval(span)
     rows = (
-        ("A", str(counts.a), units.milliseconds(span.a_ns), "", "", *of_runs[0]),
-        ("B", str(counts.b), units.milliseconds(span.b_ns), _signed(span.change), _interval(span), *of_runs[1]),
+        ("A", str(counts.a), units.milliseconds(span.a_ns), "", "", *of_means[0], *of_runs[0]),
+        ("B", str(counts.b), *typical, *of_means[1], *of_runs[1]),
     )
     columns = (
         "run",
@@ -39,10 +46,33 @@ def _steps_table(comparison: Comparison, has_parts: bool) -> ReportTable:
         "undisturbed ms" if span.is_undisturbed else "typical ms",
         "change",
         "95 % interval",
+        *(() if mean is None else ("mean ms", "its change", "its interval")),
         *(("runs", "run to run") if is_several else ()),
     )
     notes = () if has_parts else (f"no part changed by {_LEAST_SHARE:.1%} of a step",)
-    return ReportTable("compared-steps", "Steps", columns, rows, (*notes, *_notes_on_runs(comparison)))
+    return ReportTable(
+        "compared-steps",
+        "Steps",
+        columns,
+        rows,
+        (*notes, *_notes_on_recording(comparison), *_notes_on_runs(comparison)),
+    )
+
+
+def _notes_on_recording(comparison: Comparison) -> Iterator[str]:
+    """A line on what recording cost, where it was taken out of the steps of either side."""
+    recording = comparison.recording
+    sides = [(name, side) for name, side in (("A", recording.a), ("B", recording.b)) if side.source is not None]
+    if not sides:
+        return
+    known = listed(f"{name}'s {side.source}{_as_recorded(side)}" for name, side in sides)
+    doubt = recording.deviation
+    interval = f"; the change may be off by {doubt:.1%} for that, which the interval has" if doubt else ""
+    yield f"steps are those without their recording: {known}{interval}; --as-recorded compares recordings"
+
+
+def _as_recorded(side: RecordingOfSide) -> str:
+    return "" if side.recorded_ns is None else f" ({units.milliseconds(side.recorded_ns)} ms as recorded)"
 
 
 def _notes_on_runs(comparison: Comparison) -> Iterator[str]:
@@ -105,5 +135,5 @@ def _deviation(share: float | None) -> str:
     return "–" if share is None else f"{share:.2%}"
 
 
-def _interval(span: SpanChange) -> str:
+def _interval(span: SpanChange | MeanChange) -> str:
     return "–" if span.low is None or span.high is None else f"{span.low:+.2%} to {span.high:+.2%}"

@@ -106,6 +106,39 @@ def test_an_interval_leaves_out_0_exactly_where_the_difference_is_significant() 
     assert decided == {True, False}
 
 
+FEW = np.array([31_331_929, 18_601_904, 22_076_863, 17_462_975, 22_291_504, 16_477_852])
+FEW_DELAYED = np.array([56_357_560, 56_591_979, 114_500_623, 56_776_593, 67_401_697, 160_217_950])
+"""Steps of two ranks that sum gradients, and of the same with a rank that sleeps for 40 ms; the machine was busy in some."""
+
+
+def test_steps_that_are_longer_by_themselves_do_not_hide_that_all_are_three_times_as_long() -> None:
+    found = relative_difference(typical_of_few(FEW), typical_of_few(FEW_DELAYED))
+    assert found is not None
+    low, high = np.exp(found.interval())
+    assert 1.3 < low < FEW_DELAYED.min() / np.median(FEW) < high < 7
+
+
+@pytest.mark.parametrize("num_steps", range(2, FEWEST_STEPS))
+@pytest.mark.parametrize(("deviation", "long_steps"), [(0.05, 0.0), (0.1, 0.0), (0.05, 1 / 6), (0.1, 1 / 6)])
+def test_few_steps_of_which_some_are_twice_as_long_alarm_seldom_and_three_times_as_long_is_found(
+    num_steps: int, deviation: float, long_steps: float
+) -> None:
+    rng = np.random.default_rng(num_steps)
+
+    def run(factor: float = 1.0) -> Typical:
+        steps = 1 + deviation * rng.standard_normal(num_steps)
+        steps = np.where(rng.random(num_steps) < long_steps, 2 * steps, steps)
+        return typical_of_few(np.rint(USUAL * factor * steps).astype(np.int64))
+
+    pairs = 400
+    tested = [(relative_difference(run(), run()), relative_difference(run(), run(3.0))) for _ in range(pairs)]
+    alarms = sum(same is not None and same.p < 0.05 for same, _ in tested)
+    found = sum(other is not None and other.p < 0.05 for _, other in tested)
+    assert alarms <= 0.05 * pairs + 8  # two deviations of a count
+    least = 0.98 if not long_steps else 0.65 if num_steps > 3 else 0.35
+    assert found >= least * pairs
+
+
 def test_swapped_runs_differ_by_the_opposite() -> None:
     rng = np.random.default_rng(5)
     a, b = typical_of(random_series(40, 0.2, 0.01, rng)), typical_of(random_series(70, 0.2, 0.02, rng))
