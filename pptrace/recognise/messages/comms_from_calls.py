@@ -152,6 +152,7 @@ def _is_any_of(texts: Texts, wanted: Iterable[str]) -> npt.NDArray[np.bool_]:
 def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mask of the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
 
+    Where other collectives use the pipeline's group too, so that it has their axis, a message is one that begins as a label does.
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """
     kernels = kinds == "send_recv"
@@ -160,7 +161,11 @@ def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.Da
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    covered: npt.NDArray[np.bool_] = _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | _is_any_of(kinds, P2P))
+    messages = _is_any_of(kinds, P2P)
+    covered: npt.NDArray[np.bool_] = _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | messages)
+    for kind in P2P:
+        begins = labelled["start_ns"].to_numpy()[(labelled["kind"] == kind).to_numpy()]
+        covered |= (kinds == kind) & np.isin(calls["start_ns"].to_numpy(), begins)
     return covered
 
 

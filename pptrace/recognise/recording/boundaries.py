@@ -23,7 +23,7 @@ UNITS: dict[Category, float] = {
     Category.CPU_OP: 1.0,
     Category.ANNOTATION: 1.0,
     Category.RUNTIME: 1.0,
-    Category.PYTHON: 1.0,
+    Category.PYTHON: 0.6,
 }
 """Cost of recording an event of each category, in units of the cost per event."""
 LONG_NS = 100_000
