@@ -67,6 +67,12 @@ def test_a_refusal_is_an_answer_too(small: Path) -> None:
         answers.whatif(Wishes(microbatches=10_000_000))
 
 
+def test_recordings_are_compared_where_the_dashboard_shows_them() -> None:
+    stores = [Store([SAMPLES / name], as_recorded=True) for name in ("1f1b_p2", "1f1b_p4")]
+    both = Answers(*stores).comparison()
+    assert (both.span.a_ns, both.span.b_ns) == (30_036_022, 85_432_837)
+
+
 def test_two_runs_are_compared_and_one_alone_is_not(small: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     tmp_path = tmp_path_factory.mktemp("other")
     with pytest.raises(UsageError, match="--compare B"):
