@@ -22,15 +22,16 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
         captures: times in which CUDA graphs were captured.
         has_captured: a graph was captured in a step.
     """
-    repeats = repeated_steps(events, captures)
-    if repeats.has_graphs or has_captured:
-        return repeats
+    if len(work) or has_captured:
+        repeats = repeated_steps(events, captures)
+        return repeats if repeats.has_graphs or has_captured else steps_of_optimizers(events, work)
     of_optimizers = steps_of_optimizers(events, work)
-    if len(of_optimizers) or of_optimizers.reason or len(work) or not len(repeats):
+    if len(of_optimizers) or of_optimizers.reason:
         return of_optimizers
+    repeats = repeated_steps(events, captures)
     backwards = _begins_of_backwards(events)
     in_step = np.searchsorted(backwards, repeats.end_ns) - np.searchsorted(backwards, repeats.start_ns)
-    return repeats if (in_step == 1).all() else RepeatedSteps()
+    return repeats if len(repeats) and (in_step == 1).all() else RepeatedSteps()
 
 
 def _begins_of_backwards(events: Events) -> Int64:

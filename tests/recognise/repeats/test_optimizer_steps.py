@@ -168,6 +168,7 @@ def test_ranks_that_take_different_numbers_of_steps_have_none() -> None:
 def test_without_steps_the_report_is_of_the_whole_trace() -> None:
     report = report_of("FF__FB" * 2, "FFF___F____")
     assert not report.steps
+    assert not any("nothing marks the steps" in line for line in report.warnings)
     first, second = (entry.on_host for entry in report.device)
     assert first is not None
     assert second is not None
