@@ -11,6 +11,8 @@ from pptrace.report.tables.table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 
 _TITLE = "What would get it back"
+_MOST_BRIEF = 6
+_MOST_NAME = 100
 
 
 def whatif_text(result: WhatIf, width: int) -> RenderableType:
@@ -41,6 +43,22 @@ def headline(result: WhatIf) -> str:
         f"{best.name} would take {best.gain_share:.1%} off {what}: {units.milliseconds(best.length_ns)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}{doubts}"
     )
+
+
+def brief_lines(result: WhatIf) -> str:
+    """The best predictions, a line for each, below how many there are."""
+    if not result.scenarios:
+        return headline(result)
+    best = result.scenarios[:_MOST_BRIEF]
+    left = len(result.scenarios) - len(best)
+    lines = [f"{units.counted(len(result.scenarios), 'prediction')}, best first"]
+    lines += [f"  {_shortened(one.name)}: {span_words(one, result)}" for one in best]
+    lines += [f"  {left} more in .scenarios"] if left else []
+    return "\n".join(lines)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
 
 
 def _to_paste(result: WhatIf) -> list[str]:
