@@ -287,7 +287,7 @@ class _Timelines:
         return min(starts, key=starts.__getitem__)
 
     def usual_lead(self, rank: int, bounds: StepBounds) -> tuple[int, int]:
-        """(how long a rank's first op of a step usually begins after the step's range, such a begin); the lower median step."""
+        """Time from a step's range to its first op on a rank, and that op's begin, of the lower median step; ns."""
         leads = []
         for step, begin in ((step, begin) for (step, number), (begin, _) in bounds.ranges_ns.items() if number == rank):
             starts = self._data.part(rank, step).ops["start_ns"]

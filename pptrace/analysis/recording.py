@@ -58,7 +58,12 @@ def with_recording(report: Report, recording: RecordingReport) -> Report:
     report, missing = replace(report, recording=recording), report.missing_evidence
     findings: Iterable[Finding] = report.findings
     if recording.is_too_uncertain:
-        findings = [finding for finding in findings if finding.evidence.get("cause") != "host"]
+        of_steps = recording.figures == "unrecorded"  # a replay that is so uncertain tells no step from another
+        findings = [
+            finding
+            for finding in findings
+            if finding.evidence.get("cause") != "host" and not (of_steps and "steps" in finding.evidence)
+        ]
         others = (entry for entry in missing if entry.findings != _OF_HOST)
         missing = (*others, MissingEvidence(_OF_HOST, _reason(recording)))
     most, of_mean = _most_gain([report.typical_step]), _most_gain(report.steps)

@@ -38,6 +38,9 @@ def findings_of_series(series: StepSeries, steps: Sequence[StepReport]) -> Itera
             yield finding
 
 
+_FAR = 1.5
+
+
 def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: StepSeries) -> Finding | None:
     if not outliers:
         return None
@@ -53,7 +56,8 @@ def _of_outliers(outliers: Sequence[StepOutlier], order: Sequence[int], series: 
     main = _largest(worst.differences, worst.excess_ns)
     times = f"{worst.span_ns / worst.usual_ns:.1f} times the usual"
     counted = (
-        f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} far longer than the others"
+        f"{len(outliers)} of {len(order)} steps {'is' if len(outliers) == 1 else 'are'} "
+        f"{'far ' * (worst.span_ns >= _FAR * worst.usual_ns)}longer than the others"
     )
     return Finding(
         Severity.WARNING

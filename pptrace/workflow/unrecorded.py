@@ -117,7 +117,7 @@ class _RankSteps:
 
     @property
     def over_ns(self) -> int:
-        """When the step after the last one would begin: as long after that one's end as steps begin after their ranges do."""
+        """Begin of the step that would follow: as long after the last one's end as steps begin after their ranges do."""
         return self.end_ns + max(int(self.begin_ns[self.usual]) - self.marked_ns, 0)
 
 

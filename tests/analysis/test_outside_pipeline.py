@@ -146,7 +146,7 @@ def test_a_function_that_sums_gradients_without_replicas_is_no_gradient_sum(has_
 
 
 def rows_of_outside(has_replicas: bool) -> OutsideRows:
-    """What a rank does outside its pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near."""
+    """Rows outside a pipeline: a GRAD_SYNC of 20 ms, with an all-reduce of dp in it, or none anywhere near."""
     spans = {
         "kind": np.array(["GRAD_SYNC"], dtype=object),
         "start_ns": np.array([50 * MS]),

@@ -134,7 +134,7 @@ def test_what_single_steps_lose_is_no_part_of_the_typical_step() -> None:
 
 def test_of_several_steps_the_median_of_those_with_a_bubble_is_the_typical_one() -> None:
     steps = [step_of(span, replace(FALL, compute=span)) for span in (9_000_000, 3_000_000, 5_000_000)]
-    assert verdict_of(*steps).startswith("The typical step takes 5.0 ms: 100% compute")
+    assert verdict_of(*steps).startswith("The typical step takes 5.0 ms, 5.7 on average: 100% compute")
     unknown = [step_of(1_000_000, ratio=None), step_of(2_000_000, ratio=None)]
     assert verdict_of(*steps, *unknown).startswith("The typical step takes 5.0 ms")
     assert verdict_of(*unknown).startswith("The typical step takes 1.0 ms"), "of two the faster"
@@ -201,17 +201,13 @@ def test_without_steps_the_devices_are_summed() -> None:
     assert verdict_of(device=(RankDevice(2, NO_DEVICE),)) == none
 
 
-def test_the_gain_is_that_of_the_step_whose_shares_stand_before_it() -> None:
-    """Findings are means over the steps; a sentence of both would give one part two sizes."""
+def test_the_gain_is_that_of_the_first_finding_to_act_on() -> None:
+    """The sentence and the list below it say one thing, though shares are of the typical step and findings of the mean one."""
     steps = [step_of(2_000_000, FALL), step_of(1_000_000, FALL), step_of(9_000_000, FALL)]
     findings = (finding("jitter", 4_000_000), finding("imbalance", 2_000_000))
-    assert verdict_of(*steps, findings=findings).endswith(
-        "; the most to win back is 0.30 ms a step of stages of unequal cost."
-    )
+    assert verdict_of(*steps, findings=findings).endswith("; the most to win back is 4.0 ms a step of ops that vary.")
     other = Finding(Severity.WARNING, "rank 3", "", 700_000)
-    assert verdict_of(*steps, findings=(other,)).endswith(
-        "; the most to win back is 0.70 ms a step on average of rank 3."
-    )
+    assert verdict_of(*steps, findings=(other,)).endswith("; the most to win back is 0.70 ms a step of rank 3.")
 
 
 def test_what_a_place_gives_back_in_a_replay_is_the_findings_gain_and_decides_whether_it_rules() -> None:
@@ -300,7 +296,7 @@ def test_without_a_device_what_hosts_cost_are_ops_that_begin_late() -> None:
     step = ruled(2_000_000, Cause("host", {"rank": 1}, 500_000), Cause("unexplained", {}, 200_000))
     assert verdict_of(step, findings=(finding("host", 600_000),)) == (
         "The step takes 2.0 ms: 65% compute, 25% ops that begin late, 10% unexplained; "
-        "the most to win back is 0.50 ms a step of ops that begin late."
+        "the most to win back is 0.60 ms a step of ops that begin late."
     )
     late = Finding(Severity.WARNING, "", "", 600_000, {"cause": "host", "reason": "late start", "where": {"rank": 1}})
     assert verdict_of(step, findings=(late, finding("host", 0))) == (
