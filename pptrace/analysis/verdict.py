@@ -40,7 +40,7 @@ def _verdict(report: Report) -> str:
     if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
     number = "1 step" if series.num_steps == 1 else f"{series.num_steps} steps"
-    return f"{sentence} Not enough evidence for what recurs: {number}."
+    return f"{sentence} Only {number}: what recurs cannot be told from what happened once."
 
 
 _FEWEST_STEPS = 3

@@ -108,7 +108,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
     below = [f"[{number}] {note}" for note, number in notes.items()]
     below += _to_paste(result)
     below.append(_basis(result))
-    below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
+    below.append("bubble: the share of all that is not compute, exposed communication too")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
     below += ["verified: its pipeline run in real processes with ops that sleep as long as theirs took"] if ran else []
@@ -118,7 +118,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         for one in shown
         if one.verified_span_ns is not None and not one.low_ns <= one.verified_span_ns <= one.high_ns
     ]
-    leave_out = tuple(map(columns.index, ("in flight", "bubble ratio", "front", "memory")))
+    leave_out = tuple(map(columns.index, ("in flight", "bubble", "front", "memory")))
     return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
 
 
@@ -138,7 +138,7 @@ _COLUMNS = (
     "to",
     "gain ms",
     "gain",
-    "bubble ratio",
+    "bubble",
     "in flight",
     "memory",
     "front",
@@ -158,7 +158,7 @@ def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
         units.milliseconds(one.length_high_ns),
         units.milliseconds(one.gain_ns),
         units.percent(one.gain_share),
-        units.ratio(one.bubble_ratio),
+        units.percent(one.bubble_ratio / (1 + one.bubble_ratio)),
         str(one.peak_inflight),
         "–"
         if one.peak_memory_bytes is None
