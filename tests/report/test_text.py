@@ -90,7 +90,7 @@ def test_the_verdict_names_what_costs_most() -> None:
     assert first == "The bubble is not your problem: stage 1 computes longer than the others"
     assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
     assert verdict.endswith(
-        "a step of stages of unequal cost (stage 1). Only 1 step: what recurs cannot be told from what happened once."
+        "a step of stages of unequal cost (stage 1). Only 1 step was timed: what recurs cannot be told from what happened once."
     )
 
 
