@@ -408,7 +408,7 @@ def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stra
 
 
 def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
-    """What the fields say that are null, each with its reason."""
+    """Words for the fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
     if not any(len(work) for work in run.work.values()):
