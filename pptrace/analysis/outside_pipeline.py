@@ -130,7 +130,8 @@ def _with_period(
         before_ns = max((window.end_ns for window in previous), default=marked)
         if not end or (step.has_devices and (marked < before_ns or end < longest.end_ns)):  # its host runs ahead
             return step
-        lead_ns, lead_end = timelines.usual_lead(rank, bounds)
+        if not step.has_devices or previous:  # a first step on devices begins while recorders start
+            lead_ns, lead_end = timelines.usual_lead(rank, bounds)
     parts = timelines.walk(rank, end, longest.end_ns)
     parts.update(timelines.walk(timelines.first_rank(longest), longest.start_ns, step.start_ns))
     parts.update(timelines.walk(rank, lead_end, lead_end - lead_ns))
@@ -289,11 +290,13 @@ class _Timelines:
     def usual_lead(self, rank: int, bounds: StepBounds) -> tuple[int, int]:
         """Time from a step's range to its first op on a rank, and that op's begin, of the lower median step; ns."""
         leads = []
-        for step, begin in ((step, begin) for (step, number), (begin, _) in bounds.ranges_ns.items() if number == rank):
+        ranges = ((step, begin) for (step, number), (begin, _) in bounds.ranges_ns.items() if number == rank)
+        for step, begin in sorted(ranges):
             starts = self._data.part(rank, step).ops["start_ns"]
             if len(starts):
                 leads.append((max(int(starts.min()) - begin, 0), int(starts.min())))
-        return sorted(leads)[(len(leads) - 1) // 2]
+        later = sorted(leads[1:] or leads)  # the recorder may have started in the first one
+        return later[(len(later) - 1) // 2]
 
     def walk(self, rank: int, at_ns: int, stop_ns: int) -> Counter[Named]:
         """The parts of the time from ``stop_ns`` to ``at_ns``, walked back from ``rank``."""

@@ -135,7 +135,9 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
     steps = {}
     for rank, of_rank in bounds.groupby("rank"):
         begin, marked = of_rank["begin"].to_numpy(), of_rank["marked"].to_numpy()
-        usual = int(np.argsort(begin - marked, kind="stable")[(len(begin) - 1) // 2])
+        first = min(1, len(begin) - 1)  # a recorder may have started in the first one
+        leads = np.argsort((begin - marked)[first:], kind="stable")
+        usual = first + int(leads[(len(leads) - 1) // 2])
         end, is_marked = int(of_rank["end"].iloc[-1]), bool(marks.any())
         steps[int(str(rank))] = _RankSteps(of_rank["step"].to_numpy(), begin, usual, int(marked[usual]), end, is_marked)
     return steps

@@ -158,6 +158,8 @@ def rows_of_outside(has_replicas: bool) -> OutsideRows:
     comms |= dict.fromkeys(("start_ns", "asked_ns"), np.array([at])) | {
         "end_ns": np.array([at + MS]),
         "match": np.array([-1]),
+        "group_size": np.array([2]),
+        "bytes": np.array([8]),
     }
     none = {name: column[:0] for name, column in spans.items()}
     inside = np.array([[0, 40 * MS]])
