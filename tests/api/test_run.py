@@ -234,8 +234,8 @@ def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
         run.report.verdict,
         "4 ranks, 1f1b, steps 3 and 4",
         "77.10 ms",
-        "0.999",
-        "ideal 0.375",
+        "41.2%",
+        "ideal 27.3%",
         "<li>Communication",
         "78.26",
     ):

@@ -149,13 +149,13 @@ def test_messages_keep_what_their_links_take(tmp_path: Path) -> None:
     # A table of ops has no messages: what they took is time before ops, which stays with them.
     result = predict_changes(analysis, Wishes()).result
     assert result.replay_error < 0.05
-    assert "no message between stages is known" in result.warnings[0]
+    assert "messages between stages were not recorded" in result.warnings[0]
 
 
 def test_short_messages_that_no_trace_tells_are_warned_of_and_no_faster_links_tried(tmp_path: Path) -> None:
     analysis = analysed(build("1f1b", 4, 8), replace(COSTS, p2p_latency_ns=MS // 2), tmp_path)  # 1.6 % of what ops take
     result = predict_changes(analysis, Wishes()).result
-    assert "no message between stages is known" in result.warnings[0]
+    assert "messages between stages were not recorded" in result.warnings[0]
     assert "links twice as fast" not in {one.name for one in result.scenarios}
     assert not any("whole time of a message" in one.note for one in result.scenarios)
 
