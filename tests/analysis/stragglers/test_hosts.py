@@ -39,7 +39,7 @@ def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other
     (finding,) = of_reason(report, LATE_LAUNCHES)
     assert finding.evidence["where"] == ({"rank": LATE_RANK} if is_named else {})
     assert ("rank 1" in finding.title) == is_named
-    left = sum("between ops" in other.title for other in report.findings)
+    left = sum("before ops that start after their inputs" in other.title for other in report.findings)
     assert left == (other_ns > 0 and is_named)  # what both are late by
 
 
