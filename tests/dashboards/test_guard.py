@@ -40,7 +40,8 @@ def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, pa
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost", "[::1"]
+    "host",
+    ["localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost", "[::1"],
 )
 def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:
     assert client.get("/_dash-layout", headers={"Host": host}).status_code == 400
