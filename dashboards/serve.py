@@ -87,7 +87,7 @@ class Server:
             channel.handle_close()
 
 
-class _Request(HTTPRequestParser):
+class _Request(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
     """A request that comes in, with the time of its first byte."""
 
     def __init__(self, adj: Any) -> None:
@@ -95,7 +95,7 @@ class _Request(HTTPRequestParser):
         self.begun_s = time.time()
 
 
-class _Channel(HTTPChannel):
+class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection that knows since when it waits for the rest of a request."""
 
     parser_class = _Request
