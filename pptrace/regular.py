@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
@@ -25,7 +25,7 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, no regular file", str(path))
-        return cast("BinaryIO", os.fdopen(fd, "rb", buffering))
+        return os.fdopen(fd, "rb", buffering)
     except BaseException:
         os.close(fd)
         raise

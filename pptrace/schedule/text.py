@@ -80,8 +80,11 @@ def read_csv(path: Path) -> Plan:
         ScheduleError: the file cannot be read, or as :func:`from_csv`.
     """
     try:
-        with open_regular(path) as file:
-            text = io.TextIOWrapper(file, "utf-8-sig").read()  # spreadsheets write a byte order mark
+        with (
+            open_regular(path) as file,
+            io.TextIOWrapper(file, "utf-8-sig") as content,
+        ):  # spreadsheets write a byte order mark
+            text = content.read()
     except UnicodeDecodeError:
         raise ScheduleError(f"{path}: cannot be read (it is no text); expected a CSV of actions") from None
     except OSError as err:
