@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from instrument.launch.options import DEFAULT_PARENT, LEVELS
+from instrument.launch.options import DEFAULT_PARENT, LEVELS, make_directory, refused_directory
 from instrument.launch.slurm import torchrun_environ
 from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_ranks, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
@@ -91,15 +91,18 @@ def _run_dir(output: Path | None, command: Sequence[str], rank: int) -> Path:
     """The directory of the run, the same for all its ranks; made where it does not exist.
 
     Raises:
-        UsageError: it holds a trace of this rank already, or the ranks of several nodes have no name for it in common.
+        UsageError: it holds a trace of this rank already or cannot be made, or the ranks of several nodes have no name for it
+            in common.
     """
     given = output or (Path(os.environ["PPTRACE_RUN_DIR"]) if os.environ.get("PPTRACE_RUN_DIR") else None)
     run_dir = given or DEFAULT_PARENT / _common_name(command)
-    if (run_dir / f"rank{rank}.json.gz").exists() or live_path(run_dir, rank).exists():
+    with refused_directory(run_dir):
+        is_taken = (run_dir / f"rank{rank}.json.gz").exists() or live_path(run_dir, rank).exists()
+    if is_taken:
         raise UsageError(
             f"-o {str(run_dir)!r} holds a trace of rank {rank} already: give each run a directory of its own"
         )
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(run_dir)
     return run_dir
 
 

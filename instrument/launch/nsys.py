@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from instrument.launch.launcher import RunResult, launch
-from instrument.launch.options import RunOptions
+from instrument.launch.options import RunOptions, make_directory
 from instrument.launch.output import Terminal
 from instrument.launch.record import RankRecord, write_json
 from pptrace.errors import PptraceError, TraceError
@@ -80,7 +80,7 @@ def launch_under_nsys(options: RunOptions) -> RunResult:
     nsys = shutil.which("nsys")
     if nsys is None:
         raise PptraceError("--profiler nsys: there is no 'nsys' on PATH")
-    options.run_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(options.run_dir)
     for pause_s in (*_PAUSES_S, None):
         attempt = _attempt(nsys, options)
         if attempt.started_launcher or attempt.signalled or pause_s is None:

@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ LEVELS = ("auto", "full", "light")
 pipeline's runtime names its ops.
 """
 DEFAULT_PARENT = Path("pptrace_runs")
+_MOST_SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,38 @@ def _check_profiler(profiler: str) -> None:
         )
 
 
+def make_directory(path: Path) -> None:
+    """Make the directory of a run, where it does not exist.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    with refused_directory(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def refused_directory(path: Path) -> Iterator[None]:
+    """Turn what the system says about the directory of a run into one line.
+
+    Raises:
+        UsageError: with the system's reason.
+    """
+    try:
+        yield
+    except OSError as err:
+        why = os.strerror(err.errno) if err.errno else str(err)
+        shown = repr(str(path))
+        brief = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+        raise UsageError(f"-o {brief}: cannot be made or written ({why}); give another directory") from None
+
+
 def _check_directory(path: Path, *, shared: bool) -> None:
+    with refused_directory(path):
+        _require_place(path, shared)
+
+
+def _require_place(path: Path, shared: bool) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"-o {str(path)!r} is a file: expected a directory that is empty or does not exist yet")
     if path.is_dir() and not shared and any(path.iterdir()):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pptrace
 from instrument.launch.facts import host_name, sample_clock
-from instrument.launch.options import RunOptions
+from instrument.launch.options import RunOptions, make_directory, refused_directory
 from instrument.launch.record import (
     RankRecord,
     State,
@@ -63,8 +63,14 @@ class RunDirectory:
         self._path = options.run_dir / name
 
     def begin(self) -> None:
-        self._options.run_dir.mkdir(parents=True, exist_ok=True)
-        self._write(Status.RUNNING, None, None, ())
+        """Make the directory and write ``run.json`` there.
+
+        Raises:
+            UsageError: it cannot be made or written.
+        """
+        make_directory(self._options.run_dir)
+        with refused_directory(self._options.run_dir):
+            self._write(Status.RUNNING, None, None, ())
 
     def finish(self, end: RunEnd, records: Sequence[RankRecord], hang: Mapping[str, object] | None = None) -> None:
         self._clock["stop"] = sample_clock().as_json()

@@ -54,8 +54,8 @@ def with_core_wait(finding: Finding, waits: Sequence[CoreWait]) -> Finding:
     if most is None or most.share < _LEAST_SHARE:
         return finding
     detail = (
-        f"the threads of rank {most.rank} waited for a processor core for {most.share:.0%} of the time, all together: "
-        "look for other work on its machine, and for more threads than cores"
+        f"rank {most.rank} was short of processor cores: on average {most.share:.2f} of its threads were ready to run and had "
+        "none; look for other work on its machine, and for more threads than cores (OMP_NUM_THREADS)"
     )
     return replace(
         finding,

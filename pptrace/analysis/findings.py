@@ -42,7 +42,7 @@ _CAUSES = {
     "jitter": (
         "goes to ops of one stage that vary",
         "goes to ops of one stage that vary, most of them on {place}",
-        "look for noise on the host, clock changes or uneven input lengths",
+        "look for noise on the host, clock throttling or sequences of uneven length",
     ),
     "communication": (
         "goes to communication that no compute hides",
@@ -50,18 +50,18 @@ _CAUSES = {
         "overlap it with compute, or send fewer bytes",
     ),
     "host": (
-        "goes to devices that have nothing to do because their hosts have not launched it",
-        "goes to devices that have nothing to do because their hosts have not launched it, most of it on {place}",
+        "is device idle time because hosts launch too late",
+        "is device idle time because hosts launch too late, most of it on {place}",
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     LATE_OPS: (  # of no place: a rank that is later than the others has a reason of its own
-        "is lost between ops, which begin later than what they need is there",
-        "is lost between ops, which begin later than what they need is there",
+        "is lost before ops that start after their inputs have arrived",
+        "is lost before ops that start after their inputs have arrived",
         "look at the Python between ops, and at other work on the machine's cores",
     ),
     "unexplained": (
-        "goes to time that belongs to neither ops nor transfers",
-        "goes to time that belongs to neither ops nor transfers",
+        "is spent in neither ops nor transfers",
+        "is spent in neither ops nor transfers",
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive, messages that "
         "were not recorded; on devices also copies, gaps between kernels that had been launched in time, and what other "
         "processes run on the same device",
@@ -264,7 +264,7 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
     if of_steps is not loss.of_steps:
         evidence["gain_if_spread_ns"] = loss.total // num_steps
         advice = (
-            f"{gain / 1e6:,.1f} ms a step if it cost what its like costs, {loss.total / num_steps / 1e6:,.1f} ms if its cost "
+            f"{gain / 1e6:,.1f} ms a step if it cost what the others cost, {loss.total / num_steps / 1e6:,.1f} ms if its cost "
             f"were spread over all: {advice}"
         )
     return Finding(

@@ -74,7 +74,7 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
         return
     doubt = "only that exact"
     if all(step.span_ns is None for step in steps):
-        doubt = "null, since that is more than half a step"
+        doubt = "not known, since that is more than half a step"
     yield (
         f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
         f"waiting and transfers, which compare ranks, are {doubt}"
@@ -87,7 +87,7 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
     if uncertainty_ns > _CERTAIN * shortest:
         yield (
             f"the clocks may be off by ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
-            f"transfers, which compare ranks, are {'null' if 2 * uncertainty_ns > shortest else 'only that exact'}"
+            f"transfers, which compare ranks, are {'not known' if 2 * uncertainty_ns > shortest else 'only that exact'}"
         )
 
 
@@ -126,7 +126,7 @@ def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[s
     elif len(present) == 1:
         yield f"{line}: the windows of steps, waits and bubbles do not include those ranks"
     else:
-        yield f"{line}: windows and waits do not include it, and bubbles that depend on it are null"
+        yield f"{line}: windows and waits do not include it, and bubbles that depend on it are not known"
 
 
 def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
@@ -136,8 +136,8 @@ def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
         return
     if (comms["axis"] == "unknown").all() and (comms["group_size"] < 1).all():
         yield (
-            "null in this report: mesh (the calls name no process group: a profiler that begins before "
-            "init_process_group records none; let pptrace run watch the groups, without --no-hooks, or begin the profiler later)"
+            "not known: how the ranks divide into pipelines and replicas (the calls name no process group; a profiler that "
+            "begins before init_process_group records none: let pptrace run watch the groups, without --no-hooks, or begin later)"
         )
 
 
@@ -156,7 +156,7 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
     whose = f"rank {listed(lone, _FEW)}"
     yield (
         f"the windows of steps are those of {whose} alone, from its first op to its last, and the pipeline's may be longer; in "
-        "them not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
+        "them waiting and exposed transfer are one figure, and the bubble has bounds"
     )
     for rank in lone[:_FEW]:
         if peers := _peers(run, rank):
@@ -236,7 +236,7 @@ def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
 
 def _evaluations(steps: Sequence[StepReport]) -> Iterator[str]:
     if evaluations := [step.step for step in steps if step.is_evaluation]:
-        yield f"step {listed(evaluations, _FEW)} has forwards alone, as evaluations have: left out of step_series and findings"
+        yield f"step {listed(evaluations, _FEW)} has forwards alone, as evaluations have: left out of findings and statistics"
 
 
 def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
@@ -251,7 +251,7 @@ def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
 
 
 def _ranks_that_lack_ops(steps: Sequence[StepReport]) -> Iterator[str]:
-    """A line for the ranks whose figures are null in steps of which their traces lack ops."""
+    """A line for the ranks whose figures are not known in steps of which their traces lack ops."""
     lacking: dict[int, list[int]] = {}
     for step in steps:
         for rank in step.ranks if step.span_ns is not None and step.has_pipeline else ():
@@ -259,8 +259,8 @@ def _ranks_that_lack_ops(steps: Sequence[StepReport]) -> Iterator[str]:
                 lacking.setdefault(rank.rank, []).append(step.step)
     for number, of_steps in lacking.items():
         yield (
-            f"compute_ns, bubble_ns and the phases' bubbles of rank {number} are null in step {listed(of_steps, _FEW)}: its "
-            "trace lacks ops of the plan, whose time would count as bubble"
+            f"compute and bubble of rank {number} are not known in step {listed(of_steps, _FEW)}: its trace lacks ops of the "
+            "plan, whose time would count as bubble"
         )
 
 
@@ -274,12 +274,12 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     if run.framework == OP_TABLE and not is_group_known and not lacking["kind"].isin(P2P).any():
         why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
     waits = (
-        f"; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {listed(unknown_waits, _FEW)}"
+        f"; nor is how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed"
         if (unknown_waits := _unknown_waits(steps))
         else ""
     )
     yield (
-        f"bubble_ns and exposed_comm_ns of rank {listed(ranks, _FEW)} are null: {why}, so that waiting cannot be "
+        f"bubble and exposed communication of rank {listed(ranks, _FEW)} are not known: {why}, so that waiting cannot be "
         "separated from transfer"
         f"{waits}"
     )
@@ -327,13 +327,13 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
         whose = "" if len(lacking) == len(run.work) else f" of rank {listed(list(lacking), _FEW)}"
         yield (
             f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
-            "launching on the host, and compute, bubbles, transfers and the waterfall are null; record with "
+            "launching on the host, and compute, bubbles and transfers are not known; record with "
             "activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in run.work.values()):
         on_device = len(run.ops) and (run.ops["clock"] == "device").all()
         what = "times are those of the tables, which say device" if on_device else "times are host ranges"
-        yield f"no device events in these traces: {what}, and the device breakdown is null"
+        yield f"no device events in these traces: {what}, and what devices did is not known"
 
 
 def explain_unknown_idle(
@@ -349,7 +349,7 @@ def explain_unknown_idle(
         reason = work[rank].idle.reason if rank in work else ""
         ranks_by_reason.setdefault(reason or _LACKS_LAUNCHES, set()).add(rank)
     return tuple(
-        f"host (why the device was idle) is null for rank {listed(sorted(ranks), _FEW)}: {reason}; record CUDA runtime calls "
+        f"why the device was idle is not known of rank {listed(sorted(ranks), _FEW)}: {reason}; record CUDA runtime calls "
         "from before the first step to after the last (Kineto: activities=[CPU, CUDA]; nsys: --trace=cuda)"
         for reason, ranks in ranks_by_reason.items()
     )
@@ -362,7 +362,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
     yield from _missing_devices(run)
     if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
         yield (
-            "pipeline steps, phases and bubbles are null: forwards and backwards were recognised, but not the pipeline that "
+            "pipeline steps, phases and bubbles are not known: forwards and backwards were recognised, but not the pipeline that "
             "they belong to; give the traces of all of its ranks"
         )
         return
@@ -374,13 +374,13 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
         )
         yield (
             f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles are "
-            "null; see the README for the runtimes that are recognised"
+            "not known; see the README for the runtimes that are recognised"
         )
         return
     if not any(step.has_pipeline for step in steps):
         yield (
-            "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
-            "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
+            "no forward or backward of a microbatch recognised: no pipeline in these traces, and so no bubbles and phases; the "
+            "rest of a rank's step is what is neither compute nor exposed communication"
         )
         yield from _null_line(run, steps, stragglers)
         return
@@ -389,44 +389,45 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Straggle
     if is_partial and plan is not None:
         length = "the" if run.mesh.pp is None else f"the {run.mesh.pp}"
         yield (
-            f"ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers {plan.pp} of {length} ranks of a "
-            "pipeline"
+            f"the ideal bubble and what the bubble consists of are not known: the recognised plan covers {plan.pp} of {length} "
+            "ranks of a pipeline"
         )
     elif plan is not None and (neighbour := [step.step for step in steps if step.bubble.ideal_ratio is None]):
-        yield f"ideal_ratio and ideal_share of step {listed(neighbour, _FEW)} are null: the step has other ops than the plan"
+        yield f"the ideal bubble of step {listed(neighbour, _FEW)} is not known: the step has other ops than the plan"
     if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
-        ideal = "ideal_ratio, ideal_share and " if plan is None else ""
+        ideal = "the ideal bubble and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
-        yield f"{ideal}waterfall_ns {'are' if ideal else 'is'} null where {what}"
+        yield f"{ideal}what the bubble consists of {'are' if ideal else 'is'} not known where {what}"
     yield from _null_line(run, steps, stragglers)
 
 
 def _null_line(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
-    """One warning that names the fields that are null; none where all are known."""
+    """One warning that says in words which fields are null; none where all are known."""
     if fields := [*_null_fields(run, steps, stragglers)]:
-        yield f"null in this report: {', '.join(fields)}"
+        yield f"not known: {'; '.join(fields)}"
 
 
 def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
-    """The fields that are null, each with its reason."""
+    """Words for the fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
     if not any(len(work) for work in run.work.values()):
-        yield f"ranks[].host, synchronisations{' and waterfall_ns.host' if falls else ''} (the traces hold no device work)"
+        yield "why devices were idle (the traces hold no device work)"
     elif any(fall.host is None for fall in falls):
-        yield "waterfall_ns.host (it is not known of every rank why its device was idle)"
+        yield "what hosts cost the step (it is not known of every rank why its device was idle)"
     if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):
-        yield "peak_memory_bytes (no memory events)"
+        yield "peak memory (the traces hold no memory events)"
     if any(comm.bytes is None for comm in comms):
-        yield "comms[].bytes and bandwidths (the calls record no sizes)"
+        yield "sizes and bandwidths of messages (the calls record no sizes)"
     if (unknown_waits := _unknown_waits(steps)) and not _ranks_without_bubble(steps):
         yield (
-            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {listed(unknown_waits, _FEW)} (other members "
-            "of the calls have no "
+            f"how much of {listed(unknown_waits, _FEW)} waits, is hidden or is exposed (other members of the calls have no "
             "trace, or are unknown)"
         )
     if stragglers is None:
-        yield "stragglers (no step has every op of a known plan, or the ranks' times do not compare)"
+        yield "what stragglers cost (no step has every op of a known plan, or the ranks' times do not compare)"
     elif stragglers.m_w is None:
-        least = f"below {LEAST_SLOWDOWN}"
-        yield f"stragglers.m_w and m_s (a slowdown of {stragglers.slowdown:.4f} is too small to divide by: {least})"
+        yield (
+            f"how much of the slowdown the slowest ranks or the last stage cause (ops that vary make the step less than "
+            f"{LEAST_SLOWDOWN - 1:.0%} longer, too little to be shared out)"
+        )

@@ -23,6 +23,7 @@ from pptrace.analysis.whole_run import (
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle, SyncSummary
 from pptrace.model.mesh import MeshSizes
+from pptrace.model.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +410,11 @@ class Report:
     core_waits: tuple[CoreWait, ...] = ()
     experts: ExpertsReport | None = None
     recording: RecordingReport | None = None
+
+    def __repr__(self) -> str:
+        """The report's size and its verdict, without its tens of thousands of letters."""
+        size = f"{counted(self.mesh.num_ranks, 'rank')}, {counted(len(self.steps), 'step')}"
+        return f"<Report: {self.framework}, {size}, {counted(len(self.findings), 'finding')}: {self.verdict}>"
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -39,8 +39,8 @@ def _verdict(report: Report) -> str:
         sentence = sentence.replace(_NAMES["host"], f"{_NAMES['host']} (the recorder's part of it is not known)")
     if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
-    number = "1 step" if series.num_steps == 1 else f"{series.num_steps} steps"
-    return f"{sentence} Not enough evidence for what recurs: {number}."
+    number = "1 step was" if series.num_steps == 1 else f"{series.num_steps} steps were"
+    return f"{sentence} Only {number} timed: what recurs cannot be told from what happened once."
 
 
 _FEWEST_STEPS = 3

@@ -15,6 +15,7 @@ from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_whole
+from pptrace.api.comms_table import CommsTable
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
@@ -98,7 +99,7 @@ class Run(ExportsOps):
 
     @cached_property
     def _comms(self) -> pd.DataFrame:
-        return _table(self.analysis.data.comms, COMMS)
+        return CommsTable(_table(self.analysis.data.comms, COMMS))
 
     @property
     def memory(self) -> pd.DataFrame:

@@ -77,14 +77,13 @@ def _gain(finding: Finding) -> str:
 def _steps(steps: Sequence[StepReport], typical: StepReport) -> str:
     columns = ["step", "step ms", "span ms"]
     has_pipeline = any(step.has_pipeline for step in steps)
-    columns += ["bubble ratio", "ideal", "bubble share", "ideal"] if has_pipeline else []
+    columns += ["bubble", "ideal"] if has_pipeline else []
     rows = []
     for step in steps[:_MOST_STEPS]:
         bubble = step.bubble
         cells = [f"<b>{step.step}</b>" if step is typical else str(step.step)]
         cells += [units.milliseconds(step.period_ns), units.milliseconds(step.span_ns)]
         if has_pipeline:
-            cells += [units.ratio(bubble.ratio), units.ratio(bubble.ideal_ratio)]
             cells += [units.percent(bubble.share), units.percent(bubble.ideal_share)]
         rows.append(cells)
     left = len(steps) - _MOST_STEPS

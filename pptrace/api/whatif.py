@@ -107,6 +107,11 @@ class Predictions(ExportsJson, ExportsPage):
         change = dict(self.changes)[chosen.name]
         return text_or_file(to_csv(plan_of(change, self.study.name, self.study.costs)), path)
 
+    def __repr__(self) -> str:
+        from pptrace.report.whatif import brief_lines
+
+        return f"<pptrace.Predictions: {brief_lines(self.result)}>"
+
     def _json_object(self) -> dict[str, Any]:
         from pptrace.report.to_json import whatif_object
 

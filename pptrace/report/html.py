@@ -182,10 +182,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
 
 def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     bubble = step.bubble
-    bubbles = (
-        f" · bubble ratio {units.ratio(bubble.ratio)} (ideal {units.ratio(bubble.ideal_ratio)}) · share "
-        f"{units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
-    )
+    bubbles = f" · bubble {units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     head = f"<summary>Step {step.step}: {units.milliseconds(step.length_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
     has_windows = any(window.step == step.step for window in analysis.windows)
     body = [_figure(step_timeline(analysis, step))] if has_windows else []

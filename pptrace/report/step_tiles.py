@@ -8,7 +8,7 @@ from statistics import fmean
 
 from pptrace.analysis.result import Report, StepReport
 from pptrace.model.wording import numbered
-from pptrace.report.units import milliseconds, percent, ratio
+from pptrace.report.units import milliseconds, percent
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
@@ -27,13 +27,13 @@ class Tile:
 
 
 def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
-    """Length, span, bubble ratio and share, slowest rank and exposed communication of a step; "–" where unknown.
+    """Length, span, bubble share, slowest rank and exposed communication of a step; "–" where unknown.
 
     A step without a pipeline has shares of compute and of the rest instead of bubbles.
     """
     return (
         *_lengths(step, report),
-        *(_bubble(step) if step.has_pipeline else _plain(step)),
+        *((_bubble(step),) if step.has_pipeline else _plain(step)),
         _slowest(step),
         _exposed(step),
     )
@@ -63,26 +63,16 @@ def _among(lengths: Sequence[int]) -> str:
     return f"{milliseconds(min(lengths))} – {milliseconds(max(lengths))} ms over {len(lengths)} steps"
 
 
-def _bubble(step: StepReport) -> tuple[Tile, Tile]:
+def _bubble(step: StepReport) -> Tile:
     bubble = step.bubble
     is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
-    return (
-        Tile(
-            "ratio",
-            "Bubble ratio",
-            ratio(bubble.ratio),
-            f"ideal {ratio(bubble.ideal_ratio)}",
-            "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
-            is_over,
-        ),
-        Tile(
-            "share",
-            "Bubble share",
-            percent(bubble.share),
-            f"ideal {percent(bubble.ideal_share)}",
-            "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
-            is_over,
-        ),
+    return Tile(
+        "share",
+        "Bubble",
+        percent(bubble.share),
+        f"ideal {percent(bubble.ideal_share)}",
+        "Bubble over the pipeline's span, of all ranks. Ideal: this plan with F = I = W and free messages",
+        is_over,
     )
 
 

@@ -11,6 +11,8 @@ from pptrace.report.tables.table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 
 _TITLE = "What would get it back"
+_MOST_BRIEF = 6
+_MOST_NAME = 100
 
 
 def whatif_text(result: WhatIf, width: int) -> RenderableType:
@@ -41,6 +43,22 @@ def headline(result: WhatIf) -> str:
         f"{best.name} would take {best.gain_share:.1%} off {what}: {units.milliseconds(best.length_ns)} ms instead of "
         f"{units.milliseconds(best.same_work_ns)}{doubts}"
     )
+
+
+def brief_lines(result: WhatIf) -> str:
+    """The best predictions, a line for each, below how many there are."""
+    if not result.scenarios:
+        return headline(result)
+    best = result.scenarios[:_MOST_BRIEF]
+    left = len(result.scenarios) - len(best)
+    lines = [f"{units.counted(len(result.scenarios), 'prediction')}, best first"]
+    lines += [f"  {_shortened(one.name)}: {span_words(one, result)}" for one in best]
+    lines += [f"  {left} more in .scenarios"] if left else []
+    return "\n".join(lines)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
 
 
 def _to_paste(result: WhatIf) -> list[str]:
@@ -90,7 +108,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
     below = [f"[{number}] {note}" for note, number in notes.items()]
     below += _to_paste(result)
     below.append(_basis(result))
-    below.append("bubble ratio: all that is not compute, exposed communication too, over compute")
+    below.append("bubble: the share of all that is not compute, exposed communication too")
     below.append("front: nothing else in the table takes less time and no more memory")
     below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
     below += ["verified: its pipeline run in real processes with ops that sleep as long as theirs took"] if ran else []
@@ -100,7 +118,7 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
         for one in shown
         if one.verified_span_ns is not None and not one.low_ns <= one.verified_span_ns <= one.high_ns
     ]
-    leave_out = tuple(map(columns.index, ("in flight", "bubble ratio", "front", "memory")))
+    leave_out = tuple(map(columns.index, ("in flight", "bubble", "front", "memory")))
     return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
 
 
@@ -120,7 +138,7 @@ _COLUMNS = (
     "to",
     "gain ms",
     "gain",
-    "bubble ratio",
+    "bubble",
     "in flight",
     "memory",
     "front",
@@ -140,7 +158,7 @@ def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
         units.milliseconds(one.length_high_ns),
         units.milliseconds(one.gain_ns),
         units.percent(one.gain_share),
-        units.ratio(one.bubble_ratio),
+        units.percent(one.bubble_ratio / (1 + one.bubble_ratio)),
         str(one.peak_inflight),
         "–"
         if one.peak_memory_bytes is None

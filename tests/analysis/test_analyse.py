@@ -356,10 +356,10 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     recording = RECORDINGS["1f1b with latency"]
     report = analyse(without(recording.traces(), 2)).report
     assert (
-        "no trace of rank 2 (of 4): windows and waits do not include it, and bubbles that depend on it are null"
+        "no trace of rank 2 (of 4): windows and waits do not include it, and bubbles that depend on it are not known"
         in report.warnings
     )
-    assert "waterfall_ns is null where a step lacks ops of the plan" in report.warnings
+    assert "what the bubble consists of is not known where a step lacks ops of the plan" in report.warnings
     (step,) = report.steps
     assert [rank.rank for rank in step.ranks] == [0, 1, 3]
     assert step.bubble.waterfall_ns is None
@@ -396,7 +396,7 @@ def test_a_missing_rank_of_another_run_is_counted_from_its_size() -> None:
     traces = RECORDINGS["gpipe"].traces(with_metadata=False)
     report = analyse(without(traces, 1), num_ranks=3).report
     assert (
-        "no trace of rank 1 (of 3): windows and waits do not include it, and bubbles that depend on it are null"
+        "no trace of rank 1 (of 3): windows and waits do not include it, and bubbles that depend on it are not known"
         in report.warnings
     )
 
@@ -542,7 +542,9 @@ def test_several_ranks_of_a_pipeline_that_nothing_tells_have_no_steps() -> None:
     traces = [make_trace(events_of(Unlabelled(), run, rank, 2), rank) for rank in (0, 1, 2)]
     report = analyse(traces).report
     assert report.steps == ()
-    assert any(line.startswith("pipeline steps, phases and bubbles are null: forwards") for line in report.warnings)
+    assert any(
+        line.startswith("pipeline steps, phases and bubbles are not known: forwards") for line in report.warnings
+    )
     assert not any("no forward or backward" in line for line in report.warnings)
 
 

@@ -60,8 +60,8 @@ def test_a_finding_says_what_its_rank_waited_for_a_core(
         assert after == before
         return
     assert after.detail == (
-        f"the threads of rank {named.rank} waited for a processor core for {named.share:.0%} of the time, all together: look for "
-        "other work on its machine, and for more threads than cores; look there"
+        f"rank {named.rank} was short of processor cores: on average {named.share:.2f} of its threads were ready to run and had "
+        "none; look for other work on its machine, and for more threads than cores (OMP_NUM_THREADS); look there"
     )
     assert after.evidence == before.evidence | {"core_wait": {"rank": named.rank, "share": named.share}}
     assert (after.title, after.gain_ns, after.severity) == (before.title, before.gain_ns, before.severity)

@@ -58,7 +58,7 @@ def test_a_single_step_has_no_interval() -> None:
 def test_short_runs_lack_evidence_of_what_happens_now_and_then(steps: int, lacking: set[str]) -> None:
     report = report_of(steps, dp=2)
     assert kinds_of(report) == lacking
-    assert ("Not enough evidence for what recurs" in report.verdict) == (steps < 3)
+    assert ("what recurs cannot be told from" in report.verdict) == (steps < 3)
 
 
 @pytest.mark.parametrize(

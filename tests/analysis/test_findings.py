@@ -80,9 +80,9 @@ def on_devices(steps: list[StepReport]) -> list[StepReport]:
 def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() -> None:
     steps = run_with(Cause("host", {"rank": 0}, 300), Cause("host", {"rank": 1}, 200))
     (host,) = find(on_devices(steps), SCHEDULE)
-    assert host.title.endswith("because their hosts have not launched it, most of it on rank 0")
+    assert host.title.endswith("because hosts launch too late, most of it on rank 0")
     (late,) = find(steps, SCHEDULE)
-    assert late.title.endswith(" between ops, which begin later than what they need is there")
+    assert late.title.endswith(" before ops that start after their inputs have arrived")
     assert late.evidence == {"cause": "host", "where": {}, "share": 0.5}
 
 
@@ -197,7 +197,7 @@ def test_without_a_pipeline_the_mean_rank_says_what_launching_costs() -> None:
     step = replace(step_with(None), ranks=(starved(100, 1000), starved(501, 3000)))
     (host,) = find([step, step], SCHEDULE)
     assert (host.gain_ns, host.evidence["share"], host.evidence["launch_starved_ns"]) == (300, 0.15, 601)
-    assert host.title.startswith("Host: 15.0% of the step goes to devices that have nothing to do")
+    assert host.title.startswith("Host: 15.0% of the step is device idle time because hosts launch too late")
     unknown = replace(step, ranks=(*step.ranks, rank_of()))
     assert find([unknown], SCHEDULE) == ()
     assert find([unknown, step], SCHEDULE)[0].gain_ns == 300

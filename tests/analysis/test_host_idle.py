@@ -206,10 +206,7 @@ def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> No
     report = analysed(record(build("1f1b", 2, 4))).report
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
     assert all(step.bubble.waterfall_ns is not None and step.bubble.waterfall_ns.host is None for step in report.steps)
-    assert any(
-        "ranks[].host, synchronisations and waterfall_ns.host (the traces hold no device work)" in line
-        for line in report.warnings
-    )
+    assert any("why devices were idle (the traces hold no device work)" in line for line in report.warnings)
 
 
 def without_calls(report_of: Recording) -> Report:
@@ -225,9 +222,7 @@ def test_without_launches_host_is_null_with_the_reason() -> None:
     report = without_calls(record(build("1f1b", 2, 4), device=True))
     assert all(entry.breakdown.idle_ns is not None and entry.host is None for entry in report.device)
     assert [
-        line
-        for line in report.warnings
-        if "host (why the device was idle) is null" in line and "no CUDA runtime" in line
+        line for line in report.warnings if "why the device was idle is not known" in line and "no CUDA runtime" in line
     ]
 
 

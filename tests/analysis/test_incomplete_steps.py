@@ -37,8 +37,8 @@ def test_a_rank_whose_trace_lacks_an_op_has_no_bubble_in_that_step(op: str) -> N
     assert other.bubble_ns == whole.ranks[2].bubble_ns is not None
     assert (damaged.bubble.ratio, damaged.causes, damaged.blame, damaged.critical_path) == (None,) * 4
     assert report.typical_step is not damaged
-    (line,) = (line for line in report.warnings if line.startswith("compute_ns"))
-    assert "of rank 1 are null in step 5: its trace lacks ops of the plan" in line
+    (line,) = (line for line in report.warnings if line.startswith("compute and bubble"))
+    assert "of rank 1 are not known in step 5: its trace lacks ops of the plan" in line
     assert not any("other side of their messages" in line for line in report.warnings)
 
 

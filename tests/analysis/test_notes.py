@@ -109,14 +109,17 @@ def test_ops_that_take_longer_than_their_steps_overlap(compute: tuple[int | None
 def test_what_uncertain_clocks_mean_is_null_only_where_no_step_has_a_span() -> None:
     clock = replace(ONE_CLOCK, uncertainty_ns=60_000)
     unknown = step_of(span=None)
-    for steps, doubt in (([STEP, unknown], "are only that exact"), ([unknown], "are null, since that is more than")):
+    for steps, doubt in (
+        ([STEP, unknown], "are only that exact"),
+        ([unknown], "are not known, since that is more than"),
+    ):
         (line,) = those_with("the clocks may be off", lines_of(run_of(BOTH), steps, clock))
         assert line.startswith("the clocks may be off by ±60.0 µs where the median op lasts 0.1 µs: ")
         assert doubt in line
 
 
 @pytest.mark.parametrize(
-    ("uncertainty", "doubt"), [(100, None), (101, "only that exact"), (500, "only that exact"), (501, "null")]
+    ("uncertainty", "doubt"), [(100, None), (101, "only that exact"), (500, "only that exact"), (501, "not known")]
 )
 def test_without_a_pipeline_clocks_are_compared_with_the_shortest_step(uncertainty: int, doubt: str | None) -> None:
     steps = [replace(STEP, start_ns=9_000, end_ns=10_000), replace(STEP, start_ns=5_000, end_ns=7_000)]
@@ -199,7 +202,7 @@ def test_the_sizes_of_the_mesh_are_explained_where_calls_name_no_group() -> None
         (replace(nothing, tp=2), [call], False),
     ):
         lines = lines_of(run_of(comms=comms, mesh=mesh))
-        assert len(those_with("null in this report: mesh", lines)) == explained
+        assert len(those_with("not known: how the ranks divide", lines)) == explained
 
 
 def message(rank: int, peer: int, **more: object) -> Row:
@@ -285,24 +288,24 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
         (unknown, [call, message(0, 1), message(1, 0, match=4)], OP_TABLE, members),
     ):
         lines = lines_of(run_of(comms=comms, mesh=mesh, framework=framework), steps)
-        (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines)
+        (line,) = those_with("bubble and exposed communication of rank", lines)
         assert line == (
-            f"bubble_ns and exposed_comm_ns of rank 1 are null: {why}, so that waiting cannot be separated from transfer"
-            "; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of dp all_reduce, tp all_reduce"
+            f"bubble and exposed communication of rank 1 are not known: {why}, so that waiting cannot be separated from transfer"
+            "; nor is how much of dp all_reduce, tp all_reduce waits, is hidden or is exposed"
         )
         assert those_with("other members of the calls", lines) == []
     axes = ("tp", "ep", "pp", "cp", "dp")
-    (line,) = those_with("so are comms", lines_of(run_of(), [step_of(rank_step(1, None, *map(waiting, axes)))]))
-    assert line.endswith("of cp all_reduce, dp all_reduce, ep all_reduce, pp all_reduce, tp all_reduce")
+    (line,) = those_with("nor is how much", lines_of(run_of(), [step_of(rank_step(1, None, *map(waiting, axes)))]))
+    assert "of cp all_reduce, dp all_reduce, ep all_reduce, pp all_reduce, tp all_reduce waits" in line
     several = [step_of(rank_step(8, None)), step_of(rank_step(1, None), rank_step(8, None), step=1)]
-    (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines_of(run_of(), several))
-    assert line.startswith("bubble_ns and exposed_comm_ns of rank 1, 8 are null")
+    (line,) = those_with("bubble and exposed communication of rank", lines_of(run_of(), several))
+    assert line.startswith("bubble and exposed communication of rank 1, 8 are not known")
     unseen = [step_of(rank_step(1, None, waiting(total=None)))]
-    (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines_of(run_of(), unseen))
+    (line,) = those_with("bubble and exposed communication of rank", lines_of(run_of(), unseen))
     assert line.endswith("separated from transfer")
-    assert those_with("bubble_ns and", lines_of(run_of(), [step_of(rank_step(1, None), span=None)])) == []
-    (line,) = those_with("null in this report", lines_of(run_of(), [step_of(rank_step(1, 5, waiting()))]))
-    assert "overlap_ratio of dp all_reduce (other members of the calls have no trace" in line
+    assert those_with("bubble and exposed", lines_of(run_of(), [step_of(rank_step(1, None), span=None)])) == []
+    (line,) = those_with("not known: ", lines_of(run_of(), [step_of(rank_step(1, 5, waiting()))]))
+    assert "how much of dp all_reduce waits, is hidden or is exposed (other members of the calls have no trace" in line
 
 
 def test_messages_between_stages_are_missed_where_bubbles_are_known_and_stages_are_apart() -> None:
@@ -339,11 +342,11 @@ def test_each_note_of_the_ranks_recorders_is_given_once() -> None:
 
 def test_without_steps_the_reason_is_what_was_recognised() -> None:
     for ops, start in (
-        ([op(0)], "pipeline steps, phases and bubbles are null: forwards and backwards were recognised, but not"),
+        ([op(0)], "pipeline steps, phases and bubbles are not known: forwards and backwards were recognised, but not"),
         ([op(0, "STEP")], "no forward or backward of a microbatch recognised (the traces hold ranges of steps,"),
         ([], "no forward or backward of a microbatch recognised (neither marks of pptrace nor known labels)"),
     ):
-        assert [line[: len(start)] for line in those_with("are null", lines_of(run_of(ops)))] == [start]
+        assert [line[: len(start)] for line in those_with("are not known", lines_of(run_of(ops)))] == [start]
 
 
 def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
@@ -353,19 +356,29 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
     without_fall = step_of(rank_step(0), rank_step(1), step=3, fall=None)
     for run, steps, lines in (
         (known, [STEP], []),
-        (longer, [STEP], ["ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers 2 of the 4"]),
+        (
+            longer,
+            [STEP],
+            ["the ideal bubble and what the bubble consists of are not known: the recognised plan covers 2 of the 4"],
+        ),
         (
             known,
             [STEP, without_fall],
             [
-                "ideal_ratio and ideal_share of step 3 are null: the step has other ops than the plan",
-                "waterfall_ns is null where a step lacks ops of the plan",
+                "the ideal bubble of step 3 is not known: the step has other ops than the plan",
+                "what the bubble consists of is not known where a step lacks ops of the plan",
             ],
         ),
-        (run_of(), [without_fall], ["ideal_ratio, ideal_share and waterfall_ns are null where there is no plan"]),
+        (
+            run_of(),
+            [without_fall],
+            ["the ideal bubble and what the bubble consists of are not known where there is no plan"],
+        ),
         (run_of(), [replace(without_fall, span_ns=None)], []),
     ):
-        reported = those_with("waterfall_ns is null", got := lines_of(run, steps)) + those_with("ideal_ratio", got)
+        reported = those_with("what the bubble consists of is", got := lines_of(run, steps)) + those_with(
+            "the ideal bubble", got
+        )
         assert sorted(line[: len(expected)] for line, expected in zip(sorted(reported), lines, strict=True)) == lines
 
 
@@ -373,30 +386,29 @@ def test_where_all_fields_are_known_none_is_listed() -> None:
     ranks = tuple(replace(rank, peak_memory_bytes=1) for rank in STEP.ranks)
     known = replace(STEP, ranks=ranks, bubble=replace(STEP.bubble, waterfall_ns=replace(FALL, host=0)))
     measured = Stragglers(1.1, 0.5, 0.5, (), (), (), 1, "step")
-    assert those_with("null in this report", explain_nulls(run_of(), ONE_CLOCK, [known], None, measured)) == []
+    assert those_with("not known: ", explain_nulls(run_of(), ONE_CLOCK, [known], None, measured)) == []
 
 
 def test_fields_that_are_null_are_listed_with_their_reasons() -> None:
     without_sizes = CommSummary("pp", "send", 1, None, 9, 0, 0, 9, 0.0, None, None)
     with_memory = replace(STEP, ranks=tuple(replace(rank, peak_memory_bytes=1) for rank in STEP.ranks))
     for run, step, starts in (
-        (run_of(), STEP, ["waterfall_ns.host", "peak_memory_bytes", "stragglers"]),
-        (run_of(), with_memory, ["waterfall_ns.host", "stragglers"]),
-        (run_of(), step_of(rank_step(0), fall=None), ["peak_memory_bytes", "stragglers"]),
+        (run_of(), STEP, ["what hosts cost the step", "peak memory", "what stragglers cost"]),
+        (run_of(), with_memory, ["what hosts cost the step", "what stragglers cost"]),
+        (run_of(), step_of(rank_step(0), fall=None), ["peak memory", "what stragglers cost"]),
         (
             run_of(),
             step_of(rank_step(0, 5, without_sizes), fall=None),
-            ["peak_memory_bytes", "comms[].bytes", "stragglers"],
+            ["peak memory", "sizes and bandwidths of messages", "what stragglers cost"],
         ),
     ):
-        (line,) = those_with("null in this report: ", lines_of(run, [step]))
-        fields = line.removeprefix("null in this report: ").split("), ")
-        fields = [part for field in fields for part in ([field] if "(" in field else field.split(", "))]
-        assert [field.partition(" ")[0] for field in fields] == starts
+        (line,) = those_with("not known: ", lines_of(run, [step]))
+        fields = line.removeprefix("not known: ").split("; ")
+        assert [field.partition(" (")[0] for field in fields] == starts
     no_pipeline = step_of(rank_step(0, 5, ops=0), fall=None)
     lines = lines_of(run_of(), [no_pipeline])
-    assert lines[-1].startswith("null in this report: peak_memory_bytes")
-    assert len(those_with("no pipeline in these traces, so that bubble ratios", lines)) == 1
+    assert lines[-1].startswith("not known: peak memory")
+    assert len(those_with("no pipeline in these traces, and so no bubbles", lines)) == 1
 
 
 def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:

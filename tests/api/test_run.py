@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import polars
@@ -58,7 +59,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def test_tables_are_those_of_the_csv_files(run: pptrace.Run, written: Path) -> None:
     for name, table in (("ops", run.ops), ("comms", run.comms)):
-        pd.testing.assert_frame_equal(read_table(written / "csv" / f"{name}.csv"), table, check_dtype=False)
+        pd.testing.assert_frame_equal(table, read_table(written / "csv" / f"{name}.csv"), check_dtype=False)
 
 
 def test_ops_have_their_slack_and_those_without_are_the_critical_path(run: pptrace.Run, tmp_path: Path) -> None:
@@ -110,6 +111,19 @@ def test_tables_have_their_columns_and_times_are_whole_nanoseconds(run: pptrace.
         assert (table[numbers].dtypes == "int64").all()
         assert list(table.index) == list(range(len(table)))
     assert len(run.memory) == 0
+
+
+@pytest.mark.parametrize(
+    "choose", [lambda comms: comms, lambda comms: comms.query("kind == 'recv'")[["axis", "kind", "bytes"]]]
+)
+def test_communication_is_grouped_by_axis_with_several_functions(run: pptrace.Run, choose: Any) -> None:
+    comms = choose(run.comms)
+    plain = pd.DataFrame({"mesh_axis": comms["axis"], "kind": comms["kind"], "bytes": comms["bytes"]})
+    for names, plain_names in ((["axis", "kind"], ["mesh_axis", "kind"]), ("axis", "mesh_axis")):
+        sums = comms.groupby(names)[["bytes"]].agg(["sum", "count"])
+        expected = plain.groupby(plain_names)[["bytes"]].agg(["sum", "count"])
+        pd.testing.assert_frame_equal(pd.DataFrame(sums), expected.rename_axis(index={"mesh_axis": "axis"}))
+    assert comms.groupby("kind")["axis"].unique().explode().tolist() == ["pp"] * comms["kind"].nunique()
 
 
 def test_a_table_that_a_user_changes_changes_no_picture_and_no_export() -> None:
@@ -245,6 +259,20 @@ def test_a_summary_of_many_steps_stays_short(run: pptrace.Run) -> None:
     assert len(many._repr_html_()) < 16_000
 
 
+def test_what_a_prompt_shows_of_a_result_is_short(run: pptrace.Run) -> None:
+    report, predictions = repr(run.report), run.whatif()
+    assert report == f"<Report: pptrace, 4 ranks, 2 steps, {len(run.report.findings)} findings: {run.report.verdict}>"
+    first, *lines = repr(predictions).splitlines()
+    scenarios = predictions.result.scenarios
+    assert first == f"<pptrace.Predictions: {len(scenarios)} predictions, best first"
+    assert [line.strip().partition(": ")[0] for line in lines[:-1]] == [one.name for one in scenarios[:6]]
+    assert lines[-1] == f"  {len(scenarios) - 6} more in .scenarios>"
+    assert len(repr(predictions)) < 1500
+    assert repr(predictions.result).startswith(f"<WhatIf: {len(scenarios)} scenarios, measured ")
+    both = pptrace.compare(SAMPLES / "1f1b_p2", run)
+    assert repr(both.result) == f"<Comparison: {both.detail}>"
+
+
 @pytest.mark.parametrize("name", ["ops", "comms", "memory", "steps", "ranks"])
 def test_a_table_that_a_user_changes_is_unchanged_at_the_next_look_and_in_files(tmp_path: Path, name: str) -> None:
     run = pptrace.load(SAMPLES / "1f1b_p2")
@@ -256,7 +284,7 @@ def test_a_table_that_a_user_changes_is_unchanged_at_the_next_look_and_in_files(
     pd.testing.assert_frame_equal(getattr(run, name), before)
     run.to_csv(tmp_path)
     if name in ("ops", "comms"):
-        pd.testing.assert_frame_equal(read_table(tmp_path / f"{name}.csv"), before, check_dtype=False)
+        pd.testing.assert_frame_equal(before, read_table(tmp_path / f"{name}.csv"), check_dtype=False)
     assert run.to_json(ops=True) == page
 
 

@@ -145,7 +145,7 @@ def test_the_text_report_shows_the_numbers_of_the_json(report: dict[str, Any]) -
     ended = pptrace("analyze", P4)
     assert ended.code == 0, ended.err
     for step in report["steps"]:
-        assert f"{step['bubble']['ratio']:.3f}" in ended.out
+        assert f"{step['bubble']['share']:.1%}" in ended.out
     for heading in ("Steps", "Ranks", "Phases", "Where the step went", "Communication", "Findings"):
         assert heading in ended.out
 

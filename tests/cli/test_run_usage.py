@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,6 +15,7 @@ from click.testing import CliRunner
 
 from pptrace.cli.run import command
 from pptrace.errors import PptraceError, UsageError
+from tests.support.programs import ROOT
 
 WITHOUT_TORCH = """
 import sys
@@ -34,6 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("loop")
+    (tmp_path / "loop").symlink_to("link")
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
@@ -52,6 +58,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["-o", "full", "train.py"], "-o 'full' is not empty: give each run a directory of its own"),
         (["-o", "file", "train.py"], "-o 'file' is a file: expected a directory that is empty or does not exist yet"),
         (["-o", "file/run", "train.py"], "-o 'file/run': cannot write into "),
+        (
+            ["-o", "n" * 300, "train.py"],
+            f"-o '{'n' * 119}…: cannot be made or written (File name too long); give another",
+        ),
         (["--profiler", "perf", "train.py"], "--profiler 'perf': expected one of torch, nsys, none"),
         (
             ["--profiler", "nsys", "train.py"],
@@ -84,6 +94,45 @@ def test_a_wrong_call_is_refused_in_one_line_before_anything_starts(here: Path, 
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("link", "File exists"),  # a symbolic link that ends nowhere
+        ("/proc/no-place", "No such file or directory"),  # which access(2) calls writable
+        ("read-only", "Read-only file system"),
+        ("closed", "Permission denied"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_refused_in_one_line_before_the_script_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, given: str, why: str
+) -> None:
+    really = Path.mkdir
+
+    def mkdir(path: Path, *args: Any, **options: Any) -> None:
+        if path.name in ("read-only", "closed"):
+            code = errno.EROFS if path.name == "read-only" else errno.EACCES
+            raise OSError(code, os.strerror(code), str(path))
+        really(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(UsageError) as caught:
+        command.main(["-o", given, "train.py"], standalone_mode=False)
+    assert str(caught.value) == f"-o {given!r}: cannot be made or written ({why}); give another directory"
+    assert caught.value.exit_code == 2
+    assert not list(here.glob("*/run.json"))
+
+
+def test_a_rank_of_another_launcher_refuses_such_a_directory_too(here: Path) -> None:
+    launch = [sys.executable, "-m", "instrument.launch", "-o", "file/run", "train.py"]
+    done = subprocess.run(
+        launch, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "pptrace: -o 'file/run': cannot be made or written (Not a directory); give another directory\n"
+    )
 
 
 def test_options_after_the_script_are_the_script_s_own(here: Path) -> None:

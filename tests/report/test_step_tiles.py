@@ -25,7 +25,6 @@ def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
     tiles = shown(report.steps[1], report)
     assert tiles["period"] == ("86.05 ms", "85.43 – 86.05 ms over 2 steps")
     assert tiles["span"] == ("83.86 ms", "83.59 – 83.86 ms over 2 steps")
-    assert tiles["ratio"] == ("0.936", "ideal 0.375")
     assert tiles["share"] == ("43.0%", "ideal 27.3%")
     assert tiles["slowest"] == ("rank 3", "49.78 ms compute, mean 38.56")
     exposed = sum(rank.exposed_comm_ns or 0 for rank in report.steps[1].ranks) / (4 * 83_862_374)
@@ -36,7 +35,7 @@ def test_a_bubble_far_above_its_ideal_is_bad(report: Report) -> None:
     step = report.steps[0]
     bad = {tile.name for tile in step_tiles(step, report) if tile.is_bad}
     fine = replace(step, bubble=replace(step.bubble, ratio=0.4))
-    assert bad == {"ratio", "share"}
+    assert bad == {"share"}
     assert not any(tile.is_bad for tile in step_tiles(fine, report))
 
 
@@ -52,7 +51,6 @@ def test_what_is_not_known_is_a_dash(report: Report) -> None:
     tiles = shown(unknown, replace(report, steps=(unknown,)))
     assert {name: value for name, (value, _) in tiles.items()} == {
         "span": "– ms",
-        "ratio": "–",
         "share": "–",
         "slowest": "–",
         "exposed": "–",

@@ -89,7 +89,9 @@ def test_the_verdict_names_what_costs_most() -> None:
     first, _, rest = verdict.partition(". ")
     assert first == "The bubble is not your problem: stage 1 computes longer than the others"
     assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
-    assert verdict.endswith("a step of stages of unequal cost (stage 1). Not enough evidence for what recurs: 1 step.")
+    assert verdict.endswith(
+        "a step of stages of unequal cost (stage 1). Only 1 step was timed: what recurs cannot be told from what happened once."
+    )
 
 
 def test_the_verdict_of_a_hang_is_the_hang() -> None:

@@ -141,6 +141,10 @@ class Comparison:
     recording: Recordings = Recordings()
     mean: MeanChange | None = None
 
+    def __repr__(self) -> str:
+        """The verdict in a sentence, without the parts."""
+        return f"<Comparison: {self.detail}>"
+
     @property
     def has_several_runs(self) -> bool:
         """Return whether there are several runs of A or of B, which show how much runs differ."""

@@ -14,6 +14,7 @@ from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
 from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
+from pptrace.model.wording import counted
 
 LATE_LAUNCHES, LATE_START = "late launches", "late start"
 _LEAST_DELAY = 0.25
@@ -44,7 +45,7 @@ def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         ("host", "unexplained"),
         where,
         "Late start: {share:.1%} of the step is lost because " + f"{place} begin{'s' if where else ''} it late",
-        f"{len(times)} times the first op of a rank began late that had all it needed, typically by "
+        f"{counted(len(times), 'first op')} of a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
         _gains(plans, measured, late_firsts(plans)),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))},

@@ -37,10 +37,10 @@ def late_receives(
         LATE_RECEIVES,
         ("unexplained",),
         {},
-        "Late receives: {share:.1%} of the step is lost while kernels go on to receive what has been sent",
-        f"{len(times)} ops waited for a kernel that went on typically {np.median(times) / 1e6:,.2f} ms after the sender's was "
-        "over: the network delivers late, or the device of the receiver runs something else meanwhile; ranks that share a "
-        "device take turns on it: give each one of its own",
+        "Late receives: {share:.1%} of the step is lost in receive kernels that run on after their data was sent",
+        f"{len(times)} ops waited for receive kernels that ended typically {np.median(times) / 1e6:,.2f} ms after the send "
+        "kernel: the network delivers late, or the receiver's device was busy with something else; ranks that share a device "
+        "take turns on it: give each one of its own",
         np.concatenate([lengths - shorter for lengths, shorter in zip(measured, without, strict=True)]),
         {"num_ops": len(times), "typical_ns": round(float(np.median(times)))},
     )

@@ -15,6 +15,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.hosts import late_firsts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
+from pptrace.model.wording import counted
 
 FEWEST_WINDOWS = 4
 """Steps of a pipeline; fewer tell too little of what is usual."""
@@ -50,7 +51,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         ("host", "unexplained"),
         where,
         "Pauses: {share:.1%} of the step is lost where the host stands still now and then, on " + place,
-        f"{len(times)} times an op began late that had all it needed, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
+        f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
         np.concatenate(gains),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )

@@ -95,8 +95,8 @@ def warnings_of_costs(costs: StageCosts) -> Iterator[str]:
     """Lines about costs in which ops are late, and no message has any."""
     if costs.num_stages > 1 and not costs.transfer.any() and _is_late(costs, _SOME_DELAY):
         yield (
-            "no message between stages is known: what ops wait for them counts as delays of ops, which other schedules are taken "
-            "to have as well, and other links change nothing; record with `pptrace run`, or with ranges that name messages"
+            "messages between stages were not recorded: ops are predicted to start as late under every schedule as they did "
+            "here, and faster links change nothing; record with `pptrace run`, or with ranges that name messages"
         )
 
 

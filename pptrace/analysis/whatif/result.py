@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pptrace.model.wording import counted
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -108,6 +110,10 @@ class WhatIf:
     warnings: tuple[str, ...] = field(default=())
     measured_period_ns: int | None = None
     replay_period_ns: int | None = None
+
+    def __repr__(self) -> str:
+        """The step and how many changes there are, without their fields."""
+        return f"<WhatIf: {counted(len(self.scenarios), 'scenario')}, measured {self.measured_ns} ns, replay {self.replay_ns} ns>"
 
     @property
     def measured_ns(self) -> int:

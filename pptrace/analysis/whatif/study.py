@@ -255,8 +255,8 @@ def _warnings_of_findings(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         if finding.evidence.get("reason") == LATE_RECEIVES:
             yield (
-                f"{finding.evidence['share']:.0%} of the step is lost in kernels that go on to receive what has been sent: that "
-                "counts as delays of the ops that read it, which other schedules are taken to have too, and no host is late by it"
+                f"{finding.evidence['share']:.0%} of the step passes in receive kernels that run on after their data was sent: "
+                "the ops that read it are predicted to start as late under every schedule"
             )
         where = finding.evidence.get("where") or {}
         if finding.evidence.get("cause") == "straggler" and "rank" in where:

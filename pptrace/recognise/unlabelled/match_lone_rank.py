@@ -311,7 +311,7 @@ def _sizes(kinds: list[str]) -> Iterator[int]:
         in_flight += 1 if kind == "F" else -1
         count += kind == "F"
         if in_flight < 0:
-            raise MismatchError("more backwards than forwards: the trace begins within a step")
+            raise MismatchError("more backwards than forwards: some forwards were not recorded")
         if not in_flight:
             yield count
             count = 0

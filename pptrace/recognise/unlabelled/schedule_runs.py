@@ -66,7 +66,7 @@ def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Tra
             sizes.append(num_backwards)
             num_sent = num_backwards = 0
     if num_backwards:
-        raise MismatchError("more backwards than forwards: the trace begins within a step")
+        raise MismatchError("more backwards than forwards: some forwards were not recorded")
     return TrainedOutputs(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
 
 

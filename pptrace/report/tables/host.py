@@ -77,7 +77,7 @@ def _costly_calls(entries: Iterable[_Entry]) -> list[str]:
     syncs.sort(key=lambda entry: -entry[1].drained_ns)
     more = f"; and {len(syncs) - _MOST_CALLS} more" if len(syncs) > _MOST_CALLS else ""
     listed = "; ".join(_call(rank, sync) for rank, sync in syncs[:_MOST_CALLS])
-    return [f"synchronisations for which a device ran dry: {listed}{more}"]
+    return [f"synchronisations that let a device run dry: {listed}{more}"]
 
 
 def _call(rank: int, sync: SyncSummary) -> str:

@@ -24,10 +24,10 @@ def steps_table(report: Report, typical: StepReport, amount: Amount, mark: str =
     if report.step_series:
         notes += map(_change, report.step_series.changes)
     if typical.has_pipeline:
-        notes.append("ratio = bubble / compute, share = bubble / span; ideal: F = I = W, free messages")
-        names = ("step", "step ms", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
+        notes.append("bubble: its share of the span; ideal: the schedule's own, with F = I = W and free messages")
+        names = ("step", "step ms", "span ms", "bubble", "ideal", "")
         rows = [(*_pipeline_step(step), labels.get(step.step, "")) for step in steps]
-        return ReportTable("steps", "Steps", names, tuple(rows), tuple(notes), leave_out=(6, 4, 3))
+        return ReportTable("steps", "Steps", names, tuple(rows), tuple(notes), leave_out=(4,))
     columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
     rows = [(*_plain_step(step), labels.get(step.step, "")) for step in steps]
     return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
@@ -39,8 +39,6 @@ def _pipeline_step(step: StepReport) -> tuple[str, ...]:
         str(step.step),
         units.milliseconds(step.period_ns),
         units.milliseconds(step.span_ns),
-        units.ratio(bubble.ratio),
-        units.ratio(bubble.ideal_ratio),
         units.percent(bubble.share),
         units.percent(bubble.ideal_share),
     )

@@ -78,7 +78,7 @@ def causes_table(step: StepReport) -> ReportTable:
 
 
 _OF_ROUTES = "experts with more rows than others"
-_OF_LATE_OPS = "ops that begin later than what they need is there"
+_OF_LATE_OPS = "ops that start after their inputs have arrived"
 
 
 def _meaning(step: StepReport, name: str, causes: Sequence[Cause]) -> str:

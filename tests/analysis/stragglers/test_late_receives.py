@@ -84,4 +84,4 @@ def test_messages_without_kernels_and_short_waits_are_no_late_receives() -> None
 def test_predictions_say_that_they_take_late_receives_for_delays(after_ns: int, is_noted: bool) -> None:
     analysis = analysis_of(after_ns)
     study = study_run(analysis.report, analysis.costs, analysis.schedule, None)
-    assert any("delays of the ops that read it" in line for line in study.warnings) == is_noted
+    assert any("predicted to start as late" in line for line in study.warnings) == is_noted
