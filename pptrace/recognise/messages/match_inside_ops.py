@@ -2,7 +2,8 @@
 
 Which ranks take part in an exchange of experts or a sum of tensor parallelism inside an op is not recorded where the backend
 writes no arguments (gloo, without shapes). The ranks that have the same stage in other pipelines have as many of a kind in each
-op, and none of them is over before the last one has begun: then they are the same collectives. Where ops are labelled, labels name the groups too.
+op, and none of them is over before the last one has begun: then they are the same collectives. Labelled ops are left alone,
+since labels name groups too.
 """
 
 from __future__ import annotations
