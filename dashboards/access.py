@@ -1,8 +1,11 @@
 """The secret that protects a dashboard: as a query once, then as a cookie, or as ``Authorization: Bearer``.
 
-query  = ?token=SECRET        answered with the cookie, and with the same address without the secret
-cookie = pptrace-NAME=PROOF   both digests of the secret, so that two dashboards of one machine have different cookies,
-                              and one that is started again with its secret keeps those that it gave
+query  = ?token=SECRET             answered with the cookie, and with the same address without the secret
+cookie = pptrace-NAME=PROOF.START  NAME and PROOF are digests of the secret, so that two dashboards of one machine have
+                                   different cookies, and one that is started again with its secret keeps those that it gave;
+                                   START is the server's own, so that nobody's guesses keep out whom it has let in
+
+After some wrong ones in any of these forms their address waits (:mod:`dashboards.guesses`).
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from urllib.parse import quote, urlencode
 
 from flask import Request, Response
 
+from dashboards.guesses import Guesses
 from dashboards.policy import text_page
 from pptrace.errors import UsageError
+from pptrace.model.wording import counted
 
 QUERY = "token"
 LEAST_CHARACTERS = 12
@@ -57,17 +62,27 @@ class Access:
     def __init__(self, secret: str) -> None:
         self._secret = _digest("secret", secret)
         self._proof = _digest("cookie", secret)
+        self._start = secrets.token_hex(32)
+        self._guesses = Guesses()
         self.cookie = f"pptrace-{_digest('name', secret)[:12]}"
 
     def refuse(self, request: Request) -> Response | None:
         """The answer to a request that has to prove itself first; None where it has."""
         given = request.args.getlist(QUERY)
-        if any(self._is_secret(text) for text in given):
-            return self._enter(request)
         kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        has_cookie = hmac.compare_digest(_bytes(request.cookies.get(self.cookie, "")), self._proof.encode())
-        if has_cookie or (kind.lower() == "bearer" and self._is_secret(bearer.strip())):
+        cookie, _, start = request.cookies.get(self.cookie, "").partition(".")
+        tried = [*given, *([bearer.strip()] if kind.lower() == "bearer" else ())]
+        if (tried or cookie) and (wait_s := self._guesses.wait_s(request.remote_addr)):
+            if self._has_proof(cookie) and hmac.compare_digest(_bytes(start), self._start.encode()):
+                return None
+            return _wait(wait_s)
+        is_secret = [self._is_secret(text) for text in tried]
+        if any(is_secret[: len(given)]):
+            return self._enter(request)
+        if self._has_proof(cookie) or any(is_secret):
             return None
+        if tried or cookie:
+            self._guesses.count(request.remote_addr)
         if not given and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             # Who follows a link on another site has sent no strict cookie: the page asks for its own address again.
             return _leading_page(request, 401)
@@ -75,6 +90,9 @@ class Access:
         answer = text_page(_ENTER.format(wrong=wrong), 401)
         answer.headers["WWW-Authenticate"] = 'Bearer realm="pptrace"'
         return answer
+
+    def _has_proof(self, cookie: str) -> bool:
+        return hmac.compare_digest(_bytes(cookie), self._proof.encode())
 
     def _is_secret(self, text: str) -> bool:
         return hmac.compare_digest(_digest("secret", text).encode(), self._secret.encode())
@@ -86,9 +104,21 @@ class Access:
         """
         answer = _leading_page(request)
         answer.set_cookie(
-            self.cookie, self._proof, httponly=True, samesite="Strict", path="/", secure=request.is_secure
+            self.cookie,
+            f"{self._proof}.{self._start}",
+            httponly=True,
+            samesite="Strict",
+            path="/",
+            secure=request.is_secure,
         )
         return answer
+
+
+def _wait(wait_s: int) -> Response:
+    text = f"<h1>Too many wrong tokens</h1><p>Try again in {counted(wait_s, 'second')}.</p>"
+    answer = text_page(text, 429)
+    answer.headers["Retry-After"] = str(wait_s)
+    return answer
 
 
 def _leading_page(request: Request, status: int = 200) -> Response:

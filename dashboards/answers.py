@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 import pptrace
@@ -16,10 +17,11 @@ from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
-from pptrace.api.whatif import Predictions, Wishes, predict_changes, study_of, verified
+from pptrace.api.whatif import ALL, Predictions, Wishes, predict_changes, study_of, verified
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.ingest.job.disk_cache import Packed
+from pptrace.schedule.registry import SCHEDULES
 from pptrace.workflow.find_hang import is_dump
 from pptrace.workflow.load import load
 
@@ -28,6 +30,10 @@ _WHY = "no-prediction"
 """The entry of the cache that says why nothing is predicted."""
 _MOST_ACTIONS = 200_000
 """Larger plans are not predicted: a page that asks for one keeps all others waiting."""
+_MOST_SEARCHED = 20_000
+"""Most actions of a plan that is searched for, which takes more than a hundred times as long."""
+_MOST_S = 60.0
+"""Time after which no further change is predicted for a request, s."""
 
 Answer = TypeVar("Answer")
 
@@ -222,7 +228,16 @@ def _with_tables(run: Run) -> Run:
 
 def _predict(run: Run, wishes: Wishes) -> Predictions:
     _require_small(run, wishes)
-    return predict_changes(run.analysis, wishes)
+    ends_s = monotonic() + _MOST_S
+
+    def stop_late(done: int, num_changes: int) -> None:
+        if done < num_changes and monotonic() > ends_s:
+            raise UsageError(
+                f"{done} of {num_changes} changes are predicted after {_MOST_S:.0f} s, the most that a page waits; ask for one "
+                "change, or use pptrace whatif, which has no limit"
+            )
+
+    return predict_changes(run.analysis, wishes, on_count=stop_late)
 
 
 def _require_small(run: Run, wishes: Wishes) -> None:
@@ -231,9 +246,12 @@ def _require_small(run: Run, wishes: Wishes) -> None:
         return
     microbatches = wishes.microbatches or plan.num_microbatches
     actions = 3 * plan.pp * microbatches * (wishes.chunks or plan.num_chunks)
-    if actions > _MOST_ACTIONS:
+    is_searched = any(name == ALL or (name in SCHEDULES and SCHEDULES[name].searches) for name in wishes.schedules)
+    most = _MOST_SEARCHED if is_searched else _MOST_ACTIONS
+    if actions > most:
+        searched = " that is searched for" if is_searched else ""
         raise UsageError(
-            f"{actions:,} actions of a plan are more than a page predicts; expected at most {_MOST_ACTIONS:,}; "
+            f"{actions:,} actions of a plan{searched} are more than a page predicts; expected at most {most:,}; "
             "pptrace whatif has no limit"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from dashboards.access import Access
 from dashboards.callbacks import PATH, require_callback
 
 MOST_REQUEST_BYTES = 2**20
+_HOST = re.compile(r"(?:[\w.-]+|\[[\w:.%]+\])(?::\d{1,5})?")
+"""A Host header: a name, an IPv4 address or one of IPv6 in brackets, with one port or none."""
 
 
 def guard(app: Dash, hosts: Iterable[str] = (), secret: str | None = None) -> None:
@@ -24,7 +27,7 @@ def guard(app: Dash, hosts: Iterable[str] = (), secret: str | None = None) -> No
 
     A name that another's DNS gives to this machine is no name of it (DNS rebinding): the Host has to be an address,
     ``localhost``, the machine's own name, or one of ``hosts``. A request that another page makes has an Origin that is not
-    this Host, or says so in Sec-Fetch-Site; a link to a page may be followed from anywhere.
+    this scheme, host and port, or says so in Sec-Fetch-Site; a link to a page may be followed from anywhere.
 
     Call it when all callbacks are registered: the policy of the pages names their scripts.
     """
@@ -35,6 +38,8 @@ def guard(app: Dash, hosts: Iterable[str] = (), secret: str | None = None) -> No
     server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
 
     def check() -> Response | None:
+        if not _HOST.fullmatch(request.environ.get("HTTP_HOST", request.host)):
+            abort(400, "the Host header is malformed; expected NAME or NAME:PORT, once")
         if not is_known(request.host, known):
             abort(403, "this dashboard is not served under that name; use its address, or start it with --host NAME")
         if not _is_own_page(request):
@@ -78,13 +83,8 @@ def is_known(host: str, known: Iterable[str]) -> bool:
 def _is_own_page(wanted: Request) -> bool:
     """Return whether a request is one of this dashboard's pages, of a program, or of somebody who follows a link."""
     origin = wanted.headers.get("Origin")
-    if origin is not None:
-        try:
-            asking = urlsplit(origin).netloc.lower()
-        except ValueError:
-            return False
-        if asking != wanted.host.lower():
-            return False
+    if origin is not None and origin.lower() != f"{wanted.scheme}://{wanted.host}".lower():
+        return False
     site = wanted.headers.get("Sec-Fetch-Site", "none")
     is_visit = wanted.method == "GET" and (
         wanted.headers.get("Sec-Fetch-Mode") == "navigate" and wanted.headers.get("Sec-Fetch-Dest") == "document"

@@ -20,6 +20,8 @@ Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
 _MOST_ACTIONS = 20_000
 """Most forwards of a plan that is drawn."""
+_MOST_SEARCHED = 6_000
+"""Most forwards of a plan that is searched for, which takes more than a hundred times as long."""
 _MOST_KEPT = 32
 """Most sweeps that are kept."""
 _MOST_SWEPT_PP = 64
@@ -51,8 +53,9 @@ class OnPaper:
         chunks = self.chunks or entry.default_chunks
         parts = 1 if entry.bidirectional else chunks
         size = (self.pp or 0) * (self.microbatches or 0) * chunks
-        if size > _MOST_ACTIONS:
-            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {_MOST_ACTIONS:,}")
+        most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
+        if size > most:
+            raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
         costs = MillisecondCosts(self.forward / parts, self.backward / parts, None, self.p2p)
         return simulate_as(self.schedule, Sizes(self.pp, self.microbatches, self.chunks), costs)
 

@@ -8,11 +8,14 @@ import os
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from typing import Any
 
 from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
 from waitress.server import create_server
 
 from dashboards.guard import MOST_REQUEST_BYTES
@@ -23,7 +26,9 @@ _MOST_HEADER_BYTES = 2**16
 _THREADS = 16
 _MOST_CONNECTIONS = 400
 _IDLE_S = 60
-"""Seconds after which a connection that sends nothing is closed."""
+"""Seconds after which a connection is closed that sends nothing, or not the whole of its request."""
+_HEADER_S = 10
+"""Seconds that the header of a request may take."""
 _ENDS_S = 0.5
 """Time that requests under way have when the server ends, s."""
 _EVERY = ("0.0.0.0", "::")
@@ -32,7 +37,8 @@ _EVERY = ("0.0.0.0", "::")
 class Server:
     """A server on a bound socket: one thread reads and writes all connections, others answer what is complete.
 
-    A client that is slow, or sends more than it may, keeps no thread busy.
+    A client that is slow, or sends more than it may, keeps no thread busy. Where connections are as many as there may be, that
+    which has waited longest for its next request goes, so that somebody else is answered.
     """
 
     def __init__(self, app: Any, listener: socket.socket) -> None:
@@ -51,12 +57,14 @@ class Server:
             asyncore_use_poll=True,  # select takes no more than 1,024 files
             ident=None,
         )
+        self._server.channel_class = _Channel
         self._is_ending = False
 
     def run(self) -> None:
         """Answer until Ctrl-C, or until another thread calls ``end``."""
         try:
             while not self._is_ending:
+                self._close_idle()
                 wasyncore.loop(timeout=1, use_poll=True, map=self._connections, count=1)
         except KeyboardInterrupt:
             pass
@@ -68,6 +76,39 @@ class Server:
         """Let ``run`` return."""
         self._is_ending = True
         self._server.pull_trigger()
+
+    def _close_idle(self) -> None:
+        """Close connections whose request takes too long to come, and the oldest idle ones where there are too many."""
+        idle = [channel for channel in self._server.active_channels.values() if not channel.requests]
+        now_s = time.time()  # the clock of the channels' last_activity
+        num_over = len(self._connections) + 1 - _MOST_CONNECTIONS
+        oldest = sorted(idle, key=_Channel.idle_since_s)[: max(num_over, 0)]
+        for channel in {*oldest, *(channel for channel in idle if channel.is_late(now_s))}:
+            channel.handle_close()
+
+
+class _Request(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
+    """A request that comes in, with the time of its first byte."""
+
+    def __init__(self, adj: Any) -> None:
+        super().__init__(adj)
+        self.begun_s = time.time()
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection that knows since when it waits for the rest of a request."""
+
+    parser_class = _Request
+
+    def idle_since_s(self) -> float:
+        request = self.request
+        return float(self.last_activity if request is None else request.begun_s)
+
+    def is_late(self, now_s: float) -> bool:
+        request = self.request
+        if request is None:
+            return False
+        return bool(now_s - request.begun_s > (_IDLE_S if request.headers_finished else _HEADER_S))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.traces import InputFormat
+from pptrace.regular import read_regular
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.find_hang import run_of
 from pptrace.workflow.reopen import RunStore, reopen
@@ -164,7 +165,7 @@ def read_run(paths: Sequence[Path]) -> Mapping[str, Any]:
     for path in paths:
         file = path if path.name == "run.json" else path / "run.json"
         try:
-            run = json.loads(file.read_bytes())
+            run = json.loads(read_regular(file))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(run, dict):

@@ -29,6 +29,7 @@ _ALLOWED_IN_RUNTIME = {
     "environment",
     "errors",
     "garbage",
+    "regular",
 }
 _ENTRANCES = {"pptrace.cli", "pptrace.__main__", "pptrace.version"}
 

@@ -207,9 +207,22 @@ def _pack(deviations: Int64) -> tuple[int, bytes]:
     return num_planes, zlib.compress(planes, 1)
 
 
+def inflate(packed: bytes, most: int) -> bytes:
+    """Decompress content whose length has a limit, bytes.
+
+    Raises:
+        ValueError, zlib.error: it is longer, or damaged.
+    """
+    stream = zlib.decompressobj()
+    content = stream.decompress(packed, most + 1)
+    if len(content) > most or not stream.eof:
+        raise ValueError(f"a record that is cut or has more than {most} bytes")
+    return content
+
+
 def _unpack(packed: bytes, num_planes: int, num_values: int) -> Int64:
     try:
-        planes = np.frombuffer(zlib.decompress(packed), dtype=np.uint8)
+        planes = np.frombuffer(inflate(packed, 8 * num_values), dtype=np.uint8)
     except zlib.error as err:
         raise ValueError(f"a step record: {err}") from err
     if num_planes > 8 or len(planes) != num_planes * num_values:

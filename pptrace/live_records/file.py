@@ -11,8 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pptrace.live_records.codec import NO_PROGRAM, Decoder, Encoder, Record, StepHead, encode_bounds, is_key, program_of
+from pptrace.live_records.codec import (
+    NO_PROGRAM,
+    Decoder,
+    Encoder,
+    Record,
+    StepHead,
+    encode_bounds,
+    inflate,
+    is_key,
+    program_of,
+)
 from pptrace.live_records.frames import FACTS, PROGRAM, STEP, frame, frames
+from pptrace.regular import open_regular
 
 SUFFIX = ".live"
 MOST_PROGRAMS = 16
@@ -112,7 +123,7 @@ class LiveFile:
 
     def _read(self) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._position)
                 return file.read(_MOST_READ)
         except OSError:
@@ -121,10 +132,10 @@ class LiveFile:
     def _take(self, kind: bytes, content: bytes) -> None:
         try:
             if kind == FACTS:
-                facts = json.loads(zlib.decompress(content))
+                facts = json.loads(inflate(content, _MOST_READ))
                 self.facts = facts if isinstance(facts, dict) else {}
             elif kind == PROGRAM:
-                names = json.loads(zlib.decompress(content[2:]))
+                names = json.loads(inflate(content[2:], _MOST_READ))
                 self._programs[int.from_bytes(content[:2], "little")] = tuple(map(str, names))
         except (ValueError, zlib.error):  # whole by its checksum, and not what this version writes
             return

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from pptrace.errors import ScheduleError
+from pptrace.regular import open_regular
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
@@ -79,7 +80,11 @@ def read_csv(path: Path) -> Plan:
         ScheduleError: the file cannot be read, or as :func:`from_csv`.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
+        with (
+            open_regular(path) as file,
+            io.TextIOWrapper(file, "utf-8-sig") as content,
+        ):  # spreadsheets write a byte order mark
+            text = content.read()
     except UnicodeDecodeError:
         raise ScheduleError(f"{path}: cannot be read (it is no text); expected a CSV of actions") from None
     except OSError as err:

@@ -14,6 +14,7 @@ from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.regular import read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def run_of(path: Path) -> Mapping[str, Any] | None:
     if file.name != RUN_FILE or not file.is_file():
         return None
     try:
-        run = json.loads(file.read_bytes())
+        run = json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError):
         return None
     return run if isinstance(run, dict) else None

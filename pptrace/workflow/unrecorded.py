@@ -154,7 +154,8 @@ def _typical(steps: Mapping[int, _RankSteps], probed: Set[int]) -> int | None:
             first[step] = min((begin, of_rank.over_ns), first.get(step, (begin, of_rank.over_ns)))
     if not first:
         return None
-    if len(first) == 1 or all(of_rank.is_marked for of_rank in steps.values()):
+    follows = any(step + 1 in first for step in first)
+    if not follows or all(of_rank.is_marked for of_rank in steps.values()):
         first[max(first) + 1] = first[max(first)][1], 0
     lengths = {step: first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first}
     counted = sorted(length for step, length in lengths.items() if step not in probed) or sorted(lengths.values())

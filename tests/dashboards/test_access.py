@@ -5,16 +5,26 @@ from __future__ import annotations
 import hmac
 import json
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 import dashboards.access
+import dashboards.guesses
 from dashboards.access import Access, secret_of
+from dashboards.app import create_app
+from dashboards.guesses import Guesses
 from dashboards.serve import bind, reach_of
 from pptrace.errors import UsageError
 from tests.dashboards.attacker import CALLBACK, OVERVIEW, SECRET, Target
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everybody guess."""
+    monkeypatch.setattr(Guesses, "count", lambda *_: None)
 
 
 def addresses_of(app: Any) -> list[str]:
@@ -36,7 +46,7 @@ def test_without_the_secret_no_address_is_answered(target: Target) -> None:
 @pytest.mark.parametrize(
     "guess", ["", SECRET[:-1], SECRET + "x", SECRET.upper(), "%00", "é" * 8, "*", " " + SECRET[1:]]
 )
-def test_what_is_not_the_secret_opens_nothing(guess: str, target: Target) -> None:
+def test_what_is_not_the_secret_opens_nothing(guess: str, target: Target, patient: None) -> None:
     assert target.ask(f"/_dash-layout?token={quote(guess)}")[0] == 401
     header = guess.encode().decode("latin-1")
     assert target.ask("/_dash-layout", Authorization=f"Bearer {header}")[0] == 401
@@ -64,7 +74,9 @@ def test_the_secret_in_an_address_becomes_a_cookie_that_no_script_reads(target: 
     body = json.dumps(OVERVIEW).encode()
     assert target.ask(CALLBACK, "POST", body, Cookie=f"a=b; {pair}", Content_Type="application/json")[0] == 200
     again = Access(SECRET)
-    assert pair == f"{again.cookie}={again._proof}", "a dashboard that is started again knows whom it let in"
+    assert pair.partition(".")[0] == f"{again.cookie}={again._proof}", (
+        "a dashboard that is started again knows whom it let in"
+    )
     assert Access("another-secret").cookie != again.cookie, "two dashboards of one machine keep theirs apart"
 
 
@@ -90,7 +102,48 @@ def test_who_follows_a_link_on_another_site_is_asked_for_the_cookie_by_a_page_of
     assert (status, "enter its token" in text, "refresh" in text) == (401, True, False)
 
 
-def test_every_comparison_with_the_secret_takes_constant_time(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_guesses_waits_and_nobody_else(run_p4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(dashboards.guesses, "monotonic", lambda: now_s)
+    client = create_app([run_p4], secret=SECRET).server.test_client(use_cookies=False)
+
+    def ask(address: str, **headers: str) -> tuple[int, str | None]:
+        answer = client.get("/_dash-layout", headers=headers, environ_base={"REMOTE_ADDR": address})
+        return answer.status_code, answer.headers.get("Retry-After")
+
+    right, cookie = {"Authorization": f"Bearer {SECRET}"}, Access(SECRET).cookie
+    entered = client.get(f"/?token={SECRET}").headers["Set-Cookie"].split(";")[0]
+    wrong = [{"Authorization": "Bearer x"}, {"Cookie": f"{cookie}=x"}]
+    assert [ask("10.0.0.1", **wrong[at % 2])[0] for at in range(11)] == [401] * 10 + [429]
+    assert ask("10.0.0.1", **right) == (429, "1"), "nor does an answer tell which guess is right"
+    assert ask("10.0.0.1", Cookie=entered)[0] == 200, "who has been let in stays"
+    assert ask("10.0.0.1", Cookie=f"{cookie}={Access(SECRET)._proof}.x")[0] == 429
+    assert ask("10.0.0.1")[0] == 401, "the page that asks for the token"
+    assert ask("10.0.0.2", **right)[0] == 200, "others do not wait"
+    waits_s = []
+    for _ in range(6):
+        now_s += float(ask("10.0.0.1", **wrong[0])[1] or 0)
+        assert ask("10.0.0.1", **wrong[0])[0] == 401
+        waits_s.append(ask("10.0.0.1", **wrong[0])[1])
+    assert waits_s == ["2", "4", "8", "10", "10", "10"]
+    now_s += 10
+    assert ask("10.0.0.1", **right)[0] == 200
+
+
+def test_a_network_guesses_as_one_and_the_memory_of_guessers_is_bounded() -> None:
+    guesses = Guesses()
+    for at in range(10):
+        guesses.count(f"2001:db8::{at:x}")
+    assert guesses.wait_s("2001:db8::ffff") == 1
+    assert guesses.wait_s("2001:db8:0:1::1") == guesses.wait_s(None) == 0
+    for at in range(1_000):
+        guesses.count(f"10.0.{at // 250}.{at % 250}")
+    assert guesses.wait_s("2001:db8::1") == 0
+
+
+def test_every_comparison_with_the_secret_takes_constant_time(
+    target: Target, monkeypatch: pytest.MonkeyPatch, patient: None
+) -> None:
     """Digests of one length are compared by the function that looks at all of them, for callbacks too."""
     seen: list[tuple[int, int]] = []
     compare = hmac.compare_digest

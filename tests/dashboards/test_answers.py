@@ -13,6 +13,7 @@ import pytest
 
 import dashboards.answers
 from dashboards.answers import Answers
+from dashboards.paper import OnPaper
 from dashboards.store import Loaded, Store
 from pptrace.api.whatif import Wishes
 from pptrace.errors import PptraceError, UsageError
@@ -39,10 +40,10 @@ def test_several_who_ask_at_once_wait_for_one_answer(small: Path, monkeypatch: p
     answers, made, found = Answers(Store([small])), [], []
     predict = dashboards.answers.predict_changes
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **options: Any) -> Any:
         made.append(args)
         entered.wait(5)
-        return predict(*args)
+        return predict(*args, **options)
 
     monkeypatch.setattr(dashboards.answers, "predict_changes", slow)
     entered = threading.Event()
@@ -65,6 +66,20 @@ def test_a_refusal_is_an_answer_too(small: Path) -> None:
     assert lines[0] == lines[1]
     with pytest.raises(UsageError, match="60,000,000 actions of a plan are more than a page predicts"):
         answers.whatif(Wishes(microbatches=10_000_000))
+
+
+def test_a_plan_that_takes_long_to_search_is_refused_at_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(Store([small]))
+    for schedule in ("zb-auto", "all"):
+        with pytest.raises(
+            UsageError, match="54,000 actions of a plan that is searched for are more than a page predicts"
+        ):
+            answers.whatif(Wishes((schedule,), microbatches=9000))
+    with pytest.raises(PptraceError, match="27,000 forwards are more than a page can draw; expected at most 6,000"):
+        OnPaper("zb-auto", 3, 9000).step()
+    monkeypatch.setattr(dashboards.answers, "_MOST_S", -1.0)
+    with pytest.raises(UsageError, match=r"0 of \d+ changes are predicted after .* pptrace whatif, which has no limit"):
+        answers.whatif(Wishes())
 
 
 def test_recordings_are_compared_where_the_dashboard_shows_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+import dashboards.serve
 from dashboards.pages import problem
 from dashboards.store import Store
 from tests.dashboards.attacker import CALLBACK, PRIVATE, SECRET, Target
@@ -133,6 +135,34 @@ def test_connections_that_send_nothing_keep_nobody_waiting(target: Target) -> No
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", target.port), timeout=60))
             connection.sendall(b"POST /_dash-update-component HTTP/1.1\r\nContent-Length: 10\r\nX: ")
         assert target.know("/_reload-hash")[0] == 200
+
+
+def test_more_half_headers_than_connections_keep_nobody_waiting(target: Target) -> None:
+    """The oldest idle connections go when there are too many: who asks then is answered at once."""
+    with ExitStack() as stack:
+        for _ in range(450):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", target.port), timeout=60))
+            connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        begun_s = time.monotonic()
+        assert target.know("/_reload-hash")[0] == 200
+        assert time.monotonic() - begun_s < 20, "of a machine as busy as may be; idle connections had a minute"
+
+
+def test_a_header_that_comes_in_drops_has_a_deadline(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboards.serve, "_HEADER_S", 0.5)
+    with socket.create_connection(("127.0.0.1", target.port), timeout=60) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        slow.settimeout(0.1)
+        begun_s, is_open = time.monotonic(), True
+        while time.monotonic() - begun_s < 60 and is_open:
+            try:
+                slow.sendall(b"X")
+                is_open = slow.recv(1) != b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                is_open = False
+        assert not is_open
 
 
 def test_a_server_names_neither_itself_nor_its_version(target: Target) -> None:

@@ -40,7 +40,27 @@ def test_a_name_that_anothers_dns_gives_to_this_machine_is_refused(host: str, pa
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.com", "null", "http://127.0.0.1:9999", "http://127.0.0.1:8050.evil.com"]
+    "host",
+    ["localhost:80:80", "localhost:", "localhost:x", "localhost:123456", "x@localhost", "localhost,localhost", "[::1"],
+)
+def test_a_malformed_host_is_a_bad_request(host: str, client: Any) -> None:
+    assert client.get("/_dash-layout", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.com",
+        "null",
+        "http://127.0.0.1:9999",
+        "http://127.0.0.1:8050.evil.com",
+        "https://127.0.0.1:8050",
+        "file://127.0.0.1:8050",
+        "//127.0.0.1:8050",
+        "http://x@127.0.0.1:8050",
+        "http://127.0.0.1:8050/",
+        "http://127.0.0.1",
+    ],
 )
 def test_a_page_of_another_origin_is_refused(origin: str, client: Any) -> None:
     headers = {**HERE, "Origin": origin}

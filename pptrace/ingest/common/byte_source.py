@@ -11,12 +11,17 @@ from types import TracebackType
 from typing import BinaryIO
 
 from pptrace.errors import TraceError
+from pptrace.regular import open_regular
 
 PIECE_BYTES = 256 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED_BYTES = 64 * 1024
 _GZIP_WINDOW = 31
 _GZIP_RATIO = 12
+_MOST_RATIO = 500
+"""Most bytes of text from one of gzip. Traces have 10 to 50, nothing but spaces 1,030."""
+_FREE_BYTES = 64 * 1024 * 1024
+"""Text that may be packed however densely, bytes."""
 
 
 class ByteSource:
@@ -26,7 +31,7 @@ class ByteSource:
     member.
 
     Raises:
-        TraceError: the file cannot be opened or read.
+        TraceError: the file cannot be opened or read, or unpacks to far more than a trace does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +39,7 @@ class ByteSource:
         self.damage = ""
         self.trailing_bytes = 0
         try:
-            self._file: BinaryIO = path.open("rb", buffering=0)
+            self._file: BinaryIO = open_regular(path, 0)
         except (OSError, ValueError) as err:
             raise unreadable(path, err) from err
         self._num_bytes = os.fstat(self._file.fileno()).st_size
@@ -71,6 +76,7 @@ class ByteSource:
             first = self._read_file(PIECE_BYTES)
 
     def _inflate(self, data: bytes) -> Iterator[bytes]:
+        num_text_bytes = 0
         stream = zlib.decompressobj(_GZIP_WINDOW)
         while data:
             before = stream.copy()
@@ -82,6 +88,8 @@ class ByteSource:
                     yield rescued
                 return
             if piece:
+                num_text_bytes += len(piece)
+                self._require_trace_like(num_text_bytes)
                 yield piece
             if not stream.eof:
                 data = stream.unconsumed_tail or self._read_file(_COMPRESSED_BYTES)
@@ -94,6 +102,13 @@ class ByteSource:
                 stream = zlib.decompressobj(_GZIP_WINDOW)
         if not stream.eof:
             self.damage = "gzip stream cut"
+
+    def _require_trace_like(self, num_text_bytes: int) -> None:
+        if num_text_bytes > max(_FREE_BYTES, _MOST_RATIO * self._file.tell()):
+            raise TraceError(
+                f"{self.path}: {self._file.tell():,} bytes of gzip unpack to more than {num_text_bytes:,}; expected at most "
+                f"{_MOST_RATIO} times as many; if it is a trace, unpack it and give that"
+            )
 
 
 def _inflate_until_error(stream: zlib._Decompress, data: bytes) -> bytes:
@@ -108,7 +123,7 @@ def _inflate_until_error(stream: zlib._Decompress, data: bytes) -> bytes:
 def num_text_bytes(path: Path) -> int:
     """Estimate the length of a file's text from its size, bytes; 0 if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             packed = file.read(2) == GZIP_MAGIC
             return os.fstat(file.fileno()).st_size * (_GZIP_RATIO if packed else 1)
     except (OSError, ValueError):
@@ -130,7 +145,7 @@ def first_bytes(path: Path) -> bytes:
         TraceError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(SNIFF_BYTES)
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err

@@ -31,6 +31,7 @@ from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
 from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
 from pptrace.marks import P2P
+from pptrace.regular import read_regular
 
 _NAME = re.compile(
     r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
@@ -191,7 +192,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as err:
         raise unreadable(path, err) from err
     try:

@@ -38,6 +38,7 @@ from pptrace.ingest.formats import (
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import listed, numbered
+from pptrace.regular import read_regular
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
@@ -150,12 +151,12 @@ def _format_of(file: InputFile) -> Format | None:
 def _open_directory(directory: Path) -> OpenedInputs:
     warnings: list[str] = []
     run_file = directory / RUN_FILE
-    if run_file.is_file():
+    if run_file.exists():
         run = _read_run(run_file)
         if run is not None and run["ranks"]:
             return _open_run(directory, _with_other_nodes(directory, run))
         reason = (
-            f'unreadable; expected JSON with "schema": "{RUN_SCHEMA}"'
+            f'unreadable; expected a regular file of JSON with "schema": "{RUN_SCHEMA}"'
             if run is None
             else f"names no rank (status {run.get('status')!r}: it goes on, or its launcher was killed)"
         )
@@ -298,7 +299,7 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
 def _read_run(path: Path) -> Mapping[str, Any] | None:
     """run.json, None where it is not one."""
     try:
-        run = json.loads(path.read_bytes())
+        run = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(run, dict) or not isinstance(run.get("ranks"), list):

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.regular import open_regular, read_regular
 from pptrace.version import __version__
 
 SCHEMA = 2
@@ -127,7 +128,7 @@ class Cache:
     def _content_hash_of(self, stat_key: str) -> str | None:
         for folder in self.folders:
             with suppress(OSError, ValueError):
-                content = (folder / "files" / stat_key).read_text("ascii")
+                content = read_regular(folder / "files" / stat_key).decode("ascii")
                 if len(content) == hashlib.sha256().digest_size * 2:
                     return content
         return None
@@ -179,7 +180,7 @@ def _read(path: Path) -> Packed:
     Raises:
         OSError, ValueError, ... (those of ``_DAMAGE``): it is damaged.
     """
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as entry:
         is_large = path.stat().st_size > MAPPED_BYTES
         content = _mapped(path, entry.zip.getinfo(f"{_COLUMNS}.npy")) if is_large else entry[_COLUMNS]
         return Packed(entry[_FACTS].tobytes().decode(), _columns(content, json.loads(entry[_INDEX].tobytes())))
@@ -187,7 +188,7 @@ def _read(path: Path) -> Packed:
 
 def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[np.uint8]:
     """The array of bytes of a member that is not compressed; what is written into it stays in memory."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(member.header_offset)
         *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
         begin = file.seek(name_bytes + extra_bytes, os.SEEK_CUR)
@@ -259,7 +260,7 @@ def stat_key(path: Path) -> str:
 def _hash_of(path: Path) -> str:
     """SHA-256: the fastest of hashlib's where the processor supports it (1.5 GB/s measured, BLAKE2b 0.6)."""
     state = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, 0) as file:
         while piece := file.read(_HASH_BYTES):
             state.update(piece)
     return state.hexdigest()

@@ -30,6 +30,7 @@ from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
 from pptrace.model.tables import Int32
 from pptrace.model.traces import DEVICE_NAMES, ONE_CLOCK, SESSION, Category, InputFormat, Trace
+from pptrace.regular import open_regular
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -46,7 +47,7 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
         TraceError: the file cannot be read, is no export, or holds no events.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(_HEAD_BYTES)
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pptrace.errors import TraceError
 from pptrace.nsys import REPORT_SUFFIXES, STREAM_SUFFIX, export_report, import_stream
+from pptrace.regular import open_regular
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 STREAM_MAGIC = b"U3w{[END]NVIDIA Nsight Systems Stream"
@@ -24,7 +25,7 @@ def is_recorded(path: Path, start: bytes) -> bool:
 
 
 def _is_stream(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(len(STREAM_MAGIC))
     return start == STREAM_MAGIC or (path.name.endswith(STREAM_SUFFIX) and not start.startswith(REPORT_MAGIC))
 

@@ -25,6 +25,7 @@ from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.nsight.report_export import SQLITE_MAGIC
 from pptrace.ingest.nsight.sqlite_pages import PageReader
 from pptrace.model.tables import Int64
+from pptrace.regular import open_regular
 
 NONE = int(np.iinfo(np.int64).min)
 """Stands for NULL and all other non-integers in a column of integers."""
@@ -204,7 +205,7 @@ def as_integers(values: Sequence[Any]) -> Int64:
 def _checked_size(path: Path) -> tuple[int, int]:
     """(size of the file, size in its database header or 0 if there is none), bytes; checks the header's magic."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD_BYTES)
         start = head[: len(SQLITE_MAGIC)]
         size = path.stat().st_size

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.model.tables import Int64
+from pptrace.regular import open_regular
 
 _INTERIOR, _LEAF = 0x05, 0x0D
 _MIN_ROWS = 50_000
@@ -45,7 +46,7 @@ class PageReader:
         self._map: mmap.mmap | None = None
         self._bytes: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):
             return

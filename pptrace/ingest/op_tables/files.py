@@ -6,11 +6,9 @@ json = "[" row ("," row)* "]" | row (newline row)*      row = { column: cell, â€
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import GZIP_MAGIC, unreadable
+from pptrace.ingest.common.byte_source import ByteSource
 
 if TYPE_CHECKING:
     import polars
@@ -86,15 +84,11 @@ def read_frame(path: Path) -> Frame:
     Raises:
         TraceError: the file cannot be read, is damaged or holds no rows.
     """
-    try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as err:
-        raise unreadable(path, err) from err
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as err:
-            raise TraceError(f"{path}: damaged gzip ({err}); expected a complete table; copy it again") from err
+    with ByteSource(path) as source:
+        content = b"".join(iter(source.read, b""))
+        damage = source.damage or ("bytes behind its end" if source.trailing_bytes else "")
+    if damage:
+        raise TraceError(f"{path}: damaged gzip ({damage}); expected a complete table; copy it again")
     if content.startswith(PARQUET_MAGIC):
         frame = Frame(_parquet(path, content))
     else:

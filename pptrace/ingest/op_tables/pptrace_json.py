@@ -20,6 +20,7 @@ import pandas as pd
 
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.byte_source import unreadable
+from pptrace.regular import read_regular
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.schedule.text import from_rows
 from pptrace.schedule.validate import validate
@@ -38,7 +39,7 @@ def read_pptrace_json(path: Path) -> tuple[list[pd.DataFrame], dict[str, Any]]:
         TraceError: the file is damaged or was written without ops.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except OSError as err:
         raise unreadable(path, err) from err
     except (ValueError, RecursionError) as err:

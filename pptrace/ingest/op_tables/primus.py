@@ -29,6 +29,7 @@ from pptrace.ingest.common.time_units import to_ns
 from pptrace.ingest.ops.build import Tables, ops_table
 from pptrace.ingest.ops.stages import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table
+from pptrace.regular import read_regular
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
 _MODES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
@@ -90,7 +91,7 @@ def _rank(path: Path) -> int:
 
 def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except OSError as err:
         raise unreadable(path, err) from err
     except (ValueError, RecursionError) as err:
@@ -225,7 +226,7 @@ def _memory(
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

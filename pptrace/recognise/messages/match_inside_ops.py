@@ -2,7 +2,8 @@
 
 Which ranks take part in an exchange of experts or a sum of tensor parallelism inside an op is not recorded where the backend
 writes no arguments (gloo, without shapes). The ranks that have the same stage in other pipelines have as many of a kind in each
-op, and none of them is over before the last one has begun: then they are the same collectives.
+op, and none of them is over before the last one has begun: then they are the same collectives. Labelled ops are left alone,
+since labels name groups too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def match_inside_ops(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clo
     if len(mesh.pipelines) < 2 or not unnamed.any():
         return comms
     rows = slice_of(comms[unnamed].assign(row=np.flatnonzero(unnamed))).by("rank")
-    compute = slice_of(ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0)]).by("rank")
+    is_inferred = ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0) & (ops["source"] == "inferred")
+    compute = slice_of(ops[is_inferred]).by("rank")
     match, first = comms["match"].to_numpy(copy=True), int(comms["match"].max()) + 1
     tolerance_ns = max(clock.uncertainty_ns or 0, READING_NS)
     for ranks in zip(*mesh.pipelines, strict=True):

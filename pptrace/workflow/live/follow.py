@@ -15,6 +15,7 @@ from pptrace.analysis.slow_rank import PAST_STEPS, SlowRank, SlowRanks
 from pptrace.errors import PptraceError, TraceError
 from pptrace.live_records.codec import Flag, StepHead
 from pptrace.live_records.file import LiveFile, LiveStep, live_files
+from pptrace.regular import read_regular
 from pptrace.workflow.live.figures import RankFigures, StepFigures
 from pptrace.workflow.live.op_times import has_ops, op_times
 from pptrace.workflow.live.step_figures import StepAnalyser
@@ -248,7 +249,7 @@ def _where_to_look(run_dir: Path) -> str:
 def status_of(run_dir: Path) -> str | None:
     """The status that run.json has; None where there is none."""
     try:
-        run: Any = json.loads((run_dir / "run.json").read_bytes())
+        run: Any = json.loads(read_regular(run_dir / "run.json"))
     except (OSError, ValueError, RecursionError):
         return None
     status = run.get("status") if isinstance(run, dict) else None
