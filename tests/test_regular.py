@@ -1,4 +1,4 @@
-"""What is no regular file is refused at once, wherever a file is read that a directory names."""
+"""A path that is no regular file is refused at once, wherever a file is read that a directory names."""
 
 from __future__ import annotations
 
