@@ -27,6 +27,7 @@ _DEVIATION = 1.4826
 """The median deviation of a normal distribution times this is its standard deviation."""
 _CHANCE = 0.005
 """A change that chance alone would show more often than this is none."""
+_ENOUGH = 7
 _LEAST_CHANGE = 0.03
 """Levels closer than this are one: the difference is not worth a word."""
 
@@ -63,11 +64,11 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
 
 def _comparable(steps: Sequence[StepReport]) -> list[StepReport]:
     """The steps whose lengths compare: those of which it is known when the next one begins, where these are most; the last one of
-    a trace without marks of steps is none of them.
+    a trace without marks of steps is none of them. Of few steps all are needed to tell which are outliers: by their spans.
     """
     periodic = [step for step in steps if step.span_ns is not None and step.period_ns is not None]
     known = alike_steps(steps)
-    return periodic if 2 * len(periodic) > len(known) else known
+    return periodic if len(periodic) >= _ENOUGH and 2 * len(periodic) > len(known) else known
 
 
 def _levels(spans: Int64) -> list[tuple[int, int]]:

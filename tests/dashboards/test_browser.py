@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.units import milliseconds, percent, ratio
+from pptrace.report.units import milliseconds, percent
 from pptrace.workflow.load import load
 from tests.dashboards.accessibility import settle, violations
 from tests.support.extent import ALL
@@ -43,8 +43,6 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     assert step != report.steps[0]
     page = visit(serve([path])).page
     assert page.text_content("#tile-span") == f"{milliseconds(step.span_ns)} ms"
-    assert page.text_content("#tile-ratio") == ratio(step.bubble.ratio)
-    assert page.text_content("#tile-ratio-detail") == f"ideal {ratio(step.bubble.ideal_ratio)}"
     assert page.text_content("#tile-share") == percent(step.bubble.share)
     assert page.text_content("#tile-share-detail") == f"ideal {percent(step.bubble.ideal_share)}"
     slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
@@ -75,7 +73,7 @@ def test_choosing_a_step_changes_the_numbers(run_p4: Path, serve: Serve, visit: 
         "text => document.querySelector('#tile-span').textContent === text",
         arg=f"{milliseconds(steps[2].span_ns)} ms",
     )
-    assert page.text_content("#tile-ratio") == ratio(steps[2].bubble.ratio)
+    assert page.text_content("#tile-share") == percent(steps[2].bubble.share)
     points = page.locator("#overview-steps .trace").first.locator(".point")
     assert points.count() == len(steps)
     points.nth(1).click(force=True)  # what plotly lays over it takes the click

@@ -83,7 +83,7 @@ def test_the_waterfall_leaves_it_unexplained_because_no_device_tells_of_launches
 def test_the_sentence_and_the_finding_speak_of_ops_that_begin_late() -> None:
     report = with_verdict(analyse(recording_of("1f1b", 4, LATE_NS, sends="together").traces()).report)
     assert "launch" not in report.verdict.replace("late launches (rank 1)", "")
-    assert "late launches (rank 1)" in report.verdict
+    assert "ops that begin late (rank 1)" in report.verdict
 
 
 def test_delays_and_calls_are_those_of_windows_without_devices_whose_messages_are_known() -> None:

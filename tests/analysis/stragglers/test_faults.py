@@ -78,7 +78,7 @@ def test_a_rank_with_time_between_all_its_ops_is_named(tmp_path: Path, table: Pl
     finding, report = only_finding(tmp_path, table, delays=delays)
     assert (finding.evidence["cause"], finding.evidence["where"]) == ("host", {"rank": DP + 1})
     assert finding.evidence["reason"] == "late launches"
-    assert "late launches" in report.verdict
+    assert "ops that begin late" in report.verdict
     delays[:] = OP_NS // 2
     everywhere, _ = only_finding(tmp_path, table, delays=delays)
     assert everywhere.evidence["where"] == {}

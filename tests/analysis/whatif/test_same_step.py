@@ -24,7 +24,7 @@ from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, replay_line, span_words, whatif_tables
 from tests.support.programs import SAMPLES
 
-RUNS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/expected.json"))
 CHOSEN = {"schedules": "gpipe", "ideals": "jitter"}
 
 
