@@ -86,7 +86,7 @@ def _reason(recording: RecordingReport) -> str:
         cure = "record with less (pptrace run --record light), or more steps on a machine that does nothing else"
     else:
         cure = "take more steps on a machine that does nothing else"
-    return f"how long the step is without its recording {known}, so that nothing is said about hosts: {cure}"
+    return f"how long the step is without its recording {known}, so that there are no findings about hosts: {cure}"
 
 
 _OF_SOME_STEPS = {"reason", "steps", "step"}

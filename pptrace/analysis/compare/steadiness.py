@@ -13,7 +13,7 @@ from math import sqrt
 
 import numpy as np
 
-from pptrace.analysis.compare.bootstrap import LASTING, USUAL_DEVIATION, Prior
+from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, LASTING, USUAL_DEVIATION, Prior
 from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import Int64
@@ -48,14 +48,14 @@ class Steadiness:
 
 
 def steadiness_of(costs: MeasuredCosts | None, lengths: Int64) -> Steadiness | None:
-    """Steadiness of a run; None where too few ops tell.
+    """Steadiness of a run; None where too few ops show it, and where the steps are many.
 
     Args:
         costs: of its windows.
         lengths: of its steps, ns.
     """
-    if costs is None or costs.plan is None or not len(costs.step):
-        return None
+    if costs is None or costs.plan is None or not len(costs.step) or len(lengths) >= FEWEST_STEPS:
+        return None  # many steps show by themselves how they vary
     variance = _variance(costs)
     if variance is None:
         return None
@@ -77,9 +77,9 @@ def _variance(costs: MeasuredCosts) -> float | None:
     is_enough = counts >= _FEWEST_ALIKE
     if not is_enough.any():
         return None
-    members = (of_row[:, np.newaxis] == np.arange(len(counts))).astype(np.float64)[:, is_enough]
-    times, number = costs.durations.astype(np.float64), counts[is_enough]
-    mean = times @ members / number
-    squares = np.maximum(times**2 @ members / number - mean**2, 0) * number / (number - 1)
+    times, number = costs.durations[:, np.argsort(of_row, kind="stable")].astype(np.float64), counts[is_enough]
+    firsts = np.cumsum(counts) - counts
+    mean, of_squares = (np.add.reduceat(values, firsts, axis=1)[:, is_enough] / number for values in (times, times**2))
+    squares = np.maximum(of_squares - mean**2, 0) * number / (number - 1)
     relative = np.divide(squares, mean**2, out=np.zeros_like(mean), where=mean > 0)
     return float(np.average(relative, axis=1, weights=number).mean())

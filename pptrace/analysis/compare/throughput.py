@@ -1,4 +1,4 @@
-"""Mean steps, which count for throughput, beside the typical ones: a checkpoint in every third step is in these alone.
+"""Mean steps, which count for throughput, and typical ones: a checkpoint in every third step is in the former alone.
 
 Their standard deviations come from the same bootstrap. Whether the mean changes otherwise than the typical step is tested on the
 logarithm of mean / median of each run: noise that lengthens both alike is in neither.

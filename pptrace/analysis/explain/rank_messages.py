@@ -228,8 +228,8 @@ def _holds_up(sends: Slice, ops: Slice, posted: Int64) -> Bool:
     is_idle = np.searchsorted(starts, ready) <= ended
     free = np.maximum(np.append(ends, NEVER)[ended - 1] if len(ends) else sends["start_ns"], sends["start_ns"])
     begun = np.append(np.sort(np.concatenate((starts, posted))), NEVER)
-    goes_on = begun[np.searchsorted(begun, freed)] - freed
-    holds: Bool = is_idle & (ended > 0) & (goes_on <= np.maximum(_AT_ONCE * (freed - free), _AT_ONCE_NS))
+    until_next = begun[np.searchsorted(begun, freed)] - freed
+    holds: Bool = is_idle & (ended > 0) & (until_next <= np.maximum(_AT_ONCE * (freed - free), _AT_ONCE_NS))
     return holds
 
 
