@@ -15,6 +15,8 @@ from dashboards.parts import with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.root_causes import in_groups
+from pptrace.analysis.verdict import verdict_lines
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording_line import recording_line
@@ -23,6 +25,7 @@ from pptrace.report.summary_figures import MOST_BARS, is_drawn
 from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.units import milliseconds
+from pptrace.report.verdict_bar import bar_of
 
 
 def layout() -> Node:
@@ -64,7 +67,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         ]
     return [
         *_run_problem(loaded, report),
-        *([] if report.hang is not None else [html.P(report.verdict, className="verdict", id="verdict")]),
+        *([] if report.hang is not None else [_verdict(report)]),
         *_recording(report),
         _tiles(step, report),
         _messages(report),
@@ -73,6 +76,22 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         *_tables(step),
         *_of_whole_traces(report, step),
     ]
+
+
+def _verdict(report: Report) -> Node:
+    """A bar of what the typical step is made of, and three lines: this, why, and what to do first with a link to its finding."""
+    said, pieces = verdict_lines(report), bar_of(report.typical_step)
+    bar = html.Div(
+        [html.Span(style={"flex": f"{part.share:.4f}", "background": part.colour}, title=part.text) for part in pieces],
+        className="verdict-bar",
+        role="img",
+        **{"aria-label": said.made_of},
+    )
+    link = [] if said.finding is None else [" ", html.A("the finding", href=f"#finding-{said.finding}")]
+    lines = [html.P(said.made_of, className="verdict")]
+    lines += [html.P([html.Strong("Why: "), said.cause])] if said.cause else []
+    lines += [html.P([html.Strong("First: "), said.first, *link])] if said.first else []
+    return html.Div([*([bar] if pieces else []), *lines], id="verdict")
 
 
 def _recording(report: Report) -> list[Node]:
@@ -130,37 +149,40 @@ def _waterfall(step: StepReport) -> Node:
     if step.span_parts is None:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
-    note = "the plan replayed with every combination of the measured causes"
+    note = "what the step would be shorter by without each cause: the plan replayed with all others"
     below = html.P(note, className="note")  # in the narrower column a head has no room for it
     picture = panel("Where the step went", still_picture(waterfall(step), "waterfall"), below)
     return with_files(picture, picture_files("waterfall"))
 
 
 def _findings(report: Report) -> Node:
-    cards: list[Node] = [
-        html.Div(
-            [
-                html.Div(
-                    [
-                        html.Span(str(finding.severity), className=f"badge {finding.severity}"),
-                        html.Strong(finding.title),
-                        html.Span(
-                            "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step",
-                            className="gain",
-                        ),
-                        *_show_me(finding, report),
-                    ],
-                    className="finding-head",
-                ),
-                html.P(finding.detail),
-            ],
-            className="finding",
-        )
-        for finding in report.findings
-    ]
+    numbers = {id(finding): number for number, finding in enumerate(report.findings)}
+    cards: list[Node] = []
+    for root, below in in_groups(report.root_causes, report.findings):
+        of_root = [_finding(finding, numbers[id(finding)], report) for finding in below]
+        if root is None:
+            cards += of_root
+            continue
+        head = html.P([html.Span("root cause", className="badge warning"), " ", html.Strong(root.title)])
+        text = html.P(f"{root.detail}: {root.advice}")
+        cards.append(html.Div([head, text, html.Div(of_root, className="below-root")], className="finding"))
     shown = cards or [html.P("Nothing stands out.", className="empty")]
     unknown = [html.P(line, className="empty")] if (line := unknown_line(report)) else []
-    return panel("Findings", *shown, *unknown, note="over all steps", id="findings")
+    return panel("Findings", *shown, *unknown, note="gains as means over all steps", id="findings")
+
+
+def _finding(finding: Finding, number: int, report: Report) -> Node:
+    gain = "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step"
+    head = html.Div(
+        [
+            html.Span(str(finding.severity), className=f"badge {finding.severity}"),
+            html.Strong(finding.title),
+            html.Span(gain, className="gain"),
+            *_show_me(finding, report),
+        ],
+        className="finding-head",
+    )
+    return html.Div([head, html.P(finding.detail)], className="finding", id=f"finding-{number}")
 
 
 def _show_me(finding: Finding, report: Report) -> list[Node]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pptrace.analysis.result import Finding
@@ -44,21 +43,14 @@ def _share(recorded: object) -> float | None:
     return waited / elapsed if is_known else None  # type: ignore[operator]
 
 
-def with_core_wait(finding: Finding, waits: Sequence[CoreWait]) -> Finding:
-    """The finding with what its rank, or the rank that waited most, waited for a core, if that may be why."""
+def wait_behind(finding: Finding, waits: Sequence[CoreWait], step_ns: int) -> CoreWait | None:
+    """The wait for a core of the finding's rank, or of the rank that waited most, where it is long enough to be all of it in a
+    step of this length, ns; else None.
+    """
     evidence = finding.evidence
     if evidence.get("cause") not in _CAUSES or evidence.get("reason") not in _REASONS:
-        return finding
+        return None
     named = evidence["where"].get("rank")
     most = max((wait for wait in waits if named in (None, wait.rank)), key=lambda wait: wait.share, default=None)
-    if most is None or most.share < _LEAST_SHARE:
-        return finding
-    detail = (
-        f"rank {most.rank} was short of processor cores: on average {most.share:.2f} of its threads were ready to run and had "
-        "none; look for other work on its machine, and for more threads than cores (OMP_NUM_THREADS)"
-    )
-    return replace(
-        finding,
-        detail=f"{detail}; {finding.detail}",
-        evidence={**evidence, "core_wait": {"rank": most.rank, "share": most.share}},
-    )
+    least = max(_LEAST_SHARE, (finding.gain_ns or 0) / max(step_ns, 1))
+    return most if most is not None and most.share >= least else None

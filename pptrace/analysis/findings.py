@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,13 @@ import numpy as np
 from pptrace.analysis.evidence import STRAGGLER
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.host_findings import with_synchronisations
-from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.plain_findings import plain_host_findings
+from pptrace.analysis.reasons import explained_steps, mean_length
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.shares import Shares
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
@@ -70,8 +67,6 @@ _CAUSES = {
 """Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
 _ANYWHERE = ("jitter", "communication", LATE_OPS, "unexplained")
 """Causes that every run has some of, wherever it has most of them."""
-_ROUTING = "routing"
-"""Imbalance between ranks of experts, of which a reason has the finding."""
 _COMPARED = ("imbalance", "straggler")
 """Causes whose gain is that of a run in which one place costs what its like costs."""
 _MOST_OF_IT = 0.5
@@ -91,11 +86,12 @@ def find(
 ) -> tuple[Finding, ...]:
     """Findings over all steps, ten at most: those of most severity first, of these the largest gain.
 
-    Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others. The time that a reason
-    explains is no part of its cause's any more, and steps that are long for a reason are no outliers.
+    Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others. Steps that are long for
+    a reason are no outliers.
 
     Args:
-        study: reasons with findings of their own, the gains of places, and what chance explains, so that it is no finding.
+        steps, study: those of :func:`~pptrace.analysis.reasons.with_reasons`: the study has reasons with findings of their own,
+            the gains of places, and what chance explains, so that it is no finding.
         missing: what the run does not show.
         others: findings about what is no part of any step.
     """
@@ -107,52 +103,37 @@ def find(
         )
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
-    reasons = study.reasons
+    apart = {outlier.step for outlier in series.outliers} if series else set()
+    explained = explained_steps(steps, series)
     series = _without_explained(series, study, _of_outside(steps, others))
     of_series = list(findings_of_series(series, steps)) if series else []
-    apart = {outlier.step for outlier in series.outliers} if series else set()
-    explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
         plain = [step for step in steps if not step.has_pipeline and step.step not in apart]
         of_hosts = (*_host_without_pipeline(plain), *plain_host_findings(plain))
         rest = (*of_series, *others, *of_hosts, *_exposed_without_pipeline(plain))
         return (*findings, *_in_order(rest))
-    span = _mean_length(explained) * len(explained)
+    shares = Shares.of(steps, mean_length(explained))
     losses = _losses_of([step.causes or () for step in explained])
-    has_devices = any(step.has_devices for step in explained)
-    if has_devices:  # they tell what their hosts were late with
-        reasons = tuple(reason for reason in reasons if reason.name != LATE_LAUNCHES)
-    of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
-    for reason, finding in zip(reasons, of_reasons, strict=True):
-        if finding is not None:
-            _take(losses, reason, finding.gain_ns or 0)
+    of_reasons = [_finding_of(reason, shares) for reason in study.reasons]
+    if any("straggler" in reason.causes for reason in study.reasons) and not losses.get("straggler", _NO_LOSS).where:
+        losses.pop("straggler", None)  # none of them more than others: not named besides a reason for it
     for finding in of_series:
         if "step" in finding.evidence and (name := finding.evidence["cause"]) in losses:
             losses[name] = losses[name].without(finding.gain_ns or 0)
-    if not has_devices and "host" in losses:
+    if not any(step.has_devices for step in explained) and "host" in losses:
         losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
-    candidates = [_finding(losses[name], span, len(explained), study.gains) for name in _CAUSES if name in losses]
+    candidates = [_finding(losses[name], shares, study.gains) for name in _CAUSES if name in losses]
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
-    repeated = _repeated(list(filter(None, of_reasons)), list(filter(None, candidates)))
-    of_reasons = [finding for finding in of_reasons if not any(finding is other for other in repeated)]
-    candidates = [finding for finding in candidates if not any(finding is other for other in repeated)]
     of_axes = losses.get("communication")
     named = [
         with_synchronisations(_with_axes(finding, explained, of_axes), explained) for finding in candidates if finding
     ]
     has_fill = "structural" in losses and losses["structural"].total > 0
-    structural = [_structural(losses["structural"], span, schedule)] if has_fill else []
-    unordered = (*filter(None, of_reasons), *named, *of_series, *others, *structural)
+    structural = [_structural(losses["structural"], shares, schedule)] if has_fill else []
+    unordered = (*of_reasons, *named, *of_series, *others, *structural)
     return (*findings, *_in_order(unordered))[:_MOST_FINDINGS]
-
-
-def _mean_length(steps: Sequence[StepReport]) -> int:
-    """The mean step, ns: from start to start, of those of which that is known, else the mean span."""
-    known = [step.period_ns for step in steps if step.period_ns is not None]
-    lengths = known or [step.span_ns or 0 for step in steps]
-    return sum(lengths) // len(lengths)
 
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -160,33 +141,20 @@ def _in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), -(finding.gain_ns or 0)))
 
 
-def _finding_of(reason: Reason, span: int) -> Finding | None:
-    """The finding of a reason, None where it explains little of a step; ``span`` is that of a mean step."""
-    if not reason.is_finding(span):
-        return None
+def _finding_of(reason: Reason, shares: Shares) -> Finding:
+    """The finding of a reason."""
     (low, high), gain = gain_interval(reason.gains), reason.gain
-    known = {"cause": reason.causes[0], "where": reason.where, "share": gain / span, "reason": reason.name}
+    words, share = shares.text(reason.name, gain)
+    known = {"cause": reason.causes[0], "where": reason.where, "share": share, "reason": reason.name}
     return Finding(
         Severity.WARNING,
-        reason.title.format(share=gain / span),
+        reason.title.format(share=words),
         reason.detail,
         gain_ns=gain,
         evidence={**known, **reason.evidence},
         gain_low_ns=low,
         gain_high_ns=high,
     )
-
-
-def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
-    """Take what a reason explains of each step out of its causes, one after the other, as far as they go.
-
-    Ranks slower than their replicas, but none of them more than others, are not named besides a reason for it.
-    """
-    for name in (name for name in reason.causes if name in losses and not reason.is_cause):
-        loss = losses[name]
-        taken = loss.mean if name == "straggler" and not loss.where else min(ns, loss.mean)
-        losses[name] = loss.without(taken, reason.where)
-        ns = max(ns - taken, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,18 +174,9 @@ class _Loss:
         """Mean over the steps, ns; 0 where they gain by it."""
         return max(self.total // len(self.of_steps), 0)
 
-    def without(self, ns: int, where: Mapping[str, int | str] = MappingProxyType({})) -> _Loss:
-        """The loss without ``ns`` of each step, as far as there is that much: at ``where``, if it has that place, else at all of
-        its places in proportion.
-        """
-        taken = min(ns, self.mean)
-        of_place = taken * len(self.of_steps)
-        places = dict(self.places)
-        if named := [place for place in where.items() if place in places]:
-            places[named[0]] = max(places[named[0]] - of_place, 0)
-        elif self.total > 0:
-            places = {place: left - left * of_place // self.total for place, left in places.items()}
-        return replace(self, of_steps=self.of_steps - taken, places=places)
+    def without(self, ns: int) -> _Loss:
+        """The loss without ``ns`` of each step, as far as there is that much."""
+        return replace(self, of_steps=self.of_steps - min(ns, self.mean))
 
     @property
     def where(self) -> dict[str, int | str]:
@@ -228,25 +187,27 @@ class _Loss:
         return {place[0]: place[1]} if ns >= _MOST_OF_IT * max(self.total, 1) else {}
 
 
+_NO_LOSS = _Loss("", np.zeros(1, dtype=np.int64), {})
+
+
 def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
-    """The losses by the name of their cause."""
+    """The losses by the name of their cause, without what has a reason."""
     of_steps: dict[str, Int64] = {}
     places: dict[str, Counter[tuple[str, int | str]]] = {}
     for index, of_step in enumerate(causes):
-        for cause in of_step:
-            name = _ROUTING if cause.cause == "imbalance" and "axis" in cause.where else cause.cause
-            of_steps.setdefault(name, np.zeros(len(causes), dtype=np.int64))[index] += cause.ns
-            places.setdefault(name, Counter()).update(dict.fromkeys(cause.where.items(), cause.ns))
+        for cause in (cause for cause in of_step if cause.reason is None):
+            of_steps.setdefault(cause.cause, np.zeros(len(causes), dtype=np.int64))[index] += cause.ns
+            places.setdefault(cause.cause, Counter()).update(dict.fromkeys(cause.where.items(), cause.ns))
     return {name: _Loss(name, values, places[name]) for name, values in of_steps.items()}
 
 
-def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64]) -> Finding | None:
-    """The finding of a cause, None where it is too small or varies too much; ``span`` is that of all steps.
+def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Finding | None:
+    """The finding of a cause, None where it is too small or varies too much.
 
     Its gain is what steps would get back if the place that it is at cost what its like costs, where that is known, else the
     share of the cause.
     """
-    where, mean_span = loss.where, span / num_steps
+    where = loss.where
     is_alike = loss.name in _COMPARED
     of_steps = next((gains[at] for at in where.items() if is_alike and at in gains), loss.of_steps)
     low, high = gain_interval(of_steps)
@@ -254,22 +215,22 @@ def _finding(loss: _Loss, span: int, num_steps: int, gains: Mapping[Place, Int64
     is_noise = low is not None and low <= 0 and len(of_steps) >= FEWEST_STEPS
     is_anywhere = loss.name in _ANYWHERE or (loss.name == "straggler" and not where)
     least = LEAST_ANYWHERE if is_anywhere else LEAST_SHARE
-    if gain < least * mean_span or is_noise:
+    if gain < least * shares.mean_ns or is_noise:
         return None
     anywhere, somewhere, advice = _CAUSES[loss.name]
     place = " ".join(f"{kind} {at}" for kind, at in where.items())
-    share = gain / mean_span
     cause = "host" if loss.name == LATE_OPS else loss.name
+    words, share = shares.text(cause, loss.mean)
     evidence: dict[str, Any] = {"cause": cause, "where": where, "share": share}
     if of_steps is not loss.of_steps:
-        evidence["gain_if_spread_ns"] = loss.total // num_steps
+        evidence["gain_if_spread_ns"] = loss.mean
         advice = (
-            f"{gain / 1e6:,.1f} ms a step if it cost what the others cost, {loss.total / num_steps / 1e6:,.1f} ms if its cost "
+            f"{gain / 1e6:,.1f} ms a step if it cost what the others cost, {loss.mean / 1e6:,.1f} ms if its cost "
             f"were spread over all: {advice}"
         )
     return Finding(
         Severity.WARNING,
-        f"{cause.capitalize()}: {share:.1%} of the step {somewhere.format(place=place) if where else anywhere}",
+        f"{cause.capitalize()}: {words} {somewhere.format(place=place) if where else anywhere}",
         advice,
         gain_ns=gain,
         evidence=evidence,
@@ -282,19 +243,6 @@ def _is_chance(finding: Finding, noise: Noise | None) -> bool:
     """Return whether ops that vary by chance explain a finding."""
     evidence = finding.evidence
     return noise is not None and noise.explains(evidence["cause"], evidence["where"], finding.gain_ns or 0)
-
-
-def _repeated(of_reasons: Sequence[Finding], candidates: Sequence[Finding]) -> list[Finding]:
-    """The smaller one of two findings about one rank: that others wait for it inside their ops, and that it is slower than its
-    replicas. What others wait for is what it is slower by.
-    """
-    return [
-        late if (slow.gain_ns or 0) >= (late.gain_ns or 0) else slow
-        for late, slow in product(of_reasons, candidates)
-        if late.evidence["reason"] == LATE_MEMBER
-        and slow.evidence["cause"] == "straggler"
-        and late.evidence["where"] == slow.evidence["where"]
-    ]
 
 
 def _with_doubt(finding: Finding) -> Finding:
@@ -345,7 +293,7 @@ def _exposed_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...
                 places["axis", comm.axis] += (comm.exposed_ns or 0) // len(step.ranks)
     loss = _Loss("communication", np.array(exposed, dtype=np.int64), places)
     span = sum(step.length_ns or step.span_ns or 0 for step in known)
-    finding = _finding(loss, span, len(known), {}) if span else None
+    finding = _finding(loss, Shares(None, span // len(known)), {}) if span >= len(known) else None
     return () if finding is None else (_with_axes(finding, known, loss),)
 
 
@@ -369,26 +317,20 @@ def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
     ]
     loss = _Loss("host", np.array(starved, dtype=np.int64), {})
     span = sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known)
-    finding = _finding(loss, span, len(known), {})
+    finding = _finding(loss, Shares(None, span // len(known)), {})
     return () if finding is None else (with_synchronisations(finding, known),)
 
 
-def _structural(loss: _Loss, span: int, schedule: ScheduleSummary) -> Finding:
-    low, high = gain_interval(loss.of_steps)
-    gain = loss.total // len(loss.of_steps)
-    detail = "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it"
-    evidence: dict[str, Any] = {"cause": "structural", "where": {}, "share": loss.total / span}
-    if (part := part_saved_by_twice(schedule)) is not None and part > 0:
-        evidence["gain_of_twice_ns"] = round(gain * part)
-        detail += (
-            f"; {2 * (schedule.num_microbatches or 0)} microbatches of half the size {gain * part / 1e6:,.1f} ms a step"
-        )
+def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Finding:
+    (low, high), gain = gain_interval(loss.of_steps), loss.total // len(loss.of_steps)
+    words, share = shares.text("structural", gain)
     return Finding(
         Severity.INFO,
-        f"Structural: {loss.total / span:.1%} of the step is the fill and drain of {schedule.name} itself",
-        detail,
+        f"Structural: {words} is the fill and drain of {schedule.name} itself",
+        "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it: pptrace whatif says "
+        "by how much",
         gain_ns=gain,
-        evidence=evidence,
+        evidence={"cause": "structural", "where": {}, "share": share},
         gain_low_ns=low,
         gain_high_ns=high,
     )

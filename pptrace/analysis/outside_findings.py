@@ -9,7 +9,8 @@ import numpy as np
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
 from pptrace.analysis.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.step_parts import OUTSIDE_NAMES
+from pptrace.analysis.shares import Shares
+from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
 from pptrace.model.tables import Int64
 
 _ADVICE = {
@@ -44,23 +45,25 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     periods = [step.period_ns or 0 for step in known]
     if {entry.part for step in known for entry in step.outside or ()} <= {OTHER}:
         return  # nothing was recorded there
+    shares = Shares.of(steps, sum(periods) // len(periods))
     for part, advice in {**_ADVICE, **_NO_GAIN}.items():
         places = _places(known, part)
         if not places:
             continue
         of_steps: Int64 = np.sum(list(places.values()), axis=0)
-        gain, share = int(of_steps.mean()), float(of_steps.sum()) / sum(periods)
+        gain = int(of_steps.mean())
         low, high = gain_interval(of_steps)
         is_noise = low is not None and low <= 0 and len(known) > 1
-        if share < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) or is_noise:
+        if gain < (LEAST_ANYWHERE if part in _ANYWHERE else LEAST_SHARE) * shares.mean_ns or is_noise:
             continue
         place, most = max(places.items(), key=lambda item: int(item[1].sum()))
         where = dict((place,)) if int(most.sum()) >= _MOST_OF_IT * int(of_steps.sum()) and place[0] else {}
         at = "".join(f" ({kind} {name})" for kind, name in where.items())
         name = OUTSIDE_NAMES[part]
+        words, share = shares.text(f"{OUTSIDE}{part}", gain)
         yield Finding(
             Severity.WARNING,
-            f"Outside the pipeline: {share:.1%} of the step is {name}{at}",
+            f"Outside the pipeline: {words} is {name}{at}",
             f"{gain / 1e6:,.1f} ms from the pipeline's last op to the next step's first one, a step takes "
             f"{sum(periods) / len(periods) / 1e6:,.1f} ms: {advice}",
             gain_ns=None if part in _NO_GAIN else gain,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.recording_parts import RecordingReport
-from pptrace.analysis.step_parts import OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
+from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
 from pptrace.analysis.whole_run import (
     CoreWait,
     Interconnect,
@@ -17,6 +17,7 @@ from pptrace.analysis.whole_run import (
     Link,
     MemoryReport,
     ProbedTarget,
+    RootCause,
     StepSeries,
     Stragglers,
 )
@@ -188,8 +189,9 @@ class RankStep:
     late_in_transfer_ns: int | None = None
 
 
-_CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
-_RARE = ("straggler", "host")
+_CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host")
+_LAST = (INTERACTION, "unexplained")
+_RARE = ("straggler", "host", INTERACTION)
 """Causes that are left out where a step has none of them."""
 
 
@@ -226,27 +228,37 @@ class StepReport:
         where they are not known.
         """
         parts = self.span_parts
-        if parts is None or self.period_ns is None or self.outside is None:
-            return parts
-        for part in self.outside:
-            name = f"{OUTSIDE}{part.part}"
-            parts[name] = parts.get(name, 0) + part.ns
-        return parts
+        return None if parts is None else parts | self._parts_outside()
+
+    @property
+    def parts_by_cause(self) -> dict[str, int]:
+        """The same without reasons: each in the part of its cause; {} where they are not known."""
+        sums: dict[str, int] = {} if self.causes is None else {"compute": self.ideal_ns or 0}
+        for cause in self.causes or ():
+            sums[cause.cause] = sums.get(cause.cause, 0) + cause.ns
+        return sums and sums | self._parts_outside()
+
+    def _parts_outside(self) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        if self.period_ns is not None:
+            for part in self.outside or ():
+                name = f"{OUTSIDE}{part.part}"
+                sums[name] = sums.get(name, 0) + part.ns
+        return sums
 
     @property
     def span_parts(self) -> dict[str, int] | None:
-        """Parts of the span, ns: the compute spread evenly, and each cause at all its places; None where it is not known.
-
-        Where causes are not known the parts are those of the waterfall.
+        """Parts of the span, ns: the compute spread evenly, and each cause at all its places, what has a reason apart by its
+        name; None where they are not known.
         """
         if self.causes is None or self.ideal_ns is None or self.span_ns is None:
-            waterfall = self.bubble.waterfall_ns
-            return None if waterfall is None else {name: ns for name, ns in asdict(waterfall).items() if ns is not None}
-        named = {cause.cause for cause in self.causes}
-        parts = {"compute": self.ideal_ns} | {name: 0 for name in _CAUSES if name in named or name not in _RARE}
+            return None
+        sums: dict[str, int] = {}
         for cause in self.causes:
-            parts[cause.cause] += cause.ns
-        return parts
+            sums[cause.name] = sums.get(cause.name, 0) + cause.ns
+        reasons = (name for name in sums if name not in _CAUSES and name not in _LAST)
+        named = (name for name in (*_CAUSES, *reasons, *_LAST) if name in sums or name not in _RARE)
+        return {"compute": self.ideal_ns} | {name: sums.get(name, 0) for name in named}
 
     @property
     def has_devices(self) -> bool:
@@ -408,6 +420,7 @@ class Report:
     missing_evidence: tuple[MissingEvidence, ...] = ()
     probes: tuple[ProbedTarget, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
+    root_causes: tuple[RootCause, ...] = ()
     experts: ExpertsReport | None = None
     recording: RecordingReport | None = None
 

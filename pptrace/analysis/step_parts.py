@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Parts of a step's span, ns; they sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
+    """Parts of a step's span, ns, which sum to it exactly: its compute spread evenly over the ranks, and its causes, each at all
+    of its places. ``host`` is None where the trace cannot tell it apart.
+    """
 
     compute: int
     structural: int
     imbalance: int
+    straggler: int
     jitter: int
     communication: int
     host: int | None
+    interaction: int
     unexplained: int
+
+    @classmethod
+    def of(cls, ideal_ns: int | None, causes: Iterable[Cause] | None, *, knows_host: bool) -> Waterfall | None:
+        """The parts of a step with these causes; None where they are not known. With ``knows_host`` no host's part is 0."""
+        if ideal_ns is None or causes is None:
+            return None
+        sums: dict[str, int] = dict.fromkeys(cls.__slots__, 0) | {"compute": ideal_ns}
+        for cause in causes:
+            sums[cause.cause] += cause.ns
+        parts = cls(**sums)
+        return parts if knows_host or parts.host else replace(parts, host=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +49,28 @@ LATE_OPS = "late ops"
 """Meaning of the cause ``host`` on ranks without a device: ops that begin later than what they need is there."""
 
 
+UNEQUAL_ROUTES = "unequal routes"
+"""The reason of imbalance between ranks of experts: some have more rows than others."""
+INTERACTION = "interaction"
+"""The cause of what several causes add together, and none of them alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""
+    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, link, kind or axis, or nothing.
+
+    ``reason`` is what more is known of it, which has a finding of its own, as "late member" or "pauses"; None if nothing.
+    """
 
     cause: str
     where: Mapping[str, int | str]
     ns: int
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the part that it belongs to: its reason, else its cause."""
+        return self.reason or self.cause
 
 
 OUTSIDE = "outside "

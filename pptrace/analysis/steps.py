@@ -22,7 +22,7 @@ from pptrace.analysis.explain.messaging import graph_of_ranks, graph_of_run
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble
+from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
@@ -292,7 +292,7 @@ def _report_step(
             share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=explanation.waterfall,
+            waterfall_ns=Waterfall.of(explanation.ideal_ns, explanation.causes, knows_host=explanation.knows_host),
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         ideal_ns=explanation.ideal_ns,

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from pptrace.analysis.part_words import in_brackets, place_of_part, words_of_part
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
-from pptrace.analysis.step_parts import LATE_OPS, OUTSIDE, OUTSIDE_NAMES
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
-from pptrace.analysis.stragglers.unequal_routes import UNEQUAL_ROUTES
+from pptrace.analysis.root_causes import FOLLOWS_FROM, in_groups
+from pptrace.analysis.step_parts import OUTSIDE
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
-_NAMES = {
-    "compute": "compute",
-    "structural": "the fill and drain of {schedule}",
-    "imbalance": "stages of unequal cost",
-    "straggler": "a rank slower than its replicas",
-    "jitter": "ops that vary",
-    "communication": "exposed communication",
-    "host": "devices waiting for launches",
-    LATE_OPS: "ops that begin late",
-    "unexplained": "unexplained",
-    UNEQUAL_ROUTES: "experts with more rows than others",
-}
+_WAITING_FOR_LAUNCHES = "devices waiting for launches"
+
+
+_WON_BACK, _ONLY = "; the most to win back is ", " Only "
 
 
 def with_verdict(report: Report) -> Report:
@@ -33,14 +23,82 @@ def with_verdict(report: Report) -> Report:
     return replace(report, verdict=_verdict(report))
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictLines:
+    """The verdict in three short lines: what the step is made of, why, and what to do first; "" where there is nothing to say.
+
+    ``finding`` is the number of the finding that the last one is about, in the order of the report; None if none.
+    """
+
+    made_of: str
+    cause: str = ""
+    first: str = ""
+    finding: int | None = None
+
+
+def verdict_lines(report: Report) -> VerdictLines:
+    """The lines on a run; all of what is known goes into the first one where no step was recognised."""
+    step = report.typical_step
+    if report.hang is not None or step is None or step.length_ns is None or not step.ranks:
+        return VerdictLines(report.verdict)
+    made_of, few = _without_gain(report.verdict)
+    actionable = [(number, found) for number, found in enumerate(report.findings) if _is_actionable(found)]
+    if not actionable:
+        return VerdictLines(made_of, "", f"Nothing stands out: no change of this run is sure to help.{few}")
+    number, found = max(actionable, key=lambda entry: entry[1].gain_ns or 0)
+    roots = [root for root, _ in in_groups(report.root_causes, report.findings) if root is not None]
+    if not roots:
+        to_do, why = _advice(found, step), found.title
+    else:
+        is_below = found.evidence.get(FOLLOWS_FROM) == roots[0].name
+        to_do, why = roots[0].advice if is_below else _advice(found, step), f"{roots[0].title}: {roots[0].detail}"
+    return VerdictLines(made_of, f"{_capital(why)}.", f"{_capital(to_do)}: {_gain_words(found)}.{few}", number)
+
+
+def _without_gain(verdict: str) -> tuple[str, str]:
+    """(what steps are made of, how few there are): the sentence without what would be won back, which has a line of its own."""
+    sentence, only, few = verdict.partition(_ONLY)
+    before, found, _ = sentence.partition(_WON_BACK)
+    return f"{before}." if found else sentence, f"{only}{few}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _is_actionable(finding: Finding) -> bool:
+    """Return whether something may be done about it: not of the schedule itself, nor of what is not explained."""
+    is_unexplained = finding.evidence.get("cause") == "unexplained" and "reason" not in finding.evidence
+    return finding.severity is not Severity.INFO and not is_unexplained and (finding.gain_ns or 0) > 0
+
+
+def _advice(finding: Finding, step: StepReport) -> str:
+    """What to do about a finding: as its part says, else what its detail ends with."""
+    of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
+    if of_part and not {"step", "steps"} & finding.evidence.keys():
+        return of_part
+    return finding.detail.rpartition("; ")[2] if "; " in finding.detail else finding.detail.partition(": ")[2]
+
+
+def _gain_words(finding: Finding) -> str:
+    gain, low, high = finding.gain_ns or 0, finding.gain_low_ns, finding.gain_high_ns
+    of = f"gets back {_ms(gain)} ms a step"
+    if low is None or high is None:
+        return f"{of} if it recurs, as only one step tells"
+    between = f"90 % interval {_ms(max(low, 0))} to {_ms(high)}"
+    return f"{of} ({between})" if low > 0 else f"may get back {_ms(gain)} ms a step, which is not sure ({between})"
+
+
 def _verdict(report: Report) -> str:
     sentence, series = _sentence(report), report.step_series
     if not _speaks_of_hosts(report):
-        sentence = sentence.replace(_NAMES["host"], f"{_NAMES['host']} (the recorder's part of it is not known)")
+        sentence = sentence.replace(
+            _WAITING_FOR_LAUNCHES, f"{_WAITING_FOR_LAUNCHES} (the recorder's part of it is not known)"
+        )
     if series is None or not report.steps or series.num_steps >= _FEWEST_STEPS or report.hang is not None:
         return sentence
     number = "1 step was" if series.num_steps == 1 else f"{series.num_steps} steps were"
-    return f"{sentence} Only {number} timed: what recurs cannot be told from what happened once."
+    return f"{sentence}{_ONLY}{number} timed: what recurs cannot be told from what happened once."
 
 
 _FEWEST_STEPS = 3
@@ -57,13 +115,13 @@ def _sentence(report: Report) -> str:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step)
-    if parts := _with_routes(step):
-        of_names = {_name(step, name).format(schedule=schedule.name): value for name, value in parts.items()}
-        of_names = _with_reasons(of_names, _name(step, "host"), report.findings)
-        shares = {name: value / (step.length_ns or 1) for name, value in of_names.items()}
+    if parts := step.parts:
+        shares = {_name(step, part): ns / (step.length_ns or 1) for part, ns in parts.items()}
+        if schedule.name:
+            shares = {name.replace("the schedule", schedule.name): share for name, share in shares.items()}
         largest = _largest(report.findings, step)
-        of_host = {"host": of_names[_name(step, "host")]} if "host" in parts else {}
-        rules = _ruling_part(step, {**parts, **of_host}, report.findings) if _speaks_of_hosts(report) else ""
+        may_rule = _speaks_of_hosts(report) and not report.root_causes
+        rules = _ruling_part(step, parts, report.findings) if may_rule else ""
         return f"{rules}{length}: {_shares_text(shares)}{largest}."
     sentence = _without_causes(step, length, _largest(report.findings, step), report.mesh.num_ranks)
     return sentence if _speaks_of_hosts(report) else sentence.removeprefix(_LAUNCHING)
@@ -74,57 +132,9 @@ def _speaks_of_hosts(report: Report) -> bool:
     return report.recording is None or not report.recording.is_too_uncertain
 
 
-def _name(step: StepReport, cause: str) -> str:
+def _name(step: StepReport, part: str) -> str:
     """The name of a part in the sentence about a step."""
-    if cause.startswith(OUTSIDE):
-        return f"{OUTSIDE_NAMES[cause.removeprefix(OUTSIDE)]}{_outside_place(step, cause.removeprefix(OUTSIDE))}"
-    return _NAMES[LATE_OPS if cause == "host" and not step.has_devices else cause]
-
-
-def _outside_place(step: StepReport, name: str) -> str:
-    """The place of nearly all of a part outside the pipeline, in brackets; "" if nowhere."""
-    of_part = [part for part in step.outside or () if part.part == name]
-    most = max(of_part, key=lambda part: part.ns)
-    is_there = most.ns >= _NEARLY_ALL * sum(part.ns for part in of_part)
-    return "".join(f" ({kind} {at})" for kind, at in most.where.items()) if is_there else ""
-
-
-_NEARLY_ALL = 0.8
-
-
-def _with_routes(step: StepReport) -> Mapping[str, int] | None:
-    """The parts of a step, with imbalance between ranks of experts apart from that between stages."""
-    parts, causes = step.parts, step.causes or ()
-    routes = sum(cause.ns for cause in causes if cause.cause == "imbalance" and "axis" in cause.where)
-    if parts is None or not routes:
-        return parts
-    return {**parts, "imbalance": parts["imbalance"] - routes, UNEQUAL_ROUTES: routes}
-
-
-def _with_reasons(of_names: Mapping[str, int], of_host: str, findings: Sequence[Finding]) -> dict[str, int]:
-    """The parts by their names, with what findings explain of them apart. Findings about hosts explain hosts, then what is left
-    unexplained, late receives the latter, late members ops and communication.
-    """
-    left, apart = dict(of_names), {}
-    of_members = tuple(_NAMES[cause] for cause in ("straggler", "jitter", "communication"))
-    for finding in findings:
-        reason = None if "is_outside" in finding.evidence else finding.evidence.get("reason")
-        explained = {LATE_RECEIVES: (_NAMES["unexplained"],), LATE_MEMBER: of_members}.get(str(reason), ())
-        if reason and finding.evidence.get("cause") == "host":
-            explained = (of_host, _NAMES["unexplained"])
-        if explained:
-            reason = _reason_name(str(reason), of_host)
-            ns = finding.gain_ns or 0
-            for name in explained:
-                taken = max(min(ns, left.get(name, 0)), 0)
-                left, ns = {**left, name: left.get(name, 0) - taken}, ns - taken
-            apart[f"{reason}{_place(finding)}"] = max(finding.gain_ns or 0, 0) - ns
-    return {**left, **apart}
-
-
-def _reason_name(reason: str, of_host: str) -> str:
-    """The name of a reason in the sentence: ops of hosts without devices are not launched."""
-    return _NAMES[LATE_OPS] if reason == LATE_LAUNCHES and of_host == _NAMES[LATE_OPS] else reason
+    return f"{words_of_part(step, part).phrase}{place_of_part(step, part)}"
 
 
 def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int) -> str:
@@ -142,7 +152,7 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
     outside = _outside_shares(step)
     if exposed is None or bubble is None:
         launching = min(starved, window - compute)
-        shares = {"compute": compute / window, _NAMES["host"]: launching / window, **outside}
+        shares = {"compute": compute / window, _WAITING_FOR_LAUNCHES: launching / window, **outside}
         first = _LAUNCHING if launching >= max(_RULES * window, window - compute - launching) else ""
         rest = "the rest is waiting and exposed communication, which these traces do not separate"
         return f"{first}{length}: {_shares_text(shares)}; {rest}{largest}."
@@ -155,7 +165,7 @@ def _without_causes(step: StepReport, length: str, largest: str, num_ranks: int)
         shares[_rest_name(step, num_ranks)] = (bubble - launching) / window
     else:
         shares |= {BETWEEN_OPERATORS: between / window, "waiting for other ranks": (bubble - between) / window}
-    shares[_NAMES["host"]] = launching / window
+    shares[_WAITING_FOR_LAUNCHES] = launching / window
     rules = launching >= max(_RULES * window, exposed, bubble - launching)
     first = _LAUNCHING if rules else ""
     return f"{first}{length}: {_shares_text(shares)}{largest}."
@@ -292,7 +302,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 
 
 BETWEEN_OPERATORS = "between operators (Python, input)"
-_SHORTER = {_NAMES["jitter"]: "ops faster than usual"}
+_SHORTER = {"shared by several causes": "counted in several causes"}
 
 
 def _largest(findings: Sequence[Finding], step: StepReport) -> str:
@@ -301,19 +311,21 @@ def _largest(findings: Sequence[Finding], step: StepReport) -> str:
     """
     gains: list[tuple[int, str]] = []
     for finding in findings:
-        cause = str(finding.evidence.get("cause"))
-        is_unexplained = cause == "unexplained" and "reason" not in finding.evidence
-        if finding.severity is Severity.INFO or is_unexplained:
+        if not _is_actionable(finding):
             continue
         if of_some := _of_some_steps(finding):
             what = f"on average of {of_some}"
-        elif reason := finding.evidence.get("reason"):
-            what = f"of {_reason_name(str(reason), _name(step, 'host'))}{_place(finding)}"
         else:
-            what = f"of {_name(step, cause) if cause in _NAMES else finding.title}{_place(finding)}"
+            what = f"of {_part_of(finding, step)}{in_brackets(finding.evidence.get('where', {}))}"
         gains.append((finding.gain_ns or 0, what))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
-    return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
+    return f"{_WON_BACK}{_ms(gain)} ms a step {what}" if gain > 0 else ""
+
+
+def _part_of(finding: Finding, step: StepReport) -> str:
+    """The name of what a finding is about: a part of steps, else what its title says."""
+    part = finding.evidence.get("reason") or finding.evidence.get("cause")
+    return words_of_part(step, str(part)).phrase if part else finding.title
 
 
 def _is_replayed(finding: Finding) -> bool:
@@ -324,14 +336,12 @@ def _is_replayed(finding: Finding) -> bool:
 def _of_some_steps(finding: Finding) -> str:
     """Steps that a finding about single steps is about; "" of one about all of them, whose gain is not that of a typical step."""
     if "steps" in finding.evidence:
-        return f"outliers{_place(finding)}"
-    return f"the slowdown since step {finding.evidence['step']}{_place(finding)}" if "step" in finding.evidence else ""
-
-
-def _place(finding: Finding) -> str:
-    """Place of a finding, in brackets; "" if nowhere."""
-    places = ", ".join(f"{place} {name}" for place, name in finding.evidence.get("where", {}).items())
-    return f" ({places})" if places else ""
+        return f"outliers{in_brackets(finding.evidence.get('where', {}))}"
+    return (
+        f"the slowdown since step {finding.evidence['step']}{in_brackets(finding.evidence.get('where', {}))}"
+        if "step" in finding.evidence
+        else ""
+    )
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

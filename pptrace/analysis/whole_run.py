@@ -265,3 +265,17 @@ class CoreWait:
 
     rank: int
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """What several findings follow from: their evidence has its ``name`` as ``follows_from``; ``ranks`` are those concerned.
+
+    ``title`` says what it is, ``detail`` what it does, ``advice`` what to do about it.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    title: str
+    detail: str
+    advice: str

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.verdict import verdict_lines
 from pptrace.report import units
 from pptrace.report.step_tiles import step_tiles
 from pptrace.simulator import Simulation
@@ -39,7 +40,9 @@ def _steps_text(numbers: Sequence[int]) -> str:
 
 def run_summary(report: Report) -> str:
     """A run as HTML: the verdict, the tiles of the typical step, what would gain most, and the steps."""
-    parts = [_paragraph(f"<b>{escape(report.verdict)}</b>"), _note(run_line(report))]
+    said = verdict_lines(report)
+    lines = [("", f"<b>{escape(said.made_of)}</b>"), ("Why: ", escape(said.cause)), ("First: ", escape(said.first))]
+    parts = [*(_paragraph(f"{head}{text}") for head, text in lines if text), _note(run_line(report))]
     typical = report.typical_step
     if typical is not None:
         parts += [_tiles(typical, report), _findings(report.findings), _steps(report.steps, typical)]
@@ -67,7 +70,11 @@ def _findings(findings: Sequence[Finding]) -> str:
     )
     left = len(findings) - _MOST_FINDINGS
     more = _note(f"{left} more in report.findings") if left > 0 else ""
-    return f"{_note('Findings, means over all steps')}<ul style='margin:2px 0 8px'>{items}</ul>{more}" if items else ""
+    return (
+        f"{_note('Findings, gains as means over all steps')}<ul style='margin:2px 0 8px'>{items}</ul>{more}"
+        if items
+        else ""
+    )
 
 
 def _gain(finding: Finding) -> str:

@@ -59,6 +59,7 @@ PART_COLOURS: Mapping[str, str] = {
     "jitter": "#D55E00",
     "communication": COMMUNICATION,
     "host": "#56708F",
+    "interaction": "#A68A64",
     "unexplained": "#B0B6BF",
 }
 

@@ -10,7 +10,9 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.compare.result import Comparison
-from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.analysis.root_causes import in_groups
+from pptrace.analysis.verdict import verdict_lines
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
@@ -36,6 +38,7 @@ from pptrace.report.tables import (
 )
 from pptrace.report.tables.comparison import comparison_tables
 from pptrace.report.tables.steps import steps_table
+from pptrace.report.verdict_bar import bar_of
 from pptrace.report.whatif import headline, replay_line, whatif_tables
 from pptrace.simulator import Simulation
 from pptrace.simulator.sweep.run import Sweep
@@ -148,7 +151,21 @@ def _header(report: Report) -> str:
     heading = f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"
     line = recording_line(report.recording)
     recording = f'<p class="note">{escape(line.capitalize())}.</p>' if line else ""
-    return f'{heading}<p class="verdict">{escape(report.verdict)}</p>{recording}{_facts(facts)}'
+    return f"{heading}{_verdict(report)}{recording}{_facts(facts)}"
+
+
+def _verdict(report: Report) -> str:
+    """A bar of what the step is made of, and the verdict in three lines."""
+    said = verdict_lines(report)
+    pieces = "".join(
+        f'<span style="flex:{part.share:.4f};background:{part.colour}" title="{escape(part.text)}"></span>'
+        for part in bar_of(report.typical_step if report.hang is None else None)
+    )
+    bar = f'<div class="verdict-bar" role="img" aria-label="{escape(said.made_of)}">{pieces}</div>' if pieces else ""
+    link = "" if said.finding is None else f' <a href="#finding-{said.finding}">the finding</a>'
+    why = f"<p><b>Why:</b> {escape(said.cause)}</p>" if said.cause else ""
+    first = f"<p><b>First:</b> {escape(said.first)}{link}</p>" if said.first else ""
+    return f'{bar}<p class="verdict">{escape(said.made_of)}</p>{why}{first}'
 
 
 def _has_no_pipeline(report: Report) -> bool:
@@ -215,13 +232,23 @@ def _memory(analysis: Analysis) -> str:
 
 
 def _findings(report: Report) -> str:
+    numbers = {id(finding): number for number, finding in enumerate(report.findings)}
     items = []
-    for finding in report.findings:
-        gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
-        title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
-        items.append(f"<li>{title}{gain}<p>{escape(finding.detail)}</p></li>")
+    for root, below in in_groups(report.root_causes, report.findings):
+        of_root = "".join(_finding(finding, numbers[id(finding)]) for finding in below)
+        if root is None:
+            items.append(of_root)
+        else:
+            text = f"{root.detail}: {root.advice}"
+            items.append(f"<li><b>Root cause: {escape(root.title)}</b><p>{escape(text)}</p><ul>{of_root}</ul></li>")
     unknown = f"<p>{escape(line)}</p>" if (line := unknown_line(report)) else ""
     return f"<h2>Findings</h2><ul>{''.join(items)}</ul>{unknown}" if items or unknown else ""
+
+
+def _finding(finding: Finding, number: int) -> str:
+    gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
+    title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
+    return f'<li id="finding-{number}">{title}{gain}<p>{escape(finding.detail)}</p></li>'
 
 
 def _warnings(lines: Sequence[str]) -> str:

@@ -120,10 +120,20 @@ def _exposed(step: StepReport) -> Tile:
     most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0, default=None)
     missing = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
     detail = "" if most is None else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms"
+    of_ranks = _share(step, [rank.exposed_comm_ns for rank in step.ranks])
+    if (parts := step.parts) is not None and step.length_ns:
+        return Tile(
+            "exposed",
+            "Exposed communication",
+            percent(parts["communication"] / step.length_ns),
+            missing if unknown else f"of the ranks' time {percent(of_ranks)}, {detail}",
+            "What the step would be shorter by without transfers that no compute hides. Of the ranks' time: such transfers, all "
+            "ranks together. Waiting for the other side is bubble",
+        )
     return Tile(
         "exposed",
         "Exposed communication",
-        percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
+        percent(of_ranks),
         missing if unknown else detail,
         "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
+from pptrace.analysis.step_parts import OUTSIDE
 from pptrace.report.colours import (
     BUBBLE,
     COMMUNICATION,
@@ -42,16 +43,6 @@ _PARTS = (
 _REST = ("bubble_ns", "Rest: other ranks, input, Python", BUBBLE)
 """The third part of a step without a pipeline, which has no bubbles."""
 _EITHER = ("not_compute_ns", "Bubble or exposed communication", BUBBLE)
-_CAUSES = {
-    "compute": ("Ideal compute", "the ops' own time, spread evenly over the ranks"),
-    "structural": ("Structural", "fill and drain of the schedule, every op of a kind at the same cost"),
-    "imbalance": ("Imbalance", "stages that cost more than others"),
-    "straggler": ("Straggler", "ranks that are slower than their replicas"),
-    "jitter": ("Jitter", "ops that take longer or shorter than their stage's mean"),
-    "communication": ("Communication", "transfers between stages, and what ops wait for inside themselves (tp, cp)"),
-    "host": ("Host", "waiting for the host to launch work or, without a device, to begin the next op"),
-    "unexplained": ("Unexplained", "what neither the ops nor the transfers show"),
-}
 
 
 MOST_BARS = 48
@@ -263,7 +254,7 @@ def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
     measured, length = step.parts, step.length_ns
     if measured is None or length is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
-    parts = _waterfall_parts(measured, length)
+    parts = _waterfall_parts(step, measured, length)
     whole = max(extent_ns, *(part.high for part in parts))
     positions = [_label_position(part, whole) for part in parts]
     figure = go.Figure(
@@ -303,28 +294,25 @@ def waterfall(step: StepReport, extent_ns: int = 0) -> go.Figure:
     return figure
 
 
-def _waterfall_parts(measured: Mapping[str, int], length_ns: int) -> list[_Part]:
-    """The causes in their order, and behind them what is outside the pipeline."""
-    outside = [name for name in measured if name.startswith(OUTSIDE)]
-    named = {name: (_outside_name(name), OUTSIDE_NAMES[name.removeprefix(OUTSIDE)]) for name in outside}
+def _waterfall_parts(step: StepReport, measured: Mapping[str, int], length_ns: int) -> list[_Part]:
+    """The parts in their order, and the whole."""
     parts: list[_Part] = []
     at = 0
-    for field, (name, detail) in (_CAUSES | named).items():
-        value = measured.get(field)
-        if value is None:
-            continue
-        colour = PART_COLOURS.get(field, OUTSIDE_COLOUR) if value >= 0 else GAIN
+    for part, value in measured.items():
+        words = words_of_part(step, part)
+        of_cause = PART_COLOURS.get(cause_of_part(step, part), OUTSIDE_COLOUR)
+        detail = words.phrase + (f" ({words.detail})" if words.detail else "") + place_of_part(step, part)
+        name = words.label.capitalize().replace("Outside ", "Outside: ")
+        colour = of_cause if value >= 0 else GAIN
         parts.append(_Part(name, detail, colour, at, value, _label(value, length_ns, first=not parts)))
         at += value
+    is_period = any(part.startswith(OUTSIDE) for part in measured)
     detail = (
-        "from its start to the start of the next one" if outside else "from the first op's start to the last one's end"
+        "from its start to the start of the next one"
+        if is_period
+        else "from the first op's start to the last one's end"
     )
     return [*parts, _Part("Measured step", detail, OTHER, 0, length_ns, f"{milliseconds(length_ns)} ms")]
-
-
-def _outside_name(part: str) -> str:
-    """The name of a part outside the pipeline in the picture: "Outside: data"."""
-    return f"Outside: {part.removeprefix(OUTSIDE).replace('_', ' ')}"
 
 
 def _label(value: int, total: int, *, first: bool) -> str:

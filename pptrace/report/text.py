@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
+from pptrace.analysis.root_causes import in_groups
+from pptrace.analysis.verdict import verdict_lines
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
@@ -42,7 +44,7 @@ def print_report(report: Report, console: Console, amount: Amount = Amount.BRIEF
 
 
 def _parts(report: Report, amount: Amount, width: int) -> Iterable[RenderableType]:
-    yield Text(report.verdict, style="bold")
+    yield from _verdict(report)
     if report.hang is not None:
         yield Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in lines(report.hang)))
     yield _header(report)
@@ -50,6 +52,15 @@ def _parts(report: Report, amount: Amount, width: int) -> Iterable[RenderableTyp
     for table in tables_of(report, report.typical_step, amount):
         yield render_table(table, width)
     yield _warnings(report, amount)
+
+
+def _verdict(report: Report) -> Iterable[RenderableType]:
+    said = verdict_lines(report)
+    yield Text(said.made_of, style="bold")
+    if said.cause:
+        yield Text.assemble(("Why: ", "bold"), said.cause)
+    if said.first:
+        yield Text.assemble(("First: ", "bold"), said.first)
 
 
 def _header(report: Report) -> RenderableType:
@@ -96,17 +107,21 @@ def _lacking(report: Report) -> str:
 def _findings(report: Report, amount: Amount) -> RenderableType:
     shown = report.findings if amount is Amount.WHOLE else report.findings[:_MOST_FINDINGS]
     lines: list[RenderableType] = []
-    for finding in shown:
-        gain = "" if finding.gain_ns is None else f" ({units.milliseconds(finding.gain_ns)} ms a step)"
-        lines.append(
-            Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
-        )
-        lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
+    for root, below in in_groups(report.root_causes, shown):
+        if root is not None:
+            lines.append(Text.assemble(("root cause: ", _SEVERITY[Severity.WARNING]), (root.title, "bold")))
+            lines.append(Padding(Text(f"{root.detail}: {root.advice}", style="dim"), (0, 0, 0, 2)))
+        for finding in below:
+            gain = "" if finding.gain_ns is None else f" ({units.milliseconds(finding.gain_ns)} ms a step)"
+            head = Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
+            indent = 2 if root is not None else 0
+            lines.append(Padding(head, (0, 0, 0, indent)))
+            lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, indent + 2)))
     if left_out := len(report.findings) - len(shown):
         lines.append(Text(MORE.format(left_out), style="dim"))
     if unknown := unknown_line(report):
         lines.append(Text(unknown, style="dim"))
-    return Group(Text("\nFindings, means over all steps", style="bold"), *lines) if lines else Text()
+    return Group(Text("\nFindings, gains as means over all steps", style="bold"), *lines) if lines else Text()
 
 
 def _warnings(report: Report, amount: Amount) -> RenderableType:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
-from pptrace.analysis.core_waits import core_waits_of, with_core_wait
+from pptrace.analysis.core_waits import core_waits_of
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.counts import routes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
@@ -30,6 +30,7 @@ from pptrace.analysis.outside_findings import outside_findings
 from pptrace.analysis.outside_pipeline import with_periods
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.probes.study import ProbedSteps
+from pptrace.analysis.reasons import mean_length, with_reasons
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
@@ -41,6 +42,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
+from pptrace.analysis.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -211,7 +213,11 @@ def make_report(
     """
     summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
     marked = marked_steps(ops if step is None else ops[ops["step"] == step])
-    findings = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+    steps, study = with_reasons(steps, study, series)
+    found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+    roots, findings = with_root_causes(
+        above_doubt(found, clock.uncertainty_ns), run.facts, waits, mean_length(steps) if steps else 0
+    )
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
@@ -224,12 +230,13 @@ def make_report(
         steps=steps,
         marked_steps=marked,
         device=device,
-        findings=tuple(with_core_wait(finding, waits) for finding in findings),
+        findings=findings,
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
         stragglers=study.stragglers,
         missing_evidence=missing,
         core_waits=waits,
+        root_causes=roots,
         memory=report_memory(steps, run.mesh, run.schedule, predicted_volume(run), run.facts),
     )
     return with_verdict(report)

@@ -23,6 +23,7 @@ from pptrace.recognise.run import RecognisedRun
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.workflow.rank_store import recognise_trace
+from tests.support.parts import parts_ns
 from tests.support.synthetic import make_trace
 
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
@@ -65,7 +66,7 @@ def rank_step(rank: int, bubble: int | None = 5, *comms: CommSummary, ops: int =
     return RankStep(rank, 0, 1_000, 900, 0, bubble, {}, comms, {}, NOTHING, None, [None] * ops)  # type: ignore[list-item]
 
 
-FALL = Waterfall(600, 400, 0, 0, 0, None, 0)
+FALL = parts_ns(600, 400, 0, 0, 0, None, 0)
 
 
 def step_of(*ranks: RankStep, step: int = 0, span: int | None = 1_000, fall: Waterfall | None = FALL) -> StepReport:

@@ -10,7 +10,6 @@ import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.step_parts import Waterfall
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
@@ -21,6 +20,7 @@ from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
 from tests.support.gpt_runs import facts
+from tests.support.parts import parts_ns
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
 TWO = MeshInfo(2, 2, 1, 1, 1, 1, 1, pipelines=((0, 1),))
@@ -298,7 +298,7 @@ def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_
     data = run_of([*rows, foreign, *missing])
     first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
     (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one).steps
-    assert whole.bubble.waterfall_ns == Waterfall(30, 0, 0, 0, 0, None, 5)
+    assert whole.bubble.waterfall_ns == parts_ns(30, host=5)
     assert partly.bubble.waterfall_ns is None
     assert unplanned.bubble.waterfall_ns is None
 
@@ -309,7 +309,7 @@ def test_steps_have_waterfalls_where_all_their_pipelines_compare() -> None:
     plan = build("1f1b", 1, 1)
     rows = [op(0, 1, "F", 0, 60, stage=0), op(0, 1, "B", 60, 100, stage=0)]
     rows += [op(1, 1, "F", 0, 30, stage=0), op(1, 1, "B", 30, 40, stage=0)]
-    for uncertainty, fall in ((30, None), (20, Waterfall(100, 0, 0, 0, 0, None, 0))):
+    for uncertainty, fall in ((30, None), (20, parts_ns(40, host=0, straggler=60))):
         data = run_of(rows, clock=replace(ONE_CLOCK, uncertainty_ns=uncertainty))
         (step,) = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh).steps
         assert step.bubble.waterfall_ns == fall
@@ -321,14 +321,16 @@ def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() 
     rows = [op(0, 1, "F", 0, 10), op(1, 1, "F", 30, 40), op(1, 1, "B", 40, 50), op(0, 1, "B", 55, 65)]
     forward = comm(1, 1, 10, 10, 30, direction="F", stage=1)
     backward = comm(0, 1, 50, 50, 55, direction="B", stage=0)
-    for comms, communication in (
-        ([forward, backward], 25),
-        ([forward], 20),
-        ([backward], 5),
-        ([forward | {"match": -1}, backward | {"kind": "send"}], 5),  # a send that its rank waited for
-        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 25),  # not the plan's, and exposed all the same
-        ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2),
+    for comms, communication, host in (
+        ([forward, backward], 25, 0),
+        ([forward], 20, None),  # what is not known to be late is unexplained
+        ([backward], 5, None),
+        ([forward | {"match": -1}, backward | {"kind": "send"}], 5, None),  # a send that its rank waited for
+        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 25, None),  # not the plan's, and exposed all the same
+        ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2, 23),
     ):
         data = run_of(rows, comms)
         (step,) = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO).steps
-        assert step.bubble.waterfall_ns == Waterfall(20, 20, 0, 0, communication, None, 25 - communication)
+        assert step.bubble.waterfall_ns == parts_ns(
+            20, 20, communication=communication, host=host, unexplained=25 - communication - (host or 0)
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from pptrace.analysis.communication import summarise_steps, total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.result import CommSummary, CommTotal, RankStep, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.reasons import with_reasons
+from pptrace.analysis.result import CommSummary, CommTotal, Finding, RankStep, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.analysis.steps import marked_steps
 from pptrace.analysis.stragglers.reason import Reason
@@ -21,6 +23,7 @@ from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, make_table
 from pptrace.slices import Slice, slice_of
+from tests.support.parts import parts_ns
 
 
 def comms_of(*rows: dict[str, object]) -> Slice:
@@ -219,7 +222,7 @@ def step_with(fall: Waterfall | None, span: int = 1000, causes: tuple[Cause, ...
 
 
 def test_findings_name_causes_worth_saying_warnings_first_and_of_these_the_largest_gain() -> None:
-    falls = [Waterfall(600, 100, 19, 80, 200, None, 1), Waterfall(600, 120, 19, 60, 180, None, 21)]
+    falls = [parts_ns(600, 100, 19, 80, 200, None, 1), parts_ns(600, 120, 19, 60, 180, None, 21)]
     findings = find([step_with(fall) for fall in falls], SCHEDULE)
     assert [(finding.evidence["cause"], finding.gain_ns) for finding in findings] == [
         ("communication", 190),
@@ -227,7 +230,10 @@ def test_findings_name_causes_worth_saying_warnings_first_and_of_these_the_large
         ("structural", 110),
     ]
     assert findings[2].severity is Severity.INFO
-    assert findings[0].title == "Communication: 19.0% of the step goes to communication that no compute hides"
+    assert (
+        findings[0].title
+        == "Communication: 20.0% of the step (19.0% of all steps) goes to communication that no compute hides"
+    )
 
 
 def test_steps_without_a_waterfall_give_no_causes() -> None:
@@ -237,7 +243,7 @@ def test_steps_without_a_waterfall_give_no_causes() -> None:
 
 def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
     left = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ("rank 0: op 5 is 0B0", "rank 1: op 4 is 1B0"))
-    findings = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
+    findings = find([step_with(parts_ns(600, 400, 0, 0, 0, None, 0))], left)
     assert [finding.title.split(":")[0] for finding in findings] == ["The run does not follow the plan", "Structural"]
     assert findings[0].severity is Severity.CRITICAL
     assert findings[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"
@@ -245,19 +251,19 @@ def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
 
 def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share() -> None:
     """Of 2 × 1,000 ns: exactly 2 % of imbalance, 1.9 % of jitter."""
-    falls = [Waterfall(600, 300, 25, 38, 0, None, 0), Waterfall(600, 300, 15, 0, 0, None, 0)]
+    falls = [parts_ns(600, 300, 25, 38, 0, None, 0), parts_ns(600, 300, 15, 0, 0, None, 0)]
     imbalance, structural = find([step_with(fall) for fall in falls], SCHEDULE)
-    assert imbalance.evidence == {"cause": "imbalance", "where": {}, "share": 0.02}
+    assert imbalance.evidence == {"cause": "imbalance", "where": {}, "share": 0.025}
     assert imbalance.gain_ns == 20
-    assert imbalance.title == "Imbalance: 2.0% of the step goes to stages of unequal cost"
-    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3, "gain_of_twice_ns": 150}
+    assert imbalance.title == "Imbalance: 2.5% of the step goes to stages of unequal cost"
+    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3}
     assert structural.title == "Structural: 30.0% of the step is the fill and drain of 1f1b itself"
 
 
 @pytest.mark.parametrize("name", ["jitter", "communication", "unexplained"])
 def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_on(name: str) -> None:
     def findings_with(ns: int) -> list[str]:
-        fall = Waterfall(600, 300, 0, 0, 0, None, 0)
+        fall = parts_ns(600, 300, 0, 0, 0, None, 0)
         findings = find([step_with(replace(fall, **{name: ns})) for _ in range(2)], SCHEDULE)
         return [finding.evidence["cause"] for finding in findings]
 
@@ -266,7 +272,7 @@ def test_what_every_run_has_some_of_is_mentioned_from_five_percent_of_the_step_o
 
 
 def test_steps_without_a_waterfall_count_neither_in_shares_nor_in_gains() -> None:
-    falls = [Waterfall(600, 300, 0, 0, 100, None, 0), None]
+    falls = [parts_ns(600, 300, 0, 0, 100, None, 0), None]
     communication, structural = find([step_with(fall) for fall in falls], SCHEDULE)
     assert (structural.gain_ns, structural.evidence["share"]) == (300, 0.3)
     assert (communication.gain_ns, communication.evidence["share"]) == (100, 0.1)
@@ -281,7 +287,7 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
         return RankStep(0, 0, 1000, 0, 0, 0, {}, comms, {}, nothing, None, ())
 
     ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
-    fall = Waterfall(600, 240, 0, 60, 100, None, 0)
+    fall = parts_ns(600, 240, 0, 60, 100, None, 0)
     step = replace(step_with(fall), ranks=ranks)
     communication, jitter, _ = find([step], SCHEDULE)
     assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
@@ -330,26 +336,38 @@ def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_ge
         ),
     ]
     straggler, imbalance = find(steps, SCHEDULE)
-    assert straggler.title == "Straggler: 10.0% of the step is lost to rank 27, which is slower than its replicas"
-    assert straggler.evidence == {"cause": "straggler", "where": {"rank": 27}, "share": 0.1}
+    assert (
+        straggler.title
+        == "Straggler: 12.0% of the step (10.0% of all steps) is lost to rank 27, which is slower than its replicas"
+    )
+    assert straggler.evidence == {"cause": "straggler", "where": {"rank": 27}, "share": 0.12}
     assert (straggler.gain_low_ns, straggler.gain_ns, straggler.gain_high_ns) == (-27, 100, 227)  # Student: 6.3138 · 20
-    assert imbalance.title == "Imbalance: 4.5% of the step goes to stages of unequal cost"
+    assert imbalance.title == "Imbalance: 4.5% of all steps goes to stages of unequal cost"
     assert imbalance.evidence["where"] == {}
     assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (-240, 45, 330)
 
 
-def reason_with(gain: int, causes: tuple[str, ...], name: str = "long sequences") -> Reason:
-    return Reason(name, causes, {}, "Reason: {share:.1%} of the step", "look", np.full(4, gain), {"figure": 1})
+def reason_with(gain: int, causes: tuple[str, ...], name: str = "long sequences", **where: int) -> Reason:
+    return Reason(name, causes, where, "Reason: {share}", "look", np.full(4, gain), {"figure": 1})
 
 
-def test_what_a_reason_explains_is_taken_off_its_causes_one_after_the_other() -> None:
+def steps_with(*causes: Cause) -> list[StepReport]:
+    return [replace(step_with(None, causes=causes), step=number) for number in range(4)]
+
+
+def found(steps: Sequence[StepReport], *reasons: Reason) -> tuple[Finding, ...]:
+    named, study = with_reasons(steps, Study(reasons=reasons, steps=(0, 1, 2, 3)))
+    return find(named, SCHEDULE, study)
+
+
+def test_what_a_reason_explains_is_a_part_of_its_own_taken_off_its_causes_one_after_the_other() -> None:
     causes = (
         Cause("jitter", {"rank": 1}, 60),
         Cause("straggler", {"rank": 3}, 200),
         Cause("imbalance", {"stage": 1}, 90),
     )
-    steps = [step_with(None, causes=causes)] * 4
-    straggler, reason, imbalance = find(steps, SCHEDULE, Study(reasons=(reason_with(100, ("jitter", "straggler")),)))
+    steps = steps_with(*causes)
+    straggler, reason, imbalance = found(steps, reason_with(100, ("jitter", "straggler")))
     assert (straggler.gain_ns, reason.gain_ns, imbalance.gain_ns) == (160, 100, 90)
     assert straggler.evidence["where"] == {"rank": 3}
     assert reason.title == "Reason: 10.0% of the step"
@@ -360,26 +378,46 @@ def test_what_a_reason_explains_is_taken_off_its_causes_one_after_the_other() ->
         "reason": "long sequences",
         "figure": 1,
     }
+    (step, *_), _ = with_reasons(steps, Study(reasons=(reason_with(100, ("jitter", "straggler")),), steps=(0, 1, 2, 3)))
+    assert step.span_parts == {
+        **{"compute": 600, "structural": 0, "imbalance": 90, "straggler": 160, "jitter": 0, "communication": 0},
+        **{"long sequences": 100, "unexplained": 0},
+    }
+    assert step.bubble.waterfall_ns is not None
+    assert (step.bubble.waterfall_ns.jitter, step.bubble.waterfall_ns.straggler) == (100, 160)
+
+
+def test_a_reason_takes_from_its_own_place_first_and_what_its_causes_lack_is_shared_by_several() -> None:
+    causes = (Cause("jitter", {"rank": 1}, 60), Cause("jitter", {"rank": 2}, 30), Cause("interaction", {}, 40))
+    reason = reason_with(120, ("jitter",), rank=2)
+    (step, *_), _ = with_reasons(steps_with(*causes), Study(reasons=(reason,), steps=(0, 1, 2, 3)))
+    assert [(cause.name, cause.where, cause.ns) for cause in step.causes or () if cause.ns] == [
+        ("long sequences", {"rank": 2}, 120),
+        ("interaction", {}, 10),
+    ]
+    reason = reason_with(50, ("jitter",), rank=2)
+    (step, *_), _ = with_reasons(steps_with(*causes), Study(reasons=(reason,), steps=(0, 1, 2, 3)))
+    assert [(cause.name, cause.where, cause.ns) for cause in step.causes or () if cause.ns] == [
+        ("long sequences", {"rank": 2}, 50),
+        ("interaction", {}, 40),
+        ("jitter", {"rank": 1}, 40),
+    ]
 
 
 def test_slower_ranks_none_of_which_stands_out_are_not_named_besides_a_reason_for_it() -> None:
     causes = tuple(Cause("straggler", {"rank": rank}, 70) for rank in range(3))
-    (reason,) = find(
-        [step_with(None, causes=causes)] * 4, SCHEDULE, Study(reasons=(reason_with(100, ("jitter", "straggler")),))
-    )
+    (reason,) = found(steps_with(*causes), reason_with(100, ("jitter", "straggler")))
     assert reason.evidence["reason"] == "long sequences"
 
 
 def test_a_reason_that_explains_little_takes_nothing_and_is_no_finding() -> None:
-    steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 60),))] * 4
-    (jitter,) = find(steps, SCHEDULE, Study(reasons=(reason_with(19, ("jitter",)),)))
+    (jitter,) = found(steps_with(Cause("jitter", {"rank": 1}, 60)), reason_with(19, ("jitter",)))
     assert jitter.gain_ns == 60
 
 
 def test_there_are_ten_findings_at_most_the_largest_gains() -> None:
-    steps = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 25),))] * 4
     reasons = tuple(reason_with(100 + index, ("host",), f"reason {index}") for index in range(12))
-    findings = find(steps, SCHEDULE, Study(reasons=reasons))
+    findings = found(steps_with(Cause("jitter", {"rank": 1}, 25)), *reasons)
     assert [finding.gain_ns for finding in findings] == list(range(111, 101, -1))
 
 

@@ -23,9 +23,10 @@ from pptrace.analysis.verdict import with_verdict
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes
+from tests.support.parts import parts_ns
 
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
-FALL = Waterfall(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)
+FALL = parts_ns(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)
 AN_OP = OpSummary("F", 0, 0, 0, "steady", 0, 9)
 
 
@@ -61,48 +62,31 @@ def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_larg
         "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% stages of unequal cost, "
         "2% exposed communication, 2% unexplained."
     )
-    mostly_bubble = Waterfall(400_000, 1_500_000, 0, 100_000, 0, 0, 0)
+    mostly_bubble = parts_ns(400_000, 1_500_000, 0, 100_000, 0, 0, 0)
     assert verdict_of(step_of(2_000_000, mostly_bubble)).startswith("The step takes 2.0 ms: 20% compute, 75% the fill")
 
 
 def test_what_made_the_step_shorter_is_named_last_so_that_the_shares_add_up() -> None:
-    shorter = Waterfall(1_700_000, 480_000, 0, -160_000, -20_000, 0, 0)
+    shorter = parts_ns(1_700_000, 480_000, communication=-20_000, interaction=-160_000)
     assert verdict_of(step_of(2_000_000, shorter)) == (
-        "The step takes 2.0 ms: 85% compute, 24% the fill and drain of 1f1b, less 8% ops faster than usual."
+        "The step takes 2.0 ms: 85% compute, 24% the fill and drain of 1f1b, less 8% counted in several causes."
     )
-    unexplained = Waterfall(1_700_000, 400_000, 0, 0, 0, 0, -100_000)
+    unexplained = parts_ns(1_700_000, 400_000, 0, 0, 0, 0, -100_000)
     assert verdict_of(step_of(2_000_000, unexplained)).endswith("the fill and drain of 1f1b, less 5% unexplained.")
 
 
-def test_what_findings_about_hosts_explain_is_not_unexplained() -> None:
-    """No finding takes more of the unexplained part than there is of it."""
-    of_rank = {"cause": "host", "reason": "late start", "where": {"rank": 3}}
-    late = Finding(Severity.WARNING, "", "", 300_000, of_rank)
-    pauses = Finding(Severity.WARNING, "", "", 300_000, {"cause": "host", "reason": "pauses", "where": {}})
-    fall = Waterfall(1_200_000, 400_000, 0, 0, 0, None, 400_000)
-    assert verdict_of(step_of(2_000_000, fall), findings=(late,)).startswith(
-        "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% late start (rank 3), 5% unexplained; "
+def with_cause(step: StepReport, *causes: Cause) -> StepReport:
+    return replace(step, causes=(*(step.causes or ()), *causes))
+
+
+def test_what_has_a_reason_is_a_part_of_its_own_with_its_place() -> None:
+    step = step_of(2_000_000, parts_ns(1_200_000, 400_000, unexplained=100_000))
+    step = with_cause(step, Cause("host", {"rank": 3}, 300_000, "late start"))
+    late = Finding(Severity.WARNING, "", "", 290_000, {"cause": "host", "reason": "late start", "where": {"rank": 3}})
+    assert verdict_of(step, findings=(late,)) == (
+        "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% steps that begin late (rank 3), 5% unexplained; "
+        "the most to win back is 0.29 ms a step of steps that begin late (rank 3)."
     )
-    both = verdict_of(step_of(2_000_000, fall), findings=(late, pauses))
-    assert "15% late start (rank 3), 5% pauses; " in both
-
-
-def test_what_a_late_member_explains_is_apart_from_ops_that_vary_and_is_won_back_once() -> None:
-    vary = Waterfall(200_000, 0, 0, 1_700_000, 100_000, 0, 0)
-    rank_2, rank_0 = {"where": {"rank": 2}, "reason": "late member"}, {"where": {"rank": 0}}
-    late = Finding(Severity.WARNING, "Straggler", "", 1_300_000, {"cause": "straggler", **rank_2})
-    other = Finding(Severity.WARNING, "Jitter", "", 400_000, {"cause": "jitter", **rank_0})
-    assert verdict_of(step_of(2_000_000, vary), findings=(late, other)) == (
-        "The step takes 2.0 ms: 10% compute, 65% late member (rank 2), 20% ops that vary, 5% exposed communication; "
-        "the most to win back is 1.3 ms a step of late member (rank 2)."
-    )
-
-
-def test_what_single_long_ops_explain_is_not_won_back_with_the_other_ops_that_vary_too() -> None:
-    vary = Waterfall(200_000, 0, 0, 1_800_000, 0, 0, 0)
-    long_ops = Finding(Severity.WARNING, "", "", 1_000_000, {"cause": "jitter", "where": {}, "reason": "long ops"})
-    verdict = verdict_of(step_of(2_000_000, vary), findings=(long_ops, finding("jitter", 800_000)))
-    assert verdict.endswith("; the most to win back is 1.0 ms a step of long ops.")
 
 
 def test_the_largest_gain_is_that_of_a_warning() -> None:
@@ -286,7 +270,7 @@ def test_hosts_rule_from_a_tenth_of_the_step_on(host: int, rules: bool) -> None:
 
 
 def test_hosts_do_not_rule_where_a_finding_says_what_else_they_did() -> None:
-    step = ruled(1000, Cause("host", {"rank": 0}, 300), Cause("structural", {}, 50))
+    step = ruled(1000, Cause("host", {"rank": 0}, 300, "late start"), Cause("structural", {}, 50))
     step = replace(step, ranks=(replace(rank_of(None, None, None), host=HostIdle(300, 0, 0)),))
     late = Finding(Severity.WARNING, "", "", 250, {"cause": "host", "reason": "late start", "where": {"rank": 0}})
     assert verdict_of(step, findings=(late,)).startswith("The step takes")
@@ -297,11 +281,6 @@ def test_without_a_device_what_hosts_cost_are_ops_that_begin_late() -> None:
     assert verdict_of(step, findings=(finding("host", 600_000),)) == (
         "The step takes 2.0 ms: 65% compute, 25% ops that begin late, 10% unexplained; "
         "the most to win back is 0.60 ms a step of ops that begin late."
-    )
-    late = Finding(Severity.WARNING, "", "", 600_000, {"cause": "host", "reason": "late start", "where": {"rank": 1}})
-    assert verdict_of(step, findings=(late, finding("host", 0))) == (
-        "The step takes 2.0 ms: 65% compute, 30% late start (rank 1), 5% unexplained; "
-        "the most to win back is 0.60 ms a step of late start (rank 1)."
     )
 
 

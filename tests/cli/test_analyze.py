@@ -42,7 +42,8 @@ COMM_KEYS = {
     "busbw_gbps",
 }
 DEVICE_KEYS = {"busy_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "overlap_ratio"}
-WATERFALL_KEYS = {"compute", "structural", "imbalance", "jitter", "communication", "host", "unexplained"}
+_CAUSES = {"imbalance", "straggler", "jitter", "communication", "host", "interaction"}
+WATERFALL_KEYS = {"compute", "structural", *_CAUSES, "unexplained"}
 
 
 def report_of(*arguments: str | Path) -> dict[str, Any]:

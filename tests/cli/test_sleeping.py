@@ -13,9 +13,9 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
+from tests.support.costs_by_keys import measured_costs
 from tests.support.extent import ALL
 from tests.support.programs import EXAMPLE, pptrace, sizes
-from tests.support.waterfall_by_keys import measured_costs
 
 _TINY = sizes(layers=4, hidden=16, heads=2, seq=8, microbatches=6)
 _SLEEP = ("--sleep-forward", "80", "--sleep-backward", "160")

@@ -20,6 +20,7 @@ from pptrace.report.figures import note, overview, row_labels, timeline, waterfa
 from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.timeline.windows import StepWindow
+from tests.support.parts import parts_ns
 
 MS = 1_000_000
 
@@ -204,7 +205,7 @@ parts = st.integers(-40_000, 90_000).map(lambda us: us * MS // 1000)
 @given(parts, parts, parts, parts, st.one_of(st.none(), parts))
 def test_the_waterfall_leads_from_nothing_to_the_span(a: int, b: int, c: int, d: int, host: int | None) -> None:
     compute = 20 * MS
-    known = Waterfall(compute, a, b, c, d, host, 100 * MS - compute - a - b - c - d - (host or 0))
+    known = parts_ns(compute, a, b, c, d, host, 100 * MS - compute - a - b - c - d - (host or 0))
     bar = waterfall(step_report(known)).data[0]
     edges = [(base, base + size) for base, size in zip(bar.base, bar.x, strict=True)]
     assert len(edges) == (8 if host is not None else 7)

@@ -31,8 +31,8 @@ from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, Costs, simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
+from tests.support.costs_by_keys import measured_costs
 from tests.support.pool import Pool
-from tests.support.waterfall_by_keys import measured_costs
 
 WARMUP_STEPS = 1
 MICROBATCH_SIZE = 1

@@ -21,8 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.analysis.result import Finding, Report, Severity
+from pptrace.api.load import load
+from pptrace.api.run import Run
 from pptrace.schedule.registry import get
-from pptrace.workflow.load import load
 from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, pptrace
 
@@ -134,6 +135,7 @@ class Outcome:
     findings: Sequence[Finding]
     step_ms: float
     clean_ms: float
+    half_size_ns: int | None = None
 
     @property
     def first(self) -> Finding | None:
@@ -152,7 +154,7 @@ class Outcome:
     def stated_ms(self) -> float | None:
         if self.first is None:
             return None
-        ns = self.first.evidence.get("gain_of_twice_ns", self.first.gain_ns)
+        ns = self.half_size_ns if self.case.cause == "structural" else self.first.gain_ns
         return None if ns is None else ns / 1e6
 
     @property
@@ -183,6 +185,13 @@ def run(folder: Path, setting: Setting, fault: Fault) -> Path:
     return folder
 
 
+def gain_of_half_size_ns(run: Run) -> int | None:
+    """What whatif promises of twice as many microbatches of half the size, ns."""
+    table = run.whatif().scenarios
+    gains = table[table["name"].str.endswith("microbatches of half the size")]["gain_ns"]
+    return int(gains.iloc[0]) if len(gains) else None
+
+
 def _spans_ms(report: Report) -> list[float]:
     return [step.span_ns / 1e6 for step in report.steps if step.span_ns is not None]
 
@@ -190,11 +199,12 @@ def _spans_ms(report: Report) -> list[float]:
 def outcome_of(case: Case, folder: Path) -> Outcome:
     """Run a case and its clean run."""
     clean = case.clean or case.setting
-    faulty_report = load([run(folder / case.name.replace(" ", "-"), case.setting, case.fault)]).report
-    clean_report = load([run(folder / f"clean-{clean.name}", clean, HEALTHY)]).report
+    faulty = load(run(folder / case.name.replace(" ", "-"), case.setting, case.fault))
+    faulty_report, half_size_ns = faulty.report, gain_of_half_size_ns(faulty) if case.cause == "structural" else None
+    clean_report = load(run(folder / f"clean-{clean.name}", clean, HEALTHY)).report
     faulty_ms, clean_ms = _spans_ms(faulty_report), _spans_ms(clean_report)
     if case.fault.chance == 1:
-        return Outcome(case, faulty_report.findings, min(faulty_ms), min(clean_ms))
+        return Outcome(case, faulty_report.findings, min(faulty_ms), min(clean_ms), half_size_ns)
     return Outcome(case, faulty_report.findings, float(np.mean(faulty_ms)), float(np.median(clean_ms)))
 
 
@@ -225,7 +235,7 @@ _HEALTHY_SETTINGS = (
 def healthy_findings(number: int, folder: Path) -> tuple[Setting, list[Finding]]:
     """The findings of one healthy run but for those that are information: structural ones, and single long steps."""
     setting = _HEALTHY_SETTINGS[number % len(_HEALTHY_SETTINGS)]
-    report = load([run(folder / f"healthy-{number}-{setting.name}", setting, HEALTHY)]).report
+    report = load(run(folder / f"healthy-{number}-{setting.name}", setting, HEALTHY)).report
     return setting, [finding for finding in report.findings if finding.severity is not Severity.INFO]
 
 
@@ -248,10 +258,10 @@ _PAGE = """\
 Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo.
 Ops sleep for a stated time, so that two cores keep time for four ranks, and a fault is put into some ranks: ops that sleep
 longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the
-first finding that is no information (of too few microbatches, which is information, `gain_of_twice_ns`); *gained* is what the
-same run without the fault really takes less: the difference of their fastest steps, or, of faults that come now and then, the
-mean step less the median step without. Other processes had the machine's cores too: what they take is in these
-figures. Of healthy runs the findings are counted that are no information (structural ones are,
+first finding that is no information (of too few microbatches, which is information, that of twice as many of half the size
+in `whatif`); *gained* is what the same run without the fault really takes less: the difference of their fastest steps, or,
+of faults that come now and then, the mean step less the median step without. Other processes had the machine's cores too:
+what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are,
 and single long steps).
 
 """

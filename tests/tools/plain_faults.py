@@ -22,10 +22,12 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.analysis.result import Finding, Severity
-from pptrace.workflow.load import load
+from pptrace.api.load import load
+from pptrace.api.run import Run
 from tests.support.plain_faulty import PlainSetting
 from tests.support.programs import ROOT
 from tests.support.slow_network import address, namespaces
+from tests.tools.faults import gain_of_half_size_ns
 
 _SCRIPT = ROOT / "tests" / "support" / "plain_faulty.py"
 _BEGIN = "<!-- plain runs: made by tests/tools/plain_faults.py -->\n"
@@ -98,6 +100,7 @@ class PlainRun:
     findings: Sequence[Finding]
     unrecorded_ms: Sequence[float]
     recorded_ms: Sequence[float]
+    loaded: Run
 
 
 def run(folder: Path, setting: PlainSetting, link: tuple[int, int] | None) -> PlainRun:
@@ -119,8 +122,9 @@ def run(folder: Path, setting: PlainSetting, link: tuple[int, int] | None) -> Pl
             if any(codes):
                 raise RuntimeError(f"{folder.name} failed")
     times = json.loads((folder / "steps0.times").read_text())
-    report = load(sorted(folder.glob("rank*.json.gz"))).report
-    return PlainRun(report.findings, [1e3 * s for s in times["unrecorded_s"]], [1e3 * s for s in times["recorded_s"]])
+    loaded = load(sorted(folder.glob("rank*.json.gz")))
+    lengths = ([1e3 * s for s in times[name]] for name in ("unrecorded_s", "recorded_s"))
+    return PlainRun(loaded.report.findings, *lengths, loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,11 @@ class Outcome:
     case: PlainCase
     first: Finding | None
     gained_ms: float
+    half_size_ns: int | None = None
 
     @property
     def stated_ms(self) -> float | None:
-        ns = self.first and self.first.evidence.get("gain_of_twice_ns", self.first.gain_ns)
+        ns = self.half_size_ns if self.case.cause == "structural" else self.first and self.first.gain_ns
         return None if ns is None else ns / 1e6
 
     @property
@@ -154,7 +159,8 @@ def outcome_of(case: PlainCase, folder: Path) -> Outcome:
         gained = min(faulty.unrecorded_ms) - min(clean.unrecorded_ms)
     else:
         gained = fmean(faulty.recorded_ms) - median(clean.recorded_ms)
-    return Outcome(case, findings[0] if findings and not (is_plain and named) else None, gained)
+    half_size_ns = gain_of_half_size_ns(faulty.loaded) if is_plain else None
+    return Outcome(case, findings[0] if findings and not (is_plain and named) else None, gained, half_size_ns)
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:

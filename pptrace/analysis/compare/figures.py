@@ -157,7 +157,7 @@ def _causes(steps: Sequence[StepReport], with_communication: bool) -> dict[Place
         return {}
     series: dict[Place, Series] = {}
     for index, step in enumerate(alike_steps(steps)):
-        for cause, ns in (step.parts or {}).items():
+        for cause, ns in step.parts_by_cause.items():
             if cause == "communication" and not with_communication:
                 continue
             series.setdefault((("cause", cause),), np.zeros(len(steps)))[index] = ns

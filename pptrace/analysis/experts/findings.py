@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pptrace.analysis.expert_parts import ExpertsReport, LayerLoad, RankLoad
 from pptrace.analysis.experts.lateness import SLOW
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.stragglers.unequal_routes import CLEARLY, UNEQUAL_ROUTES, HotSpot
+from pptrace.analysis.step_parts import UNEQUAL_ROUTES
+from pptrace.analysis.stragglers.unequal_routes import CLEARLY, HotSpot
 from pptrace.axes import Axis
 
 DROPPED_ROUTES = "dropped routes"

@@ -1,8 +1,9 @@
-"""Causes of a step's length beyond its compute spread evenly, each with its share.
+"""Causes of a step's length beyond its compute spread evenly, each with what the step would be shorter by without it.
 
-A step is replayed with every combination of the causes present or absent; the share of a cause is its Shapley value, the mean
-over all orders of what the cause adds when it comes in. The shares therefore sum to the difference between the replay with all
-and with none, and do not depend on an order. What an op computes is a product: what its kind usually takes, times what is
+A step is replayed with all causes and without each of them: what a cause adds to the replay of all others is its part, never
+below 0. What only several of them together add, because they happen at the same time or one behind the other, is a part of its
+own, the *interaction*; below 0, the causes count some time twice. The parts sum to the difference between the replay with all and
+with none, and depend on no order. What an op computes is a product: what its kind usually takes, times what is
 special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
 (``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the
 time in which an op could have run and its device was idle because the host had not launched it or, on a rank without a device,
@@ -16,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from math import factorial
 
 import numpy as np
 
@@ -102,39 +101,23 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shares:
-    """``added`` is what each cause adds to the makespan of every step, ns: from ``without`` any of them to ``with_all``."""
+class Parts:
+    """``added`` is what each cause alone adds to the makespan of every step, ns, and ``interaction`` what several add together:
+    from ``without`` any of them to ``with_all``.
+    """
 
     added: Mapping[str, Int64]
+    interaction: Int64
     without: Int64
     with_all: Int64
 
 
-def shapley_values(costs: Costs, table: PlanTable) -> Shares:
-    """Share of each cause in the makespan of every step."""
-    players = costs.players
-    spans: dict[frozenset[str], Int64] = {
-        present: costs.makespans(present, table)
-        for size in range(len(players) + 1)
-        for present in map(frozenset, combinations(players, size))
+def parts_of_causes(costs: Costs, table: PlanTable) -> Parts:
+    """The part of each cause in the makespan of every step."""
+    every = frozenset(costs.players)
+    with_all, without = costs.makespans(every, table), costs.makespans(frozenset(), table)
+    added = {
+        player: np.maximum(with_all - (costs.makespans(every - {player}, table) if len(every) > 1 else without), 0)
+        for player in costs.players
     }
-    total = factorial(len(players))
-    values = []
-    for player in players:
-        value = np.zeros(len(costs.own), dtype=np.int64)
-        for present in (some for some in spans if player not in some):
-            weight = factorial(len(present)) * factorial(len(players) - len(present) - 1)
-            value += weight * (spans[present | {player}] - spans[present])
-        values.append(value)
-    added = dict(zip(players, apportion(np.stack(values), total), strict=True)) if values else {}
-    return Shares(added, spans[frozenset()], spans[frozenset(players)])
-
-
-def apportion(parts: Int64, divisor: int) -> Int64:
-    """``parts / divisor`` in integers, shape (parts, steps): rounded down, but the largest remainders up, so that sums stay."""
-    floors, remainders = np.divmod(parts, divisor)
-    missing = remainders.sum(axis=0) // divisor
-    by_remainder = np.argsort(-remainders, axis=0, kind="stable")
-    rank = np.argsort(by_remainder, axis=0, kind="stable")
-    rounded: Int64 = floors + (rank < missing)
-    return rounded
+    return Parts(added, with_all - without - sum(added.values(), np.zeros_like(without)), without, with_all)

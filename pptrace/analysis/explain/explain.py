@@ -1,4 +1,4 @@
-"""All steps of a plan explained from one pass over their times: waterfall, causes, critical path and blame."""
+"""All steps of a plan explained from one pass over their times: causes, critical path and blame."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import waterfalls
 from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, shapley_values
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, parts_of_causes
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.equal_rows import EqualRows, equal_rows
 from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
@@ -22,7 +21,7 @@ from pptrace.analysis.explain.late_ops import LateOps, late_ops
 from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.step_parts import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.analysis.step_parts import INTERACTION, UNEQUAL_ROUTES, Blame, BlamedOp, Cause, CriticalPath
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
@@ -45,16 +44,16 @@ _MOST_OPS = 10
 class Explanation:
     """``causes`` sum to the span minus ``ideal_ns``, the step's usual compute spread evenly over the ranks.
 
-    They, the waterfall and the path are those of the longest window, None where it lacks an op of the plan; ``blame`` is over
-    all windows, None where one of them does or where its bubble is not known. ``costs`` are those of a whole step, of which no
-    window lacks an op.
+    They and the path are those of the longest window, None where it lacks an op of the plan; ``knows_host`` tells whether it is
+    known of them what hosts were late with. ``blame`` is over all windows, None where one of them does or where its bubble is not
+    known. ``costs`` are those of a whole step, of which no window lacks an op.
     """
 
-    waterfall: Waterfall | None = None
     ideal_ns: int | None = None
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
+    knows_host: bool = False
     costs: MeasuredCosts | None = field(default=None, compare=False)
 
 
@@ -156,21 +155,10 @@ def _explain_part(
     is_whole = times.is_whole
     step, times = step[is_whole], times.whole()
     bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
-    spans = (times.finish - times.begin)[chosen]
     before = before_ops([rank for rank in ranks if len(rank.starved)], RankTimes.host_before, bindings.ready, is_whole)
     before = np.where(times.knows_host[:, np.newaxis], before, 0)
     moving = bindings.moving if graph is None else np.zeros_like(bindings.moving)
     transfers = times.latency if graph is None else times.transfer
-    parts = waterfalls(
-        table,
-        times.computing[chosen],
-        (times.communication + moving)[chosen],
-        transfers[chosen],
-        spans.tolist(),
-        (times.host + before)[chosen],
-        times.knows_host[chosen].tolist(),
-        graph,
-    )
     paths, on_path = critical_paths(times, bindings, chosen, before)
     waits = inner_waits([rank.inner for rank in ranks], is_whole)
     equal = equal_rows(times, routing)
@@ -189,8 +177,10 @@ def _explain_part(
     collecting = [rank for rank in ranks if len(rank.collections)]
     collected = before_ops(collecting, RankTimes.collected_before, bindings.ready, is_whole)
     costs = costs_of_steps(times, bindings, waits, outside, step, list(map(len, steps)), collected, posted)
+    knows_host = (times.knows_host[chosen] | late.is_known).tolist()
     for index, number in enumerate(explained.tolist()):
-        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
+        explained_parts = (*causes[index], paths[index], blames[number], knows_host[index], costs[number])
+        explanations[number] = Explanation(*explained_parts)
     return explanations
 
 
@@ -262,10 +252,11 @@ def _causes(
     """
     waits = lateness.waits
     table = times.table
-    shares = shapley_values(costs, table)
+    parts = parts_of_causes(costs, table)
     ideal = costs.of_kind.sum(axis=1) // table.pp
     spans = (times.finish - times.begin)[chosen]
-    added = {**shares.added, "structural": shares.without - ideal, "unexplained": spans - shares.with_all}
+    beyond = {INTERACTION: parts.interaction, "unexplained": spans - parts.with_all}
+    added = {**parts.added, "structural": parts.without - ideal, **beyond}
     if INNER in added and len(waits.ns):
         inner = np.where(on_path > 0, costs.inner, 0)
         held = np.minimum(waits.sums(times.start.shape)[chosen], inner).sum(axis=1)
@@ -273,7 +264,7 @@ def _causes(
         added[INNER] = added[INNER] - added[_WAITING]
         of_windows = lateness.of_ranks(times)
         of_ranks = [of_windows[window] for window in chosen.tolist()]
-        usual, rest = (np.array([sum(part.values()) for part in parts]) for parts in zip(*of_ranks, strict=True))
+        usual, rest = (np.array([sum(by_rank.values()) for by_rank in each]) for each in zip(*of_ranks, strict=True))
         added[_SLOW] = _part_of(added[_WAITING], usual, usual + rest)
         added[_WAITING] = added[_WAITING] - added[_SLOW]
     by_stage = group_sums(
@@ -357,11 +348,11 @@ _Places = Mapping[tuple[str, int | str], int]
 
 def _merged(causes: Iterable[Cause]) -> list[Cause]:
     """The causes, those of one name at one place as one."""
-    merged: dict[tuple[str, tuple[tuple[str, int | str], ...]], int] = {}
+    merged: dict[tuple[str, tuple[tuple[str, int | str], ...], str | None], int] = {}
     for cause in causes:
-        key = (cause.cause, tuple(cause.where.items()))
+        key = (cause.cause, tuple(cause.where.items()), cause.reason)
         merged[key] = merged.get(key, 0) + cause.ns
-    return [Cause(name, dict(where), ns) for (name, where), ns in merged.items()]
+    return [Cause(name, dict(where), ns, reason) for (name, where, reason), ns in merged.items()]
 
 
 _CAUSE_OF = {
@@ -377,13 +368,13 @@ _LEAST_PLACE = 0.05
 
 def _placed(name: str, ns: int, places: Mapping[tuple[str, int | str], int]) -> list[Cause]:
     """A cause at the places where it is, in proportion to their weights."""
-    cause = _CAUSE_OF.get(name, name)
+    cause, reason = _CAUSE_OF.get(name, name), UNEQUAL_ROUTES if name == ROUTING else None
     total = sum(places.values())
     named = {place: weight for place, weight in places.items() if total and weight >= _LEAST_PLACE * total}
     if not named:
-        return [Cause(cause, {}, ns)]
+        return [Cause(cause, {}, ns, reason)]
     parts = _proportional(ns, list(named.values()))
-    return [Cause(cause, {kind: place}, part) for (kind, place), part in zip(named, parts, strict=True)]
+    return [Cause(cause, {kind: place}, part, reason) for (kind, place), part in zip(named, parts, strict=True)]
 
 
 def _proportional(ns: int, weights: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from pptrace.analysis.stragglers.pauses import time_by_rank
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.model.tables import Int64
 
+GARBAGE_COLLECTION = "garbage collection"
 _MOST_OF_THEM = 0.5
 """A rank with this share of the time of all collections is named."""
 
@@ -30,10 +31,10 @@ def garbage_collections(plans: Sequence[MeasuredCosts], measured: Sequence[Int64
     where = {"rank": rank} if most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
     place = f"rank {rank}" if where else f"{len(of_rank)} ranks"
     return Reason(
-        "garbage collection",
+        GARBAGE_COLLECTION,
         ("host", "unexplained", "jitter", "straggler"),
         where,
-        "Garbage collection: {share:.1%} of the step is lost while Python collects garbage, on " + place,
+        "Garbage collection: {share} is lost while Python collects garbage, on " + place,
         f"{len(times)} ops were held up by it, typically for {np.median(times) / 1e6:,.2f} ms: turn it off (gc.disable), collect "
         "on all ranks at once between steps, every so many of them (gc.collect), and keep what stays out of it (gc.freeze once "
         "the model is built)",

@@ -35,7 +35,7 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         LATE_MEMBER,
         ("straggler", "jitter", "communication"),
         {"rank": rank},
-        "Straggler: {share:.1%} of the step is lost to " + f"rank {rank}, for which others wait inside their ops",
+        "Straggler: {share} is lost to " + f"rank {rank}, for which others wait inside their ops",
         f"it comes last to the collectives that it has with rank {waiting}, with as much to compute: look at its host, clocks "
         "and neighbours",
         np.concatenate(gains),

@@ -37,7 +37,7 @@ def late_receives(
         LATE_RECEIVES,
         ("unexplained",),
         {},
-        "Late receives: {share:.1%} of the step is lost in receive kernels that run on after their data was sent",
+        "Late receives: {share} is lost in receive kernels that run on after their data was sent",
         f"{len(times)} ops waited for receive kernels that ended typically {np.median(times) / 1e6:,.2f} ms after the send "
         "kernel: the network delivers late, or the receiver's device was busy with something else; ranks that share a device "
         "take turns on it: give each one of its own",

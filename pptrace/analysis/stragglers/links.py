@@ -14,6 +14,7 @@ from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.model.tables import Int64
 
+SLOW_LINK = "slow link"
 _LEAST_RATIO = 2.0
 """A link is slow whose messages take so many times as long as those of its like, in the median and the upper quartile."""
 _QUANTILES = (50, 75)
@@ -44,11 +45,10 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
     ]
     name = "-".join(map(str, sorted(link.ranks)))
     return Reason(
-        "slow link",
+        SLOW_LINK,
         ("communication", "unexplained"),
         {"link": name},
-        "Slow link: {share:.1%} of the step goes to messages between ranks "
-        + " and ".join(map(str, sorted(link.ranks))),
+        "Slow link: {share} goes to messages between ranks " + " and ".join(map(str, sorted(link.ranks))),
         f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: look at "
         "the network between the two, and at what else uses it; on one host, at who else wants its cores",
         np.concatenate(gains),

@@ -50,7 +50,7 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         PAUSES,
         ("host", "unexplained"),
         where,
-        "Pauses: {share:.1%} of the step is lost where the host stands still now and then, on " + place,
+        "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
         np.concatenate(gains),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},

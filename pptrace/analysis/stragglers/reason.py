@@ -22,7 +22,7 @@ _LEAST_LOW = 0.25
 class Reason:
     """Reason why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
 
-    ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for the share of the
+    ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for its share of the
     step, ``detail`` says what was seen and what to do. Below ``least_share`` of the step it is not mentioned. ``is_cause``: the
     causes of steps have it apart already.
     """

@@ -18,6 +18,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 
+LONG_SEQUENCES = "long sequences"
 _LEAST_CORRELATION = 0.9
 """Correlation of forwards and backwards, as in the study."""
 _LEAST_AGREEMENT = 0.7
@@ -48,10 +49,10 @@ def long_sequences(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) ->
         for costs, part, lengths in zip(plans, factors, measured, strict=True)
     ]
     return Reason(
-        "long sequences",
+        LONG_SEQUENCES,
         ("jitter", "straggler"),
         {},
-        "Long sequences: {share:.1%} of the step goes to microbatches of unequal work",
+        "Long sequences: {share} goes to microbatches of unequal work",
         _DETAIL.format(correlation=correlation),
         np.concatenate(gains),
         {"correlation": correlation, "agreement_of_stages": agreement},

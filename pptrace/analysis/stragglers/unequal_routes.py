@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.reason import Reason, step_lengths
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 
-UNEQUAL_ROUTES = "unequal routes"
 CLEARLY = 1.25
 """An expert or rank is named that has so many times the mean."""
 
@@ -43,7 +43,7 @@ def unequal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], sp
         UNEQUAL_ROUTES,
         ("imbalance",),
         {"axis": str(Axis.EP), **({"rank": spot.rank} if spot.ratio >= CLEARLY else {})},
-        "Unequal routes: {share:.1%} of the step is waiting for ranks whose experts have more rows than others" + at,
+        "Unequal routes: {share} is waiting for ranks whose experts have more rows than others" + at,
         "balance the routes (auxiliary loss, bias, capacity), or spread experts that are chosen often over the ranks; "
         "`pptrace whatif --ideal routing` replays the run with equal rows",
         np.concatenate(gains),

@@ -19,7 +19,7 @@ _TEXT_PART = 0.6
 
 def place_of(cause: Cause) -> str:
     """A cause with its place in words: "imbalance, stage 3"."""
-    return ", ".join([cause.cause, *(f"{kind} {name}" for kind, name in cause.where.items())])
+    return ", ".join([cause.name, *(f"{kind} {name}" for kind, name in cause.where.items())])
 
 
 def causes_chart(step: StepReport) -> go.Figure | None:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from pptrace.analysis.part_words import words_of_part
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES, Cause
+from pptrace.analysis.step_parts import OUTSIDE
 from pptrace.report import units
 from pptrace.report.tables.blame import critical_path_line
 from pptrace.report.tables.table import Amount, Bar, ReportTable
-
-WATERFALL = {
-    "compute": "what the ops usually take, spread evenly over ranks",
-    "structural": "fill and drain of the schedule",
-    "imbalance": "stages that cost more than others",
-    "straggler": "ranks that are slower than their replicas",
-    "jitter": "ops that vary",
-    "communication": "transfers that nothing hides",
-    "host": "devices idle until the host launched",
-    "unexplained": "the rest",
-}
 
 
 def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -31,11 +21,11 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
     length, parts = step.length_ns, _with_few_outside(step) if amount is Amount.BRIEF else step.parts
     rows = [
         (
-            name.replace("_", " "),
+            words_of_part(step, name).label,
             units.milliseconds(value),
             units.percent(value / length),
             Bar((("compute", abs(value) / length),)),
-            _meaning(step, name, [cause for cause in step.causes or () if cause.cause == name]) + _places(step, name),
+            _meaning(step, name) + _places(step, name),
         )
         for name, value in parts.items()
     ]
@@ -65,11 +55,11 @@ def causes_table(step: StepReport) -> ReportTable:
     causes = sorted(step.causes or (), key=lambda cause: -cause.ns)
     rows = [
         (
-            cause.cause,
+            cause.name,
             ", ".join(f"{kind} {name}" for kind, name in cause.where.items()),
             units.signed_milliseconds(cause.ns),
             units.percent(cause.ns / step.length_ns if step.length_ns else None),
-            _meaning(step, cause.cause, [cause]),
+            _meaning(step, cause.name),
         )
         for cause in causes
     ]
@@ -77,27 +67,19 @@ def causes_table(step: StepReport) -> ReportTable:
     return ReportTable("causes", "Causes and their places", columns, tuple(rows), num_labels=2)
 
 
-_OF_ROUTES = "experts with more rows than others"
-_OF_LATE_OPS = "ops that start after their inputs have arrived"
-
-
-def _meaning(step: StepReport, name: str, causes: Sequence[Cause]) -> str:
-    """The meaning of a cause, of imbalance according to where it is: between stages, ranks of experts, or both."""
+def _meaning(step: StepReport, name: str) -> str:
+    """The meaning of a part: as a sentence names it, and what more there is to say."""
     if name == _REST:
         return "from the pipeline's last op to the first of the next step"
-    if name.startswith(OUTSIDE):
-        return OUTSIDE_NAMES[name.removeprefix(OUTSIDE)]
-    if name == "host" and not step.has_devices:
-        return _OF_LATE_OPS
-    are_of_routes = {"axis" in cause.where for cause in causes if cause.ns and name == "imbalance"}
-    if True not in are_of_routes:
-        return WATERFALL[name]
-    return _OF_ROUTES if False not in are_of_routes else f"{WATERFALL[name]}, {_OF_ROUTES}"
+    words = words_of_part(step, name)
+    if words.phrase == words.label:
+        return words.detail
+    return f"{words.phrase} ({words.detail})" if words.detail else words.phrase
 
 
 def _places(step: StepReport, name: str) -> str:
     """Name the places of a cause, the largest first."""
-    found = [(cause.where, cause.ns) for cause in step.causes or () if cause.cause == name]
+    found = [(cause.where, cause.ns) for cause in step.causes or () if cause.name == name]
     found += [(part.where, part.ns) for part in step.outside or () if f"{OUTSIDE}{part.part}" == name]
     places = [
         f"{kind} {place} {units.milliseconds(ns)}" for where, ns in found if ns > 0 for kind, place in where.items()

@@ -1,18 +1,16 @@
-"""Shares of causes: Shapley values in integers, which do not depend on an order and sum to the whole."""
+"""Parts of causes: what a step would be shorter by without each of them, and what only several of them add."""
 
 from __future__ import annotations
-
-from functools import cache
-from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, apportion, shapley_values
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, parts_of_causes
 from pptrace.analysis.explain.explain import _proportional
 from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.support.extent import ALL
@@ -37,20 +35,35 @@ def random_costs(seed: int) -> Costs:
 
 
 @pytest.mark.parametrize("seed", range(4) if ALL else (1, 2))
-def test_a_share_is_the_mean_over_all_orders_of_what_the_cause_adds(seed: int) -> None:
+def test_a_part_is_what_the_cause_adds_to_all_others_and_the_interaction_is_the_rest(seed: int) -> None:
     costs = random_costs(seed)
     of_experts = {ROUTING} if seed == 1 else set()
     assert set(costs.players) == {"imbalance", "straggler", "jitter", MESSAGES, INNER, HOST, *of_experts}
-    shares = shapley_values(costs, TABLE)
-    orders, makespans = list(permutations(costs.players)), cache(lambda present: costs.makespans(present, TABLE))
-    for player in costs.players:
-        added = np.zeros(2)
-        for order in orders:
-            before = frozenset(order[: order.index(player)])
-            added += makespans(before | {player}) - makespans(before)
-        assert np.abs(shares.added[player] - added / len(orders)).max() < 1
-    assert (sum(shares.added.values()) == shares.with_all - shares.without).all()
-    assert (shares.with_all == costs.makespans(frozenset(costs.players), TABLE)).all()
+    parts, every = parts_of_causes(costs, TABLE), frozenset(costs.players)
+    for player in every:
+        shorter = costs.makespans(every, TABLE) - costs.makespans(every - {player}, TABLE)
+        assert parts.added[player].tolist() == np.maximum(shorter, 0).tolist()
+    assert (parts.with_all == costs.makespans(every, TABLE)).all()
+    assert (parts.without == costs.makespans(frozenset(), TABLE)).all()
+    assert (sum(parts.added.values()) + parts.interaction == parts.with_all - parts.without).all()
+
+
+def test_of_two_causes_that_hide_each_other_neither_alone_gets_anything_back() -> None:
+    """F1 on stage 1 waits for F0 there and for F1 on stage 0, side by side: either one long is enough."""
+    table = build("gpipe", 2, 2).table
+    usual = np.full((1, len(table)), 100)
+    long = np.zeros_like(usual)
+    for stage, microbatch in ((0, 1), (1, 0)):
+        long[0, (table.stage == stage) & (table.kind == Kind.F.code) & (table.microbatch == microbatch)] = 50
+    first, second = (np.where(table.stage == stage, long, 0) for stage in (0, 1))
+    zeros, none = np.zeros_like(usual), np.zeros((1, table.num_messages), dtype=np.int64)
+    costs = Costs(
+        usual + first, usual, usual, usual, zeros, none, zeros, second, zeros
+    )  # one varies, the other's host is late
+    parts = parts_of_causes(costs, table)
+    assert set(parts.added) == {"jitter", HOST}
+    assert [ns.tolist() for ns in parts.added.values()] == [[0], [0]]
+    assert parts.interaction.tolist() == [50]
 
 
 def test_with_all_causes_ops_cost_what_they_cost_and_with_none_what_their_kind_does() -> None:
@@ -59,14 +72,6 @@ def test_with_all_causes_ops_cost_what_they_cost_and_with_none_what_their_kind_d
     assert (costs._computing(frozenset()) == costs.of_kind).all()
     assert (costs._computing(frozenset({"imbalance"})) == costs.of_stage).all()
     assert (costs._computing(frozenset({"imbalance", "straggler"})) == costs.of_rank).all()
-
-
-@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=6), st.integers(1, 720))
-def test_rounded_parts_keep_their_sum(parts: list[int], divisor: int) -> None:
-    parts[-1] += -sum(parts) % divisor  # a whole number in all
-    rounded = apportion(np.array(parts)[:, np.newaxis], divisor)[:, 0]
-    assert rounded.sum() * divisor == sum(parts)
-    assert all(abs(value - part / divisor) < 1 for value, part in zip(rounded.tolist(), parts, strict=True))
 
 
 @given(st.integers(-(10**12), 10**12), st.lists(st.integers(1, 10**12), min_size=1, max_size=8))

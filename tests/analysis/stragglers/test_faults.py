@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pptrace.analysis.more_microbatches import part_saved_by_twice
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
-from pptrace.analysis.more_microbatches import part_saved_by_twice
 from pptrace.analysis.result import Finding, Report, ScheduleSummary
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import COMMS, Int64, make_table

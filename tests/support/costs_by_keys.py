@@ -1,19 +1,13 @@
-"""The waterfall of one step from costs by action: what the analysis computes from columns for all steps together."""
+"""Costs of one step by action: what the analysis computes from columns for all steps together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 
-from pptrace.analysis.attribution import waterfalls
-from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.step_parts import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.schedule.plan import Plan
-from pptrace.simulator import Costs
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_inside_ops
 
@@ -48,24 +42,3 @@ def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> Measur
         else:
             transfers[(Kind.B, stage + 1, mb)] = transfers[(Kind.I, stage + 1, mb)] = duration
     return MeasuredCosts(costs, transfers, dict(zip(keys, inner, strict=False)))
-
-
-def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
-    """Merge the costs of all ranks of a pipeline."""
-    return MeasuredCosts(
-        dict(chain.from_iterable(rank.ops.items() for rank in costs)),
-        dict(chain.from_iterable(rank.transfers.items() for rank in costs)),
-        dict(chain.from_iterable(rank.communication.items() for rank in costs)),
-    )
-
-
-def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int, graph: Graph | None = None) -> Waterfall | None:
-    """Attribute one step, with messages that hold up ranks as in a graph; None when the trace lacks an op of the plan."""
-    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
-    if not set(keys) <= measured.ops.keys():
-        return None
-    ops = np.array([[measured.ops[key] for key in keys]])
-    communication = np.array([[measured.communication.get(key, 0) for key in keys]])
-    transfers = Costs(transfers=measured.transfers).latencies(plan.table)
-    each = np.broadcast_to(transfers, (1, plan.table.num_messages))
-    return waterfalls(plan.table, ops - communication, communication, each, [span_ns], graph=graph)[0]

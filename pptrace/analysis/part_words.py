@@ -1,0 +1,139 @@
+"""Words for the parts of a step: the same in the sentence, in tables, pictures and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, OUTSIDE_NAMES, UNEQUAL_ROUTES
+from pptrace.analysis.stragglers.alike import LONG_OPS
+from pptrace.analysis.stragglers.garbage_collection import GARBAGE_COLLECTION
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
+from pptrace.analysis.stragglers.late_members import LATE_MEMBER
+from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.links import SLOW_LINK
+from pptrace.analysis.stragglers.pauses import PAUSES
+from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
+
+
+@dataclass(frozen=True, slots=True)
+class PartWords:
+    """``label`` heads a row or a bar, ``phrase`` is the part in a sentence; ``detail`` says more, "" if there is no more.
+    ``advice`` is what to do about it first.
+    """
+
+    label: str
+    phrase: str
+    detail: str = ""
+    advice: str = ""
+
+
+_WORDS: Mapping[str, PartWords] = {
+    "compute": PartWords("compute", "compute", "what ops usually take, spread evenly over the ranks"),
+    "structural": PartWords("structural", "the fill and drain of the schedule", "ops of a kind at one cost"),
+    "imbalance": PartWords("imbalance", "stages of unequal cost", advice="move layers away from the slowest stage"),
+    "straggler": PartWords(
+        "straggler",
+        "ranks slower than their replicas",
+        advice="look at the slow rank's host, clocks, neighbours and length of inputs",
+    ),
+    "jitter": PartWords(
+        "jitter",
+        "ops that vary",
+        advice="look for noise on the hosts, clock throttling and sequences of uneven length",
+    ),
+    "communication": PartWords(
+        "communication", "exposed communication", advice="overlap it with compute, or send fewer bytes"
+    ),
+    "host": PartWords(
+        "host",
+        "devices waiting for launches",
+        advice="launch less and earlier: CUDA graphs or torch.compile, less Python between ops",
+    ),
+    LATE_OPS: PartWords(
+        "host",
+        "ops that begin late",
+        "their inputs were there",
+        "look at the Python between ops, and at other work on the machine's cores",
+    ),
+    LATE_MEMBER: PartWords(
+        "late member",
+        "collectives waiting for one rank",
+        advice="look at that rank's host, clocks and neighbours",
+    ),
+    LONG_OPS: PartWords(
+        "long ops",
+        "single ops far longer than usual",
+        advice="look for noise on the hosts, clock throttling, warm-up and sequences of uneven length",
+    ),
+    PAUSES: PartWords(
+        "pauses",
+        "hosts that stand still now and then",
+        advice="look at what that host does then: garbage collection, input, checkpoints, logging",
+    ),
+    LATE_START: PartWords(
+        "late start",
+        "steps that begin late",
+        advice="look at what that host does between steps: input, checkpoints, logging",
+    ),
+    LATE_LAUNCHES: PartWords(
+        "late ops",
+        "ops of one rank that begin late",
+        advice="look at the Python between ops there, and at other processes on that host",
+    ),
+    SLOW_LINK: PartWords("slow link", "slow link", advice="look at the network between the two ranks"),
+    UNEQUAL_ROUTES: PartWords(
+        "unequal routes",
+        "experts with more rows than others",
+        advice="balance the routes (auxiliary loss, bias, capacity), or spread the experts that are chosen often",
+    ),
+    GARBAGE_COLLECTION: PartWords(
+        "garbage collection",
+        "Python's garbage collection",
+        advice="collect garbage on all ranks at once between steps (gc.disable, gc.collect, gc.freeze)",
+    ),
+    LONG_SEQUENCES: PartWords(
+        "long sequences",
+        "microbatches of unequal work",
+        advice="make microbatches of equal work: pack or sort sequences",
+    ),
+    LATE_RECEIVES: PartWords(
+        "late receives",
+        "receive kernels that run on after the send",
+        advice="look at the network, and at what else the receivers' devices run",
+    ),
+    INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several at once"),
+    "unexplained": PartWords("unexplained", "unexplained", "what neither ops nor transfers show"),
+}
+
+
+def words_of_part(step: StepReport, name: str) -> PartWords:
+    """The words for a part of a step, as :attr:`StepReport.parts` names it; the name itself of anything else."""
+    if name.startswith(OUTSIDE) and name.removeprefix(OUTSIDE) in OUTSIDE_NAMES:
+        return PartWords(name.replace("_", " "), OUTSIDE_NAMES[name.removeprefix(OUTSIDE)])
+    return _WORDS.get(LATE_OPS if name == "host" and not step.has_devices else name, PartWords(name, name))
+
+
+def cause_of_part(step: StepReport, name: str) -> str:
+    """The cause that a part belongs to: of a reason its own."""
+    return next((cause.cause for cause in step.causes or () if cause.reason == name), name)
+
+
+def place_of_part(step: StepReport, name: str) -> str:
+    """Where nearly all of a part is, if it has a reason or is outside the pipeline, in brackets; "" if nowhere or all over."""
+    found = [(cause.where, cause.ns) for cause in step.causes or () if cause.reason == name]
+    found += [(part.where, part.ns) for part in step.outside or () if f"{OUTSIDE}{part.part}" == name]
+    if not found:
+        return ""
+    where, most = max(found, key=lambda entry: entry[1])
+    return in_brackets(where) if most >= _NEARLY_ALL * sum(ns for _, ns in found) else ""
+
+
+_NEARLY_ALL = 0.8
+
+
+def in_brackets(where: Mapping[str, int | str]) -> str:
+    """A place in brackets, with a blank before them; "" if nowhere."""
+    places = ", ".join(f"{kind} {name}" for kind, name in where.items())
+    return f" ({places})" if places else ""

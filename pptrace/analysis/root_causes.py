@@ -1,0 +1,108 @@
+"""Root causes: what makes several findings, so that it stands once, above them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pptrace.analysis.core_waits import wait_behind
+from pptrace.analysis.notes import DEVICE_ID
+from pptrace.analysis.result import Finding
+from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.links import SLOW_LINK
+from pptrace.analysis.whole_run import CoreWait, RootCause
+from pptrace.model.wording import numbered
+
+SHARED_DEVICE, CORES = "shared device", "cores"
+FOLLOWS_FROM = "follows_from"
+"""Evidence of a finding that follows from a root cause: its name."""
+_OF_CLOCKS = frozenset({"communication", "unexplained", SLOW_LINK, LATE_RECEIVES})
+"""Causes and reasons that compare moments of different ranks."""
+
+
+def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list[Finding]:
+    """The findings without those that compare moments of ranks and gain less than their clocks may be off by, ns."""
+    doubt = uncertainty_ns or 0
+    return [
+        finding
+        for finding in findings
+        if "is_outside" in finding.evidence
+        or not {finding.evidence.get("cause"), finding.evidence.get("reason")} & _OF_CLOCKS
+        or finding.gain_ns is None
+        or finding.gain_ns > doubt
+    ]
+
+
+def with_root_causes(
+    findings: Sequence[Finding],
+    facts: Mapping[int, Mapping[str, Any]],
+    waits: Sequence[CoreWait],
+    step_ns: int,
+) -> tuple[tuple[RootCause, ...], tuple[Finding, ...]]:
+    """(root causes from which findings follow, the findings, each with the first one that it follows from).
+
+    ``step_ns`` is the length of a mean step.
+    """
+    groups, named = list(_sharing(facts)), list(findings)
+    roots: list[RootCause] = []
+    if groups:
+        sharing = [rank for group in groups for rank in group]
+        for index, finding in enumerate(named):
+            if finding.evidence.get("cause") not in (None, "structural"):
+                named[index] = _following(finding, SHARED_DEVICE)
+        who = " and ranks ".join(numbered(group) for group in groups)
+        roots.append(
+            RootCause(
+                SHARED_DEVICE,
+                tuple(sharing),
+                f"ranks {who} share a GPU, where their work takes turns",
+                "kernels of one rank last, and begin late, for as long as the others run",
+                "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does",
+            )
+        )
+    behind = [None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns) for finding in named]
+    short = {wait.rank: wait for wait in behind if wait is not None}
+    for index, wait in enumerate(behind):
+        if wait is not None:
+            evidence = {**named[index].evidence, "core_wait": {"rank": wait.rank, "share": wait.share}}
+            named[index] = _following(replace(named[index], evidence=evidence), CORES)
+    if short:
+        most = max(short.values(), key=lambda wait: wait.share)
+        who = f"rank {most.rank} was" if len(short) == 1 else f"ranks {numbered(sorted(short))} were"
+        roots.append(
+            RootCause(
+                CORES,
+                tuple(sorted(short)),
+                f"{who} short of processor cores",
+                f"on average {most.share:.2f} of the threads of rank {most.rank} were ready to run and had none",
+                "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
+            )
+        )
+    following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
+    return tuple(root for root in roots if root.name in following), tuple(named)
+
+
+def in_groups(
+    roots: Sequence[RootCause], findings: Sequence[Finding]
+) -> Iterator[tuple[RootCause | None, list[Finding]]]:
+    """The findings below the root causes that they follow from, then the others, each in their order."""
+    for root in roots:
+        if below := [finding for finding in findings if finding.evidence.get(FOLLOWS_FROM) == root.name]:
+            yield root, below
+    names = {root.name for root in roots}
+    if others := [finding for finding in findings if finding.evidence.get(FOLLOWS_FROM) not in names]:
+        yield None, others
+
+
+def _following(finding: Finding, name: str) -> Finding:
+    return replace(finding, evidence={**finding.evidence, FOLLOWS_FROM: name})
+
+
+def _sharing(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[list[int]]:
+    """The ranks of each GPU that several have."""
+    ranks_of: dict[object, list[int]] = {}
+    for rank, of_rank in sorted(facts.items()):
+        if of_rank.get(DEVICE_ID):
+            ranks_of.setdefault(of_rank[DEVICE_ID], []).append(rank)
+    yield from (ranks for ranks in ranks_of.values() if len(ranks) > 1)

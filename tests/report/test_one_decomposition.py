@@ -1,0 +1,121 @@
+"""Figures of a step that several places show, over all samples: one decomposition, and compute as another reader counts it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from dataclasses import asdict
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import StepReport
+from pptrace.api.load import load
+from pptrace.api.run import Run
+from pptrace.report.charts.causes import causes_chart, place_of
+from pptrace.report.step_tiles import step_tiles
+from pptrace.report.summary_figures import waterfall
+from pptrace.report.tables.table import Amount
+from pptrace.report.tables.waterfall import causes_table, waterfall_table
+from pptrace.report.to_json import report_object
+from pptrace.report.units import milliseconds, percent
+from tests.support.programs import ROOT
+
+SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/expected.json"))
+GPU = [sample for sample in SAMPLES if sample.name.startswith("gpu_")]
+_PART = re.compile(r"(less )?(\d+)% ([^,;%]+?)(?=, (?:less )?\d+% |; |\.(?: |$))")
+
+
+@cache
+def run_of(sample: Path) -> Run:
+    return load(sample)
+
+
+def explained(sample: Path) -> StepReport:
+    step = run_of(sample).report.typical_step
+    if step is None or step.parts is None:
+        pytest.skip("no step of this sample is explained")
+    return step
+
+
+each = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+
+
+@each
+def test_the_parts_of_a_step_are_the_same_in_json_tables_pictures_and_python(sample: Path) -> None:
+    run, step = run_of(sample), explained(sample)
+    parts, length = step.parts or {}, step.length_ns or 0
+    assert sum(parts.values()) == length
+    by_cause: Counter[str] = Counter({"compute": step.ideal_ns or 0})
+    for cause in step.causes or ():
+        by_cause[cause.cause] += cause.ns
+    fall = step.bubble.waterfall_ns
+    assert fall is not None
+    assert {name: ns or 0 for name, ns in asdict(fall).items()} == {name: by_cause[name] for name in asdict(fall)}
+    assert sum(by_cause.values()) == step.span_ns
+    (entry,) = (entry for entry in report_object(run.report)["steps"] if entry["step"] == step.step)
+    assert entry["bubble"]["waterfall_ns"] == asdict(fall)
+    row = run.steps.set_index("step").loc[step.step]
+    assert {name: None if pd.isna(row[f"{name}_ns"]) else row[f"{name}_ns"] for name in asdict(fall)} == asdict(fall)
+    shown = {name: milliseconds(ns) for name, ns in parts.items()}
+    table = waterfall_table(step, Amount.WHOLE)
+    assert [row[1:3] for row in table.rows] == [(shown[name], percent(ns / length)) for name, ns in parts.items()]
+    labels = [label for _, label, _ in waterfall(step).data[0].customdata][:-1]
+    assert [label.lstrip("+−").split(" ms")[0] for label in labels] == [text.lstrip("-") for text in shown.values()]
+    rows = {(str(row[0]), str(row[1])): row[2] for row in causes_table(step).rows}
+    assert len(rows) == len(step.causes or ())
+    chart = causes_chart(step)
+    assert chart is not None
+    names = {place_of(cause): cause.ns / 1e6 for cause in step.causes or ()}
+    drawn = dict(zip(chart.layout.yaxis.ticktext, chart.data[0].x, strict=True))
+    assert {name: names[name] for name in drawn} == pytest.approx(drawn)
+
+
+@each
+def test_the_sentence_the_tiles_and_the_findings_have_the_shares_of_the_same_parts(sample: Path) -> None:
+    run, step = run_of(sample), explained(sample)
+    report, length = run.report, step.length_ns or 1
+    parts = step.parts or {}
+    said = {name: (-1 if less else 1) * int(share) for less, share, name in _PART.findall(report.verdict)}
+    assert report.hang is not None or sorted(said.values()) == sorted(
+        round(100 * ns / length) for name, ns in parts.items() if abs(ns) >= 0.02 * length or name == "compute"
+    )
+    (exposed,) = (tile for tile in step_tiles(step, report) if tile.name == "exposed")
+    assert exposed.value == percent(parts["communication"] / length)
+    for finding in report.findings:
+        name = finding.evidence.get("reason") or finding.evidence.get("cause")
+        if name in parts and "steps" not in finding.evidence and "step" not in finding.evidence:
+            title = re.search(r"([\d.]+)% of the step", finding.title)
+            assert title is None or title[1] == f"{100 * parts[name] / length:.1f}", finding.title
+
+
+@pytest.mark.parametrize("sample", GPU, ids=lambda sample: sample.name)
+def test_the_compute_of_each_rank_in_each_step_is_what_a_reader_of_its_own_counts(sample: Path) -> None:
+    """All kernels of the trace that are no NCCL's, within the step; their union."""
+    report = load(sample, as_recorded=True).report
+    assert report.steps
+    for path in sorted(sample.glob("rank*.json.gz")):
+        trace, rank = json.loads(gzip.decompress(path.read_bytes())), int(re.findall(r"\d+", path.name)[0])
+        offset = report.clock.offsets_ns[str(rank)] + int(trace.get("baseTimeNanoseconds", 0))
+        kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+        times = [(round(1000 * event["ts"]), round(1000 * event["dur"]), event["name"]) for event in kernels]
+        compute = sorted((start + offset, start + offset + ns) for start, ns, name in times if "nccl" not in name)
+        for step in report.steps:
+            (of_rank,) = (entry for entry in step.ranks if entry.rank == rank)
+            assert of_rank.compute_ns is not None
+            edges = sorted(
+                edge
+                for start, end in compute
+                if max(start, step.start_ns) < min(end, step.end_ns)
+                for edge in ((max(start, step.start_ns), 1), (min(end, step.end_ns), -1))
+            )
+            depth = counted = 0
+            for (at, change), (then, _) in pairwise([*edges, (step.end_ns, 0)]):
+                depth += change
+                counted += (then - at) * (depth > 0)
+            assert of_rank.compute_ns == counted
