@@ -76,7 +76,9 @@ def brief_lines(result: WhatIf) -> str:
     best = result.scenarios[:_MOST_BRIEF]
     left = len(result.scenarios) - len(best)
     lines = [f"{units.counted(len(result.scenarios), 'prediction')}, best first"]
-    lines += [f"  {_shortened(one.name)}: {span_words(one, result)}, {_heading(one.standing, result)}" for one in best]
+    lines += [
+        f"  {_shortened(one.name)}: {span_words(one, result)}, {standing_words(one.standing, result)}" for one in best
+    ]
     lines += [f"  {left} more in .scenarios"] if left else []
     return "\n".join(lines)
 
@@ -131,11 +133,11 @@ def whatif_tables(result: WhatIf) -> list[ReportTable]:
 def _changes_table(result: WhatIf) -> ReportTable:
     """The plans and settings, a heading above those of each standing."""
     shown, left_out = _shown_changes(result)
-    title = _heading(Standing.LACKING, result)
+    title = standing_words(Standing.LACKING, result)
     notes = _numbered([one.note for one in shown], title)
     rows: list[tuple[str, ...]] = []
     for standing, members in groupby(shown, key=lambda one: one.standing):
-        rows.append((f"{_heading(standing, result)}:", *[""] * (len(_COLUMNS) - 1)))
+        rows.append((f"{standing_words(standing, result)}:", *[""] * (len(_COLUMNS) - 1)))
         rows += [_row(one, notes) for one in members]
     today = [] if result.today is None else [result.today]
     rows += [("now:", *[""] * (len(_COLUMNS) - 1)), *(_row(one, {}) for one in today)] if today else []
@@ -217,8 +219,8 @@ def _of_unsure(shown: Sequence[Scenario]) -> list[str]:
     return [f"not sure to help: {'; '.join(reasons)}"] if reasons else []
 
 
-def _heading(standing: Standing, result: WhatIf) -> str:
-    """Name of a group of changes."""
+def standing_words(standing: Standing, result: WhatIf) -> str:
+    """Words for a standing: "not sure to help", "not in Megatron-LM"."""
     return {
         Standing.SURE: "sure to help",
         Standing.UNSURE: "not sure to help",

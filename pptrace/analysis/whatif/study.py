@@ -342,8 +342,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
             f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
             "it; `pptrace analyze` says what the time is that ops and messages do not explain"
         )
-        warnings = (*study.warnings, refusal)
-        return WhatIf(*known, (), None, len(baseline.measured), warnings, *periods, doubts=study.doubts)
+        lines = (*study.warnings, refusal)
+        return WhatIf(*known, (), None, len(baseline.measured), lines, *periods, doubts=study.doubts)
     warnings = list(study.warnings)
     least = _LEAST_GAIN * study.measured_length if len(changes) > 1 else -math.inf
     scenarios = []

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.message_graph import make_graph
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
-from pptrace.analysis.whatif.result import Scenario, Standing
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
@@ -262,6 +263,24 @@ def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analy
             for other in result.scenarios
         )
         assert one.on_pareto_front is not beaten
+
+
+def test_what_all_costs_hang_on_comes_first_and_leaves_nothing_sure(one_f_one_b: Analysis) -> None:
+    doubts = (Doubt(InDoubt.CLOCK, "the clocks"), Doubt(InDoubt.DEVICE, "one GPU"))
+    clock = replace(one_f_one_b.report.clock, uncertainty_ns=70 * MS)
+
+    def with_doubts(*known: Doubt) -> WhatIf:
+        report = replace(one_f_one_b.report, doubts=known, clock=clock)
+        return predict_changes(replace(one_f_one_b, report=report), Wishes(schedules=("zb-h1", "zbv"))).result
+
+    both = with_doubts(*doubts)
+    assert both.doubts == both.warnings[:2] == ("the clocks", "one GPU")
+    assert {one.doubt for one in both.scenarios} == {
+        "ranks share a GPU, and what ops take there depends on what the other ranks run"
+    }
+    gains = {one.name: (one.gain_ns, one.standing) for one in with_doubts(doubts[0]).scenarios}
+    assert gains == {"zbv": (75 * MS, Standing.SURE), "zb-h1": (60 * MS, Standing.UNSURE)}
+    assert {one.standing for one in with_doubts().scenarios} == {Standing.SURE}
 
 
 def test_a_run_that_its_replay_does_not_give_is_not_predicted_from(one_f_one_b: Analysis) -> None:
