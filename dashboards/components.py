@@ -43,7 +43,8 @@ def fact(name: str, value: str, hint: str = "") -> Node:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1, id: str = "") -> Node:
-    """A table of text; after the first ``text_columns`` the cells are numbers, but for remarks, whose column has no name.
+    """A table of text; after the first ``text_columns`` the cells are numbers, but for remarks, whose column has no name. A row
+    with its first cell alone is the heading of those below it.
 
     It is one component that carries its markup, which ``assets/markup.js`` puts into the page: for a component Dash takes time in
     proportion to the number of all of them, minutes for the cells of a run of 64 ranks.
@@ -61,7 +62,10 @@ def _row(tag: str, cells: Sequence[object], is_text: Sequence[bool]) -> str:
     kinds = ("" if text else ' class="number"' for text in is_text)
     tags = (tag if str(cell).strip() else "td" for cell in cells)  # a column without a name has no header
     marked = zip(tags, kinds, map(escape, map(str, cells)), strict=True)
-    return f"<tr>{''.join(f'<{name}{kind}>{text}</{name}>' for name, kind, text in marked)}</tr>"
+    heads = len(cells) > 1 and not any(str(cell).strip() for cell in cells[1:])
+    return (
+        f"<tr{' class=group' * heads}>{''.join(f'<{name}{kind}>{text}</{name}>' for name, kind, text in marked)}</tr>"
+    )
 
 
 def report_table(content: ReportTable, note: str = "") -> Node:

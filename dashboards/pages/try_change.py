@@ -26,7 +26,7 @@ from pptrace.api.whatif import Predictions, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.figures import View, timeline
 from pptrace.report.units import milliseconds
-from pptrace.report.whatif import headline, span_words, whatif_tables
+from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import Simulation
 from pptrace.workflow.analyse import Analysis
@@ -200,7 +200,8 @@ def tried(answers: Answers, form: Mapping[str, object]) -> list[Node]:
 
 def _sentence(predictions: Predictions, wishes: Wishes, form: Mapping[str, object]) -> Node:
     one, result = predictions.result.scenarios[0], predictions.result
-    text = f"{one.name}: {span_words(one, result)}, {_gain(one.gain_ns)} for the same work"
+    gain = f"{_gain(one.gain_ns)} for the same work ({standing_words(one.standing, result)})"
+    text = f"{one.name}: {span_words(one, result)}, {gain}"
     line = f"pptrace whatif PATH {command_of(wishes)} --verify"
     command = html.P(["The same on the command line: ", html.Code(line)], className="note")
     on_axis = dcc.Link(

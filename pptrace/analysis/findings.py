@@ -19,6 +19,7 @@ from pptrace.analysis.shares import Shares
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
+from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
@@ -124,6 +125,12 @@ def find(
         losses[LATE_OPS] = replace(losses.pop("host"), name=LATE_OPS, places={})
     candidates = [_finding(losses[name], shares, study.gains) for name in _CAUSES if name in losses]
     candidates = [None if finding and _is_chance(finding, study.noise) else finding for finding in candidates]
+    waited_for = [reason.where for reason in study.reasons if reason.name == LATE_MEMBER]
+    candidates = [
+        finding
+        for finding in candidates
+        if finding and not (finding.evidence["cause"] == "straggler" and finding.evidence["where"] in waited_for)
+    ]
     if any(STRAGGLER in kinds.findings for kinds in missing):
         candidates = [_with_doubt(finding) for finding in candidates if finding]
     of_axes = losses.get("communication")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
+from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.analysis.whole_run import Stragglers
@@ -37,15 +38,16 @@ def explain_nulls(
     steps: Sequence[StepReport],
     num_nested: int | None = None,
     stragglers: Stragglers | None = None,
+    doubts: Sequence[Doubt] | None = None,
 ) -> tuple[str, ...]:
     """Warnings about clocks and missing data, then about null fields.
 
-    ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already.
+    ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already, and
+    ``doubts`` those of :func:`doubts_of_times`, where they are known.
     """
     return (
-        *_clocks(run, clock, steps),
+        *(doubt.line for doubt in (doubts_of_times(run, clock, steps) if doubts is None else doubts)),
         *_absent_ranks(run, steps),
-        *_shared_devices(run),
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
         *_ranks_outside_steps(run, steps),
@@ -57,6 +59,14 @@ def explain_nulls(
         *_nested_messages(run, num_nested),
         *dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ())),
         *_nulls(run, steps, stragglers),
+    )
+
+
+def doubts_of_times(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> tuple[Doubt, ...]:
+    """Doubts that all times of a run hang on: clocks that are off, ranks that share a GPU."""
+    return (
+        *(Doubt(InDoubt.CLOCK, line) for line in _clocks(run, clock, steps)),
+        *(Doubt(InDoubt.DEVICE, line) for line in _shared_devices(run)),
     )
 
 

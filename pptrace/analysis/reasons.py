@@ -34,26 +34,42 @@ def with_reasons(
 ) -> tuple[tuple[StepReport, ...], Study]:
     """The steps with the reasons that have a finding as parts of their own, and the study without the others.
 
-    A reason's part of a step is what its replay says the step would get back. It is taken out of the reason's causes as far as
-    they go, from its place first, then from the others in proportion; what they lack is time that several causes share.
+    A reason's part of a step is what its replay says the step would get back, as far as its causes and what several share go: it
+    is taken out of them, from its own place first, then from the others in proportion. Of two reasons for the same time the one
+    with the larger gain is named.
     """
     explained = explained_steps(steps, series)
     if not explained or not study.reasons:
         return tuple(steps), replace(study, reasons=())
-    reasons = tuple(_to_name(study, explained))
-    apart = [reason for reason in reasons if not reason.is_cause and len(reason.gains) == len(study.steps)]
-    order = np.argsort(study.steps, kind="stable")
-    numbers = np.array(study.steps, dtype=np.int64)[order]
-    named = []
-    for step in steps:
-        if step.causes is not None and apart:
-            at = int(order[np.abs(numbers - step.step).argmin()])  # of very many steps some were replayed
-            causes = list(step.causes)
-            for reason in apart:
-                causes = _with_part(causes, reason, int(reason.gains[at]))
-            step = _with_causes(step, causes)
-        named.append(step)
-    return tuple(named), replace(study, reasons=reasons)
+    reasons = sorted(_to_name(study, explained), key=_rank)
+    numbers = np.array(study.steps, dtype=np.int64)
+    causes = {step.step: list(step.causes) for step in steps if step.causes is not None}
+    kept = []
+    for reason in reasons:
+        if reason.is_cause or len(reason.gains) != len(numbers):
+            kept.append(reason)
+            continue
+        gains = {
+            number: int(reason.gains[np.abs(numbers - number).argmin()]) for number in causes
+        }  # of many some were replayed
+        parts = {number: _with_part(causes[number], reason, gain) for number, gain in gains.items()}
+        taken = sum(cause.ns for number in parts for cause in parts[number] if cause.reason == reason.name)
+        if taken >= _MOST_OF_IT * sum(max(gain, 0) for gain in gains.values()):
+            kept.append(reason)
+            causes = parts
+    named = (_with_causes(step, causes[step.step]) if kept and step.step in causes else step for step in steps)
+    of_study = {reason.name: reason for reason in kept}
+    return tuple(named), replace(study, reasons=tuple(reason for reason in study.reasons if reason.name in of_study))
+
+
+def _rank(reason: Reason) -> float:
+    """The place of a reason among those that are named: of about the same time, that for which others wait says whose it is."""
+    return -reason.gain * (_ALIKE if reason.name == LATE_MEMBER else 1)
+
+
+_ALIKE = 1.1
+_MOST_OF_IT = 0.5
+"""Share of a reason's gain that its causes have to have left for it."""
 
 
 def _to_name(study: Study, explained: Sequence[StepReport]) -> list[Reason]:
@@ -66,7 +82,7 @@ def _to_name(study: Study, explained: Sequence[StepReport]) -> list[Reason]:
         for reason in study.reasons
         if reason.is_finding(length)
         and not (reason.name == LATE_LAUNCHES and (has_devices or not reason.where))
-        and not (reason.name == LATE_MEMBER and _gain_of_place(study, reason.where) > reason.gain)
+        and not (reason.name == LATE_MEMBER and _gain_of_place(study, reason.where) >= reason.gain)
     ]
 
 
@@ -75,11 +91,11 @@ def _gain_of_place(study: Study, where: Mapping[str, int | str]) -> int:
 
 
 def _with_part(causes: Sequence[Cause], reason: Reason, ns: int) -> list[Cause]:
-    """The causes with so much of them as a reason's part."""
+    """The causes with so much of them, as far as they go, as a reason's part."""
     if ns <= 0:
         return list(causes)
     left, kept = ns, list(causes)
-    for name in reason.causes:
+    for name in (*reason.causes, INTERACTION):
         places = [
             index for index, cause in enumerate(kept) if cause.cause == name and not cause.reason and cause.ns > 0
         ]
@@ -92,10 +108,7 @@ def _with_part(causes: Sequence[Cause], reason: Reason, ns: int) -> list[Cause]:
                 part = taken * kept[index].ns // rest
                 taken, rest = taken - part, rest - kept[index].ns
                 kept[index] = replace(kept[index], ns=kept[index].ns - part)
-    if left:
-        shared = sum(cause.ns for cause in kept if cause.cause == INTERACTION)
-        kept = [cause for cause in kept if cause.cause != INTERACTION] + [Cause(INTERACTION, {}, shared - left)]
-    return [*kept, Cause(reason.causes[0], dict(reason.where), ns, reason.name)]
+    return [*kept, Cause(reason.causes[0], dict(reason.where), ns - left, reason.name)]
 
 
 def _with_causes(step: StepReport, causes: Sequence[Cause]) -> StepReport:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
@@ -423,6 +424,8 @@ class Report:
     root_causes: tuple[RootCause, ...] = ()
     experts: ExpertsReport | None = None
     recording: RecordingReport | None = None
+    doubts: tuple[Doubt, ...] = ()
+    """Doubts that all times hang on, with their lines among the warnings."""
 
     def __repr__(self) -> str:
         """The report's size and its verdict, without its tens of thousands of letters."""

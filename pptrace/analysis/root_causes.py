@@ -70,12 +70,13 @@ def with_root_causes(
     if short:
         most = max(short.values(), key=lambda wait: wait.share)
         who = f"rank {most.rank} was" if len(short) == 1 else f"ranks {numbered(sorted(short))} were"
+        which = "" if len(short) == 1 else f"rank {most.rank} most: "
         roots.append(
             RootCause(
                 CORES,
                 tuple(sorted(short)),
                 f"{who} short of processor cores",
-                f"on average {most.share:.2f} of the threads of rank {most.rank} were ready to run and had none",
+                f"{which}on average {most.share:.2f} of its threads were ready to run and had none",
                 "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
             )
         )

@@ -80,7 +80,7 @@ class Predictions(ExportsJson, ExportsPage):
 
     @property
     def scenarios(self) -> pd.DataFrame:
-        """One row per scenario, the best first, with the fields of the JSON; unknown is <NA>."""
+        """One row per scenario, by standing and gain, the best first, with the fields of the JSON; unknown is <NA>."""
         import pandas as pd
 
         names = Scenario.__slots__
@@ -94,7 +94,7 @@ class Predictions(ExportsJson, ExportsPage):
     @overload
     def to_csv(self, path: FilePath) -> None: ...
     def to_csv(self, path: FilePath | None = None) -> str | None:
-        """The plan of the change that the first line names, or of the best one where none gains, as torch's CSV.
+        """The plan of the change that the first line names, or of the first one where none is sure to help, as torch's CSV.
 
         Without a path it is returned, else written there.
 

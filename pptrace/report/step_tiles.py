@@ -121,12 +121,12 @@ def _exposed(step: StepReport) -> Tile:
     missing = f"not known of rank{'' if len(unknown) == 1 else 's'} {numbered(unknown)}"
     detail = "" if most is None else f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms"
     of_ranks = _share(step, [rank.exposed_comm_ns for rank in step.ranks])
-    if (parts := step.parts) is not None and step.length_ns:
+    if (parts := step.parts) is not None and step.length_ns and of_ranks is not None:
         return Tile(
             "exposed",
             "Exposed communication",
             percent(parts["communication"] / step.length_ns),
-            missing if unknown else f"of the ranks' time {percent(of_ranks)}, {detail}",
+            f"of the ranks' time {percent(of_ranks)}, {detail}",
             "What the step would be shorter by without transfers that no compute hides. Of the ranks' time: such transfers, all "
             "ranks together. Waiting for the other side is bubble",
         )

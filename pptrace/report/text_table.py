@@ -72,7 +72,8 @@ def render_table(table: ReportTable, width: int) -> RenderableType:
             min_width=_least(table, index, number_width),
         )
     for row in table.rows:
-        drawn.add_row(*(_cell(row[index], bar_width) for index in shown))
+        style = None if any(row[1:]) else "bold"  # the heading of the rows below it
+        drawn.add_row(*(_cell(row[index], bar_width) for index in shown), style=style)
     bars = [row[index] for row in table.rows for index in shown]
     names = dict.fromkeys(name for cell in bars if isinstance(cell, Bar) for name, _ in cell.parts)
     below = [_legend(names)] if len(names) > 1 else []

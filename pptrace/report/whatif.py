@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.frameworks import FRAMEWORKS
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable
 from pptrace.report.text_table import Stripped, render_table
 
 _TITLE = "What would get it back"
+_IDEALS_TITLE = "If it cost less"
 _MOST_BRIEF = 6
 _MOST_NAME = 100
 
 
 def whatif_text(result: WhatIf, width: int) -> RenderableType:
-    """The whole answer in at most ``width`` columns of text."""
-    lines = [Text(headline(result), style="bold"), Text(replay_line(result))]
+    """The whole answer in at most ``width`` columns of text: what all of it hangs on above the tables, the rest below."""
+    lines = [Text(headline(result), style="bold"), Text(replay_line(result)), *_warnings(result.doubts)]
     tables = [render_table(table, width) for table in whatif_tables(result)]
-    return Stripped(Group(*lines, *tables, *(Text(f"! {line}", style="yellow") for line in result.warnings)))
+    return Stripped(Group(*lines, *tables, *_warnings(line for line in result.warnings if line not in result.doubts)))
+
+
+def _warnings(lines: Iterable[str]) -> list[Text]:
+    return [Text(f"! {line}", style="yellow") for line in lines]
 
 
 def headline(result: WhatIf) -> str:
-    """One sentence: the change that gains most, of those that gain for sure if there are any; else the best ideal.
+    """One sentence: the change that gains most of those that are sure to help, or that nothing is.
 
-    What does not fit into ``--memory-limit`` is named only where nothing else was asked for.
+    Of what was asked for alone it tells what that gains, be it an ideal or more than there is memory for.
     """
     if not result.scenarios:
         return "No prediction: the replay of this run does not tell its steps"
-    fitting = [one for one in result.scenarios if not one.over_limit_bytes]
-    if not fitting and len(result.scenarios) > 1:
+    if len(result.scenarios) > 1 and all(one.over_limit_bytes for one in result.scenarios):
         return "Nothing that was tried fits into --memory-limit"
-    best = result.advice
+    best = result.advice or _asked(result)
     if best is None:
-        return "Nothing that was tried is faster than the run as it was"
-    doubts = "" if best.is_sure else ", but the interval includes no gain"
-    if best.over_limit_bytes:
-        doubts += f"; it needs {units.num_bytes(best.over_limit_bytes)} more than --memory-limit"
+        return f"Nothing here is sure to help: {_why_not(result)}"
+    needs = best.over_limit_bytes
     what = _measured_thing(result) if best.same_work_ns == result.measured_ns else "what the same work takes"
     return (
         f"{best.name} would take {best.gain_share:.1%} off {what}: {units.milliseconds(best.length_ns)} ms instead of "
-        f"{units.milliseconds(best.same_work_ns)}{doubts}"
+        f"{units.milliseconds(best.same_work_ns)}"
+        f"{f'; it is not in {result.framework}' if best.standing is Standing.LACKING else ''}"
+        f"{f'; it needs {units.num_bytes(needs)} more than --memory-limit' if needs else ''}"
     )
+
+
+def _asked(result: WhatIf) -> Scenario | None:
+    """The best of what cannot be chosen, where nothing else was asked for and it makes the step shorter for sure."""
+    best = result.scenarios[0]
+    is_asked = not any(one.is_choice for one in result.scenarios)
+    return best if is_asked and best.is_shorter and not best.doubt else None
+
+
+def _why_not(result: WhatIf) -> str:
+    """The reason why no change is sure to help."""
+    best = max(result.scenarios, key=lambda one: (one.is_choice, one.gain_ns))
+    if best.gain_ns <= 0:
+        return "no change that was tried is predicted to be faster than the run as it was"
+    doubt = next((one.doubt for one in result.scenarios if one.doubt and one.is_choice), best.doubt)
+    return doubt or "the interval of each change includes no gain"
 
 
 def brief_lines(result: WhatIf) -> str:
@@ -52,7 +76,9 @@ def brief_lines(result: WhatIf) -> str:
     best = result.scenarios[:_MOST_BRIEF]
     left = len(result.scenarios) - len(best)
     lines = [f"{units.counted(len(result.scenarios), 'prediction')}, best first"]
-    lines += [f"  {_shortened(one.name)}: {span_words(one, result)}" for one in best]
+    lines += [
+        f"  {_shortened(one.name)}: {span_words(one, result)}, {standing_words(one.standing, result)}" for one in best
+    ]
     lines += [f"  {left} more in .scenarios"] if left else []
     return "\n".join(lines)
 
@@ -62,11 +88,15 @@ def _shortened(name: str) -> str:
 
 
 def _to_paste(result: WhatIf) -> list[str]:
-    """The options that make the change that the headline names, a line for each framework; none that its notes have."""
-    best = result.advice
+    """The options that make the change that the headline names, or the only one, in the run's framework (each, where that is not
+    known); none that its notes have.
+    """
+    best = result.advice or (result.scenarios[0] if len(result.scenarios) == 1 else None)
     if best is None or best.over_limit_bytes:
         return []
-    return [f"to paste, {where}: {options}" for where, options in best.paste.items() if options not in best.note]
+    own = next((one.paste for one in FRAMEWORKS.values() if one.name == result.framework), tuple(best.paste))
+    options = {where: best.paste[where] for where in own if where in best.paste}
+    return [f"to paste, {where}: {line}" for where, line in options.items() if line not in best.note]
 
 
 def replay_line(result: WhatIf) -> str:
@@ -94,32 +124,111 @@ def span_words(one: Scenario, result: WhatIf) -> str:
 
 
 def whatif_tables(result: WhatIf) -> list[ReportTable]:
-    """The table of scenarios, with today's run as its last row."""
-    if not result.scenarios:
-        return []
-    notes = {note: number for number, note in enumerate(dict.fromkeys(_notes(result)), 1)}
-    shown = [*result.scenarios, *([] if result.today is None else [result.today])]
-    rows = [_row(one, notes) for one in shown]
-    ran = any(one.verified_span_ns is not None for one in shown)
-    columns = (*_COLUMNS[:2], *(("verified ms",) if ran else ()), *_COLUMNS[2:])
-    if ran:
-        verified = [units.milliseconds(one.verified_ns) for one in shown]
-        rows = [(*row[:2], span, *row[2:]) for row, span in zip(rows, verified, strict=True)]
-    below = [f"[{number}] {note}" for note, number in notes.items()]
-    below += _to_paste(result)
-    below.append(_basis(result))
-    below.append("bubble: the share of all that is not compute, exposed communication too")
-    below.append("front: nothing else in the table takes less time and no more memory")
-    below += ["!: more memory than --memory-limit"] if any(one.over_limit_bytes for one in shown) else []
-    below += ["verified: its pipeline run in real processes with ops that sleep as long as theirs took"] if ran else []
-    below += [
-        f"{one.name}: verified outside its interval: messages and Python of these processes took longer, other work had the "
-        "cores, or the prediction is wrong; verify again with nothing else to do"
-        for one in shown
-        if one.verified_span_ns is not None and not one.low_ns <= one.verified_span_ns <= one.high_ns
+    """The table of changes by their standing, with today's run as its last row, and that of what nobody can choose."""
+    ideals = [one for one in result.scenarios if one.standing is Standing.IDEAL]
+    changes = [_changes_table(result)] if len(ideals) < len(result.scenarios) else []
+    return changes + ([_ideals_table(ideals)] if ideals else [])
+
+
+def _changes_table(result: WhatIf) -> ReportTable:
+    """The plans and settings, a heading above those of each standing."""
+    shown, left_out = _shown_changes(result)
+    title = standing_words(Standing.LACKING, result)
+    notes = _numbered([one.note for one in shown], title)
+    rows: list[tuple[str, ...]] = []
+    for standing, members in groupby(shown, key=lambda one: one.standing):
+        rows.append((f"{standing_words(standing, result)}:", *[""] * (len(_COLUMNS) - 1)))
+        rows += [_row(one, notes) for one in members]
+    today = [] if result.today is None else [result.today]
+    rows += [("now:", *[""] * (len(_COLUMNS) - 1)), *(_row(one, {}) for one in today)] if today else []
+    columns, rows = _with_verified(_COLUMNS, rows, [*shown, *today])
+    below = [
+        *_to_paste(result),
+        *_of_unsure(shown),
+        *([f"{title}, and no gain: {', '.join(left_out)}"] if left_out else []),
+        *(["which framework ran is not known: plans are shown whether it has them or not"] * (not result.framework)),
+        _basis(result),
+        "bubble: the share of all that is not compute, exposed communication too",
+        "front: nothing else that can be chosen takes less time and no more memory",
+        *(["!: more memory than --memory-limit"] * any(one.over_limit_bytes for one in shown)),
+        *_of_verified(shown),
+        *_legend(notes),
     ]
     leave_out = tuple(map(columns.index, ("in flight", "bubble", "front", "memory")))
-    return [ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)]
+    return ReportTable("whatif", _TITLE, columns, tuple(rows), tuple(below), leave_out=leave_out)
+
+
+def _shown_changes(result: WhatIf) -> tuple[list[Scenario], list[str]]:
+    """Changes that are no ideals, but for those that the framework lacks and that gain nothing: their names stand behind them."""
+    changes = [one for one in result.scenarios if one.standing is not Standing.IDEAL]
+    if not any(one.is_choice for one in changes):
+        return changes, []
+    left_out = [one for one in changes if one.standing is Standing.LACKING and one.gain_ns <= 0]
+    return [one for one in changes if one not in left_out], [one.name for one in left_out]
+
+
+def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
+    """The table of what nobody can choose: parts of the run that cost less, with what that would mean."""
+    notes = _numbered([one.note for one in ideals])
+    columns, rows = _with_verified(_IDEAL_COLUMNS, [_ideal_row(one, notes) for one in ideals], ideals)
+    below = ("nobody can choose these: they show where the time is", *_of_verified(ideals), *_legend(notes))
+    return ReportTable("whatif-ideals", _IDEALS_TITLE, columns, tuple(rows), below, num_labels=2, leave_out=(1,))
+
+
+def _numbered(texts: Sequence[str], left_out: str = "") -> Mapping[str, int]:
+    """The notes in some texts with their numbers, but for one."""
+    notes = dict.fromkeys(note for text in texts for note in text.split("; ") if note and note != left_out)
+    return {note: number for number, note in enumerate(notes, 1)}
+
+
+def _legend(notes: Mapping[str, int]) -> list[str]:
+    return [f"[{number}] {note}" for note, number in notes.items()]
+
+
+def _with_verified(
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], shown: Sequence[Scenario]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows with what verified plans took, behind the predicted length; rows of headings have none."""
+    if all(one.verified_span_ns is None for one in shown):
+        return columns, list(rows)
+    at, scenarios = columns.index("ms") + 1, iter(shown)
+    spans = [units.milliseconds(next(scenarios).verified_ns) if row[at - 1] else "" for row in rows]
+    return (
+        (*columns[:at], "verified ms", *columns[at:]),
+        [(*row[:at], span, *row[at:]) for row, span in zip(rows, spans, strict=True)],
+    )
+
+
+def _of_verified(shown: Sequence[Scenario]) -> list[str]:
+    """Lines on the plans that ran."""
+    ran = [one for one in shown if one.verified_span_ns is not None]
+    below = ["verified: its pipeline run in real processes with ops that sleep as long as theirs took"] if ran else []
+    return below + [
+        f"{one.name}: verified outside its interval: messages and Python of these processes took longer, other work had the "
+        "cores, or the prediction is wrong; verify again with nothing else to do"
+        for one in ran
+        if not one.low_ns <= (one.verified_span_ns or 0) <= one.high_ns
+    ]
+
+
+def _of_unsure(shown: Sequence[Scenario]) -> list[str]:
+    """The line on why changes are not sure to help."""
+    unsure = [one for one in shown if one.standing is Standing.UNSURE]
+    reasons = ["the interval includes no gain"] if any(not one.is_shorter for one in unsure) else []
+    reasons += dict.fromkeys(one.doubt for one in unsure if one.doubt)
+    return [f"not sure to help: {'; '.join(reasons)}"] if reasons else []
+
+
+def standing_words(standing: Standing, result: WhatIf) -> str:
+    """Words for a standing: "not sure to help", "not in Megatron-LM"."""
+    return {
+        Standing.SURE: "sure to help",
+        Standing.UNSURE: "not sure to help",
+        Standing.NO_GAIN: "no gain",
+        Standing.LACKING: f"not in {result.framework}",
+        Standing.OVER_LIMIT: "over --memory-limit",
+        Standing.IDEAL: "nobody can choose it",
+    }[standing]
 
 
 def _basis(result: WhatIf) -> str:
@@ -146,23 +255,51 @@ _COLUMNS = (
 )
 
 
-def _notes(result: WhatIf) -> list[str]:
-    return [note for one in result.scenarios for note in one.note.split("; ") if note]
+_IDEAL_COLUMNS = ("if", "", "ms", "90 % from", "to", "gain ms", "gain", "notes")
+_MEANS = {
+    "jitter": "every op and message takes what is usual of its stage",
+    "communication": "messages and waits inside ops take nothing",
+    "stragglers": "every op takes what its kind does on average, none is late",
+    "host": "no op begins late",
+    "routing": "all experts have equally many rows",
+    "stage": "the stage takes what the others do",
+    "rank": "the rank takes what its replicas do, or the other ranks",
+    "kind": "every op of the kind takes the mean of all",
+    "outside": "that part of the step takes nothing",
+}
 
 
-def _row(one: Scenario, notes: dict[str, int]) -> tuple[str, ...]:
+def _row(one: Scenario, notes: Mapping[str, int]) -> tuple[str, ...]:
     return (
         one.name,
-        units.milliseconds(one.length_ns),
-        units.milliseconds(one.length_low_ns),
-        units.milliseconds(one.length_high_ns),
-        units.milliseconds(one.gain_ns),
-        units.percent(one.gain_share),
+        *_lengths(one),
         units.percent(one.bubble_ratio / (1 + one.bubble_ratio)),
         str(one.peak_inflight),
-        "–"
-        if one.peak_memory_bytes is None
-        else units.num_bytes(one.peak_memory_bytes) + "!" * bool(one.over_limit_bytes),
+        _memory(one),
         "*" if one.on_pareto_front else "",
-        " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note),
+        _references(one, notes),
     )
+
+
+def _ideal_row(one: Scenario, notes: Mapping[str, int]) -> tuple[str, ...]:
+    return one.name, _meaning(one), *_lengths(one), _references(one, notes)
+
+
+def _meaning(one: Scenario) -> str:
+    """Words for what an ideal changes."""
+    words = [_MEANS[name.partition("=")[0]] for name in one.ideal]
+    return "; ".join([*words, *([f"messages take 1/{one.link_speed:g} of the time"] if one.link_speed != 1 else [])])
+
+
+def _lengths(one: Scenario) -> tuple[str, ...]:
+    times = (one.length_ns, one.length_low_ns, one.length_high_ns, one.gain_ns)
+    return (*map(units.milliseconds, times), units.percent(one.gain_share))
+
+
+def _memory(one: Scenario) -> str:
+    known = one.peak_memory_bytes
+    return "–" if known is None else units.num_bytes(known) + "!" * bool(one.over_limit_bytes)
+
+
+def _references(one: Scenario, notes: Mapping[str, int]) -> str:
+    return " ".join(f"[{notes[note]}]" for note in one.note.split("; ") if note in notes)

@@ -24,7 +24,7 @@ from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
-from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
+from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
 from pptrace.analysis.outside_findings import outside_findings
 from pptrace.analysis.outside_pipeline import with_periods
@@ -176,17 +176,18 @@ def analyse_ranks(
     costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)
+    doubts = doubts_of_times(run, clock, steps)
     lines = (
         *warnings,
         *run.warnings,
         *by_end_times,
         *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps, stragglers=study.stragglers),
+        *explain_nulls(run, clock, steps, stragglers=study.stragglers, doubts=doubts),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data), doubts=doubts)
     return Analysis(
         report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=experts.traffic.matrix
     )

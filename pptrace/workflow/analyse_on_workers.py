@@ -30,7 +30,7 @@ from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.notes import explain_nulls
+from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.probes.study import ProbedSteps
@@ -134,11 +134,12 @@ def analyse_on_workers(
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
+    doubts = doubts_of_times(run, clock, steps)
     lines = (
         *warnings,
         *run.warnings,
         *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
-        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers),
+        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers, doubts),
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(
@@ -147,7 +148,7 @@ def analyse_on_workers(
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data), doubts=doubts)
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
 
 

@@ -11,6 +11,7 @@ import pytest
 from pptrace.analysis.evidence import STRAGGLER
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_findings import with_synchronisations
+from pptrace.analysis.reasons import with_reasons
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import BlamedOp, Cause
@@ -28,7 +29,7 @@ STEPS = 12
 
 
 def reason_with(gains: list[int], causes: tuple[str, ...], name: str = "pauses") -> Reason:
-    return Reason(name, causes, {}, "Reason: {share:.1%} of the step", "look", np.array(gains))
+    return Reason(name, causes, {}, "Reason: {share} of the step", "look", np.array(gains))
 
 
 def run_with(*causes: Cause, num_steps: int = 4) -> list[StepReport]:
@@ -40,30 +41,37 @@ def gains_of(findings: tuple[Finding, ...]) -> dict[str, int | None]:
     return {finding.evidence.get("reason", finding.evidence["cause"]): finding.gain_ns for finding in findings}
 
 
+def found(steps: list[StepReport], study: Study, series: StepSeries | None = None) -> tuple[Finding, ...]:
+    """The findings of steps of which reasons are parts of their own."""
+    numbers = tuple(step.step for step in steps)
+    named, known = with_reasons(steps, replace(study, steps=numbers), series)
+    return find(named, SCHEDULE, known, series)
+
+
 @pytest.mark.parametrize(("gain", "left"), [(60, 200), (59, 200), (61, 199)])
 def test_a_reason_takes_of_its_second_cause_what_the_first_did_not_have(gain: int, left: int) -> None:
     steps = run_with(Cause("jitter", {"rank": 1}, 60), Cause("straggler", {"rank": 3}, 200))
     study = Study(reasons=(reason_with([gain] * 4, ("jitter", "straggler")),))
-    assert gains_of(find(steps, SCHEDULE, study)) == {"straggler": left, "pauses": gain}
+    assert gains_of(found(steps, study)) == {"straggler": left, "pauses": gain}
 
 
 def test_a_reason_takes_nothing_of_a_cause_by_which_steps_are_shorter() -> None:
     steps = run_with(Cause("jitter", {"rank": 1}, -20), Cause("straggler", {"rank": 3}, 200))
     study = Study(reasons=(reason_with([60] * 4, ("jitter", "straggler")),))
-    assert gains_of(find(steps, SCHEDULE, study)) == {"straggler": 140, "pauses": 60}
+    assert gains_of(found(steps, study)) == {"straggler": 140, "pauses": 60}
 
 
 def test_what_a_reason_takes_is_no_part_of_its_place_any_more() -> None:
     steps = run_with(Cause("jitter", {"rank": 1}, 100), Cause("jitter", {"rank": 3}, 90))
     at_one = replace(reason_with([60] * 4, ("jitter",)), where={"rank": 1})
-    jitter = next(one for one in find(steps, SCHEDULE, Study(reasons=(at_one,))) if "reason" not in one.evidence)
+    jitter = next(one for one in found(steps, Study(reasons=(at_one,))) if "reason" not in one.evidence)
     assert (jitter.gain_ns, jitter.evidence["where"]) == (130, {"rank": 3})
     anywhere = Study(reasons=(reason_with([95] * 4, ("jitter",)),))
-    jitter = next(one for one in find(steps, SCHEDULE, anywhere) if "reason" not in one.evidence)
+    jitter = next(one for one in found(steps, anywhere) if "reason" not in one.evidence)
     assert (jitter.gain_ns, jitter.evidence["where"]) == (95, {"rank": 1})
     steps = run_with(*(Cause("jitter", {"rank": rank}, ns) for rank, ns in ((1, 60), (2, 50), (3, 90))))
     half = Study(reasons=(reason_with([100] * 4, ("jitter",)),))
-    jitter = next(one for one in find(steps, SCHEDULE, half) if "reason" not in one.evidence)
+    jitter = next(one for one in found(steps, half) if "reason" not in one.evidence)
     assert (jitter.gain_ns, jitter.evidence["where"]) == (100, {})  # rank 3 has 45 of them
 
 
@@ -113,16 +121,15 @@ def test_a_pipeline_of_one_rank_has_no_fill_and_drain() -> None:
 
 
 def test_late_launches_are_no_reason_where_devices_tell_what_their_hosts_were_late_with() -> None:
-    late = Study(reasons=(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES),))
-    assert gains_of(find(run_with(Cause("unexplained", {}, 200)), SCHEDULE, late)) == {
-        LATE_LAUNCHES: 100,
-        "unexplained": 100,
-    }
+    of_rank = replace(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES), where={"rank": 1})
+    late = Study(reasons=(of_rank,))
     steps = run_with(Cause("host", {}, 30), Cause("unexplained", {}, 200))
-    assert gains_of(find(on_devices(steps), SCHEDULE, late)) == {"unexplained": 200, "host": 30}
-    assert gains_of(find(steps, SCHEDULE, late)) == {LATE_LAUNCHES: 100, "unexplained": 130}
+    assert gains_of(found(on_devices(steps), late)) == {"unexplained": 200, "host": 30}
+    assert gains_of(found(steps, late)) == {LATE_LAUNCHES: 100, "unexplained": 130}
+    everywhere = Study(reasons=(reason_with([100] * 4, ("host", "unexplained"), LATE_LAUNCHES),))
+    assert gains_of(found(steps, everywhere)) == {"unexplained": 200}  # the cause says so, here too little of it
     of_devices = on_devices(run_with(Cause("unexplained", {}, 200)))
-    assert gains_of(find(of_devices, SCHEDULE, late)) == {"unexplained": 200}
+    assert gains_of(found(of_devices, late)) == {"unexplained": 200}
 
 
 def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_besides() -> None:
@@ -132,7 +139,7 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
     assert imbalance.evidence == {
         "cause": "imbalance",
         "where": {"stage": 1},
-        "share": 0.035,
+        "share": 0.1,
         "gain_if_spread_ns": 100,
     }
     assert (imbalance.gain_ns, jitter.gain_ns) == (35, 90)
@@ -154,7 +161,7 @@ def test_a_rank_is_one_finding_whether_others_wait_in_its_ops_or_replicas_are_fa
 ) -> None:
     late = replace(reason_with([waited_for] * 4, ("straggler",), "late member"), where={"rank": rank}, is_cause=True)
     study = Study(reasons=(late,), gains={("rank", 2): np.full(4, 100)})
-    assert gains_of(find(run_with(Cause("straggler", {"rank": 2}, 300)), SCHEDULE, study)) == kept
+    assert gains_of(found(run_with(Cause("straggler", {"rank": 2}, 300)), study)) == kept
 
 
 def test_slower_ranks_at_no_place_are_mentioned_from_five_percent_on_and_at_one_from_two() -> None:

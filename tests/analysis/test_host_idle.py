@@ -205,7 +205,7 @@ def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_h
 def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> None:
     report = analysed(record(build("1f1b", 2, 4))).report
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
-    assert all(step.bubble.waterfall_ns is not None and step.bubble.waterfall_ns.host is None for step in report.steps)
+    assert all(step.bubble.waterfall_ns is not None and not step.bubble.waterfall_ns.host for step in report.steps)
     assert any("why devices were idle (the traces hold no device work)" in line for line in report.warnings)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.notes import explain_nulls, is_plan_of_all
+from pptrace.analysis.doubts import InDoubt
+from pptrace.analysis.notes import doubts_of_times, explain_nulls, is_plan_of_all
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import PlannedStep, report_steps
 from pptrace.clock import Clock, ClockMethod
@@ -128,6 +129,8 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
         line for line in explain_nulls(recognise(RECORDING.traces()), clock, (step,)) if line.startswith("the clocks")
     ]
     assert [line.rpartition(" are ")[2] for line in lines] == ([] if doubt is None else [doubt])
+    doubts = doubts_of_times(recognise(RECORDING.traces()), clock, (step,))
+    assert [found.line for found in doubts if found.cause is InDoubt.CLOCK] == lines
 
 
 def test_phases_have_no_bubble_where_their_rank_has_none() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble, Waterfall
+from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.report.colours import KIND_COLOURS, ink, shade
@@ -57,7 +57,13 @@ def rank_step(rank: int, compute: int, comm: int, bubble: int) -> RankStep:
 
 def step_report(parts: Waterfall | None) -> StepReport:
     ranks = (rank_step(0, 60 * MS, 10 * MS, 30 * MS), rank_step(1, 70 * MS, 0, 30 * MS))
-    return StepReport(2, 0, 100 * MS, 100 * MS, Bubble(0.46, 0.3, 0.25, 0.2, parts), ranks)
+    known = {} if parts is None else {name: ns for name, ns in asdict(parts).items() if ns is not None}
+    causes = tuple(Cause(name, {}, ns) for name, ns in known.items() if name != "compute") if known else None
+    return StepReport(
+        *(2, 0, 100 * MS, 100 * MS, Bubble(0.46, 0.3, 0.25, 0.2, parts), ranks),
+        ideal_ns=known.get("compute"),
+        causes=causes,
+    )
 
 
 def test_every_op_is_drawn_once_where_it_happened() -> None:
@@ -208,7 +214,7 @@ def test_the_waterfall_leads_from_nothing_to_the_span(a: int, b: int, c: int, d:
     known = parts_ns(compute, a, b, c, d, host, 100 * MS - compute - a - b - c - d - (host or 0))
     bar = waterfall(step_report(known)).data[0]
     edges = [(base, base + size) for base, size in zip(bar.base, bar.x, strict=True)]
-    assert len(edges) == (8 if host is not None else 7)
+    assert len(edges) == (10 if host is not None else 9)
     assert edges[-1] == (0, 100)
     at = 0.0
     for low, high in edges[:-1]:

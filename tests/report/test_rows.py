@@ -27,8 +27,10 @@ def test_parts_of_parts_have_columns_of_their_own_and_the_unknown_is_empty() -> 
 
 def test_json_keeps_the_structure_of_the_report() -> None:
     rows = json.loads(json_of([Cause("jitter", {"rank": 2}, -5)]))
-    assert rows == [{"cause": "jitter", "where": {"rank": 2}, "ns": -5}]
-    assert read(csv_of([Cause("jitter", {"rank": 2}, -5)])) == [{"cause": "jitter", "where": "rank 2", "ns": "-5"}]
+    assert rows == [{"cause": "jitter", "where": {"rank": 2}, "ns": -5, "reason": None}]
+    assert read(csv_of([Cause("jitter", {"rank": 2}, -5)])) == [
+        {"cause": "jitter", "where": "rank 2", "ns": "-5", "reason": ""}
+    ]
 
 
 def test_rows_with_other_columns_share_one_table() -> None:

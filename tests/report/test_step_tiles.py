@@ -28,7 +28,10 @@ def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
     assert tiles["share"] == ("43.0%", "ideal 27.3%")
     assert tiles["slowest"] == ("rank 3", "49.78 ms compute, mean 38.56")
     exposed = sum(rank.exposed_comm_ns or 0 for rank in report.steps[1].ranks) / (4 * 83_862_374)
-    assert tiles["exposed"] == (f"{exposed:.1%}", "most on rank 2: 11.97 ms")
+    parts = report.steps[1].parts
+    assert parts is not None
+    of_step = f"{parts['communication'] / 86_050_000:.1%}"
+    assert tiles["exposed"] == (of_step, f"of the ranks' time {exposed:.1%}, most on rank 2: 11.97 ms")
 
 
 def test_a_bubble_far_above_its_ideal_is_bad(report: Report) -> None:

@@ -54,7 +54,7 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
 def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
     report = many(num_steps, num_ranks, num_stages)
     text = printed(report)
-    assert len(text.splitlines()) <= 74
+    assert len(text.splitlines()) <= 76
     whole = printed(report, Amount.WHOLE)
     assert len(whole.splitlines()) > num_steps + 2 * num_ranks
     assert "--all" in text

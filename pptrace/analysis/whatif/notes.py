@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.frameworks import Framework
 from pptrace.analysis.whatif.paste import goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES
 from pptrace.schedule.plan import Plan
 
+UNCOUNTED = "the sum of its gradients over both is not counted"
+"""The reason why what a plan gains that has every stage twice is not known."""
 _MUCH_DELAY = 0.05
 """Delays of ops as a part of their lengths from which on it is noted what is assumed of them."""
 _SOME_DELAY = 0.005
 """The same part from which on messages may be in them, where none is known."""
 
 
-def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
-    """Assumptions behind a prediction, a sentence each."""
+def notes_of(change: Change, plan: Plan, costs: StageCosts, framework: Framework | None = None) -> Iterator[str]:
+    """Assumptions behind a prediction, a sentence each, and options to paste: a framework's own, where it is known."""
     does_other_parts = plan.chain_length != costs.num_stages or change.split is not None or change.microbatch_size != 1
     if plan.splits_backward and not costs.splits_backward:
         share = costs.assumed.weight_share
@@ -33,7 +36,9 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
             else "a stage's work is taken to be spread evenly over its layers"
         )
     if change.split is not None:
-        yield paste_lines(change.split, has_chunks=plan.num_stages > plan.pp, goes_round=goes_round(plan))
+        has_chunks = plan.num_stages > plan.pp
+        line = paste_lines(change.split, has_chunks=has_chunks, goes_round=goes_round(plan), framework=framework)
+        yield from [line] if line else []
     if change.split is not None:
         yield (
             "layers of a stage are taken to cost alike; what the first and the last stage take beyond that is taken to stay there"
@@ -60,7 +65,7 @@ def notes_of(change: Change, plan: Plan, costs: StageCosts) -> Iterator[str]:
     if not set(zip(*link_ends(plan, change.placement), strict=True)) <= costs.links().keys():
         yield "messages on links that the run did not use are taken to take what its messages took elsewhere"
     if plan.num_chains > costs.plan.num_chains:
-        yield "every stage is on two ranks, and its gradients have to be summed between them (not counted)"
+        yield f"every stage is on two ranks, and {UNCOUNTED}"
 
 
 def _of_fixed_parts(costs: StageCosts) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Changes as options to paste: of this project's runtime, of Megatron-LM and of torchtitan."""
+"""Changes as options to paste: of this project's runtime, of Megatron-LM, of torch and torchtitan, and what others call plans."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from pptrace.analysis.whatif.change import Change, layers_of_stages
+from pptrace.analysis.whatif.frameworks import (
+    FRAMEWORKS,
+    MEGATRON,
+    PPTRACE,
+    TORCH,
+    TORCHTITAN,
+    Framework,
+    runs_elsewhere,
+)
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 
-PPTRACE, MEGATRON, TORCHTITAN = "pptrace", "Megatron-LM", "torchtitan"
-_OF_MEGATRON = ("1f1b", "interleaved-1f1b")
-"""Schedules that Megatron-LM runs: which of them follows from the number of virtual stages."""
+_WITH_OPTIONS = (PPTRACE, MEGATRON, TORCH)
+"""Frameworks with options for more than the plan."""
 
 
 def options_of(
@@ -29,10 +37,30 @@ def options_of(
     """
     if change.ideals or change.link_speed != 1 or change.placement is not None:
         return {}
-    if schedule in SCHEDULES and SCHEDULES[schedule].searches:  # a search elsewhere does not know the measured costs
-        return {}
+    plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
+    lines = {name: line for name, line in plans.items() if name not in _WITH_OPTIONS}
+    if (
+        schedule not in SCHEDULES or not SCHEDULES[schedule].searches
+    ):  # a search elsewhere does not know the measured costs
+        lines |= _with_sizes(change, schedule, plan, costs, sequences)
+    return {framework: line for framework, line in lines.items() if line}
+
+
+def _called(framework: Framework, change: Change, plan: Plan) -> str:
+    """The name in a framework of the plan of a change that is one of the schedule alone; "" of others, and where it has none."""
+    if change != Change(schedule=change.schedule, chunks=change.chunks) or framework.lack(change, plan):
+        return ""
+    call = framework.schedules.get(change.schedule or "", "")
+    return call.format(p=plan.pp, twice_p=2 * plan.pp, chunks=plan.num_chunks)
+
+
+def _with_sizes(
+    change: Change, schedule: str, plan: Plan, costs: StageCosts, sequences: int | None
+) -> Mapping[str, str]:
+    """The options of frameworks that have some for sizes and splits too; "" where these make no such change."""
+    lines = {TORCH: _of_torch(change, schedule, plan) if change.work(costs.plan) == 1 else ""}
     if change.microbatch_size != 1 and sequences is None:
-        return {}
+        return lines
     size = None if change.microbatch_size == 1 else str(round((sequences or 1) * change.microbatch_size))
     split = _split(change, plan, costs)
     of_pptrace = {
@@ -43,11 +71,11 @@ def options_of(
         "--microbatch-size": size,
         "--prefetch": None if change.prefetch is None else str(change.prefetch),
     }
-    lines = {PPTRACE: _joined(of_pptrace)}
+    lines |= {PPTRACE: _joined(of_pptrace)}
     if change.prefetch is None and change.work(costs.plan) == 1:  # the number of microbatches follows from their size
         lines[MEGATRON] = _of_megatron(change, schedule, plan, split, size)
         lines[TORCHTITAN] = _of_torchtitan(change, schedule, plan, split, size)
-    return {framework: line for framework, line in lines.items() if line}
+    return lines
 
 
 _CHUNKS = 2
@@ -70,13 +98,17 @@ def _split(change: Change, plan: Plan, costs: StageCosts) -> tuple[int, ...] | N
     return tuple(map(int, layers)) if all(count == int(count) for count in layers) else None
 
 
-def _runs_elsewhere(plan: Plan) -> bool:
-    """Return whether other runtimes run an interleaved plan in this order: of a last group smaller than p they make others."""
-    return plan.num_stages == plan.pp or plan.num_microbatches % plan.pp == 0
+def _of_torch(change: Change, schedule: str, plan: Plan) -> str:
+    """The class of the schedule with its number of microbatches, into which torch divides the batch that it is given."""
+    framework = FRAMEWORKS[TORCH]
+    if change.keeps_plan or schedule not in framework.schedules or framework.lack(change, plan):
+        return ""
+    stages = "stage" if plan.num_stages == plan.pp else f"[{plan.num_chunks} stages of each rank]"
+    return f"{framework.schedules[schedule]}({stages}, n_microbatches={plan.num_microbatches})"
 
 
 def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ...] | None, size: str | None) -> str:
-    if schedule not in _OF_MEGATRON or not _runs_elsewhere(plan):
+    if schedule not in FRAMEWORKS["megatron-lm"].schedules or not runs_elsewhere(plan):
         return ""
     has_chunks = plan.num_stages > plan.pp
     options = [] if split is None else [megatron_layout(split, has_chunks=has_chunks)]
@@ -90,7 +122,7 @@ def _of_torchtitan(change: Change, schedule: str, plan: Plan, split: tuple[int, 
     name = SCHEDULES[schedule].torch_name if schedule in SCHEDULES else ""
     if change.schedule is not None and not name:
         return ""
-    if not _runs_elsewhere(plan) or (split is None and _changes_chunks(change, schedule) and plan.num_chunks > _CHUNKS):
+    if not runs_elsewhere(plan) or (split is None and _changes_chunks(change, schedule) and plan.num_chunks > _CHUNKS):
         return ""
     options = {
         "--parallelism.pipeline_parallel_schedule": name if change.schedule is not None else None,
@@ -127,11 +159,20 @@ def split_points(split: Sequence[int]) -> str:
     return f"split points {','.join(f'layers.{index}' for index in list(accumulate(split))[:-1])}"
 
 
-def paste_lines(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> str:
-    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan."""
+def paste_lines(
+    split: Sequence[int],
+    *,
+    has_chunks: bool = False,
+    goes_round: bool = True,
+    framework: Framework | None = None,
+) -> str:
+    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan: of those that are a
+    framework's, where one is given.
+    """
     return "; ".join(
-        f"{framework}: {option}" if framework != PPTRACE else option
-        for framework, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
+        f"{name}: {option}" if name != PPTRACE else option
+        for name, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
+        if framework is None or name in framework.paste
     )
 
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pptrace.model.wording import counted
+
+
+class Standing(StrEnum):
+    """Worth of a change to who reads it, the best first."""
+
+    SURE = "sure"  # its whole interval is shorter than what the same work takes now
+    UNSURE = "not sure"
+    NO_GAIN = "no gain"
+    LACKING = "not in the framework"  # the framework of the run has no such plan
+    OVER_LIMIT = "over the memory limit"
+    IDEAL = "ideal"  # nobody can choose it: something costs less than it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,8 @@ class Scenario:
     and microbatch that a rank holds, ``peak_memory_bytes`` the largest predicted peak of a rank.
     ``over_limit_bytes`` is what that is over the limit that was given, None without a limit or where the peak is not known.
     ``on_pareto_front``: no other scenario takes less time and no more memory (in flight, where bytes are not known).
-    ``paste`` has the options that make the change, by framework; {} where none do.
+    ``paste`` has the options that make the change, by framework; {} where none do. ``link_speed`` is how many times as fast
+    messages are. ``doubt`` is why a change whose whole interval is shorter is not sure to help, "" where nothing is in its way.
     """
 
     name: str
@@ -44,6 +57,9 @@ class Scenario:
     period_ns: int | None = None
     period_low_ns: int | None = None
     period_high_ns: int | None = None
+    link_speed: float = 1.0
+    standing: Standing = Standing.UNSURE
+    doubt: str = ""
 
     @property
     def length_ns(self) -> int:
@@ -66,14 +82,14 @@ class Scenario:
         return None if self.verified_span_ns is None else self.verified_span_ns + self.length_ns - self.span_ns
 
     @property
-    def is_sure(self) -> bool:
+    def is_shorter(self) -> bool:
         """Return whether its whole interval is shorter than what the same work takes now."""
         return self.length_high_ns < self.same_work_ns
 
     @property
     def is_choice(self) -> bool:
-        """Return whether it can be had: it is no ideal and does not need more memory than there is."""
-        return not self.ideal and not self.over_limit_bytes
+        """Return whether it can be had: it is no ideal, the framework has it and it needs no more memory than there is."""
+        return self.standing in (Standing.SURE, Standing.UNSURE, Standing.NO_GAIN)
 
     @property
     def same_work_ns(self) -> int:
@@ -93,12 +109,14 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Result of the study of a run: ``scenarios``, the best first; none where the replay of the run itself is over 5 % off.
+    """Result of the study of a run: ``scenarios`` by their standing and gain, the best first; none where the replay of the run
+    itself is over 5 % off.
 
     ``measured_span_ns`` is the typical span of the pipeline, ``replay_span_ns`` what it takes in the replay of the run as it was,
     and ``replay_error`` how far from ``measured_span_ns`` that is, as a part of it. ``measured_period_ns`` is the typical step of
     the report, from its start to the next one's, ``replay_period_ns`` the replay with what is outside the pipeline; None where
-    that is not known. ``today`` is the run as it was in the terms of a scenario.
+    that is not known. ``today`` is the run as it was in the terms of a scenario. ``framework`` is the name of that of the run, ""
+    where what it can run is not known. ``doubts`` are those of the ``warnings`` that all costs hang on, which stand first.
     """
 
     measured_span_ns: int
@@ -110,6 +128,8 @@ class WhatIf:
     warnings: tuple[str, ...] = field(default=())
     measured_period_ns: int | None = None
     replay_period_ns: int | None = None
+    framework: str = ""
+    doubts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The step and how many changes there are, without their fields."""
@@ -127,12 +147,6 @@ class WhatIf:
 
     @property
     def advice(self) -> Scenario | None:
-        """The change that gains most, of those that gain for sure if there are any, else the best ideal; None where none gains.
-
-        What needs more memory than there is counts only where nothing else was tried.
-        """
-        fitting = [one for one in self.scenarios if not one.over_limit_bytes]
-        choices = [one for one in fitting if one.is_choice] or fitting or list(self.scenarios)
-        sure = next((one for one in choices if one.is_sure), None)
-        best = sure or next(iter(choices), None)
-        return None if best is None or best.gain_ns <= 0 else best
+        """The change that gains most of those that are sure to help; None where none is."""
+        best = next(iter(self.scenarios), None)
+        return best if best is not None and best.standing is Standing.SURE else None

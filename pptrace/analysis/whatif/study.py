@@ -12,21 +12,23 @@ from types import MappingProxyType
 import numpy as np
 
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
+from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Finding, Report, typical_of
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
+from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
-from pptrace.analysis.whatif.notes import notes_of, warnings_of_costs
+from pptrace.analysis.whatif.notes import UNCOUNTED, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.outside import OutsideTimes
 from pptrace.analysis.whatif.paste import options_of
 from pptrace.analysis.whatif.predict import FEWEST_STEPS, Baseline, predict, target_of, typical
 from pptrace.analysis.whatif.replay import StepCosts, Target, costs_of_step, replay, replay_step
-from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.split import best_splits
 from pptrace.analysis.whatif.stage_costs import (
     NOTHING_ASSUMED,
@@ -63,7 +65,8 @@ class Study:
     """A run that changes are predicted of.
 
     ``name`` is its schedule's name in the report, ``uses`` the memory of its ranks, and ``memory_limit`` the most bytes that one
-    may have.
+    may have. ``framework`` is None where what it can run is not known. ``doubts`` are lines about what all costs hang on;
+    ``clocks_ns`` is what the clocks may be off by where that is much, and ``shares_device`` whether ranks have one GPU together.
     """
 
     baseline: Baseline
@@ -74,6 +77,10 @@ class Study:
     sequences: int | None = None
     """Sequences of a microbatch, where that is known."""
     outside: OutsideTimes = field(default_factory=OutsideTimes)
+    framework: Framework | None = None
+    doubts: tuple[str, ...] = ()
+    clocks_ns: int = 0
+    shares_device: bool = False
 
     @property
     def costs(self) -> StageCosts:
@@ -99,14 +106,16 @@ class Study:
         if outside:
             if change != Change(ideals=(outside[0],)):
                 raise UsageError(f"--ideal {outside[0].name} goes with no other change: it is outside the pipeline")
-            return self.outside.without(str(outside[0].place), self.today)
+            return replace(self.outside.without(str(outside[0].place), self.today), standing=Standing.IDEAL)
         plan = plan_of(change, self.name, self.costs)
         prediction = predict(self.baseline, change, plan)
         work, peak = change.work(self.costs.plan), self._peak(change, plan)
         period, low, high = map(self.outside.period_of, (prediction.span, prediction.low, prediction.high))
         length = prediction.span if period is None else period
-        notes = [*notes_of(change, plan, self.costs), *self._notes_of_work(work)]
-        return Scenario(
+        lack = "" if self.framework is None else self.framework.lack(change, plan)
+        notes = [lack] if lack else []
+        notes += [*notes_of(change, plan, self.costs, self.framework), *self._notes_of_work(work)]
+        scenario = Scenario(
             name=name,
             schedule=change.schedule or self.name,
             num_chunks=plan.num_chunks,
@@ -128,7 +137,22 @@ class Study:
             period_ns=period,
             period_low_ns=low,
             period_high_ns=high,
+            link_speed=change.link_speed,
         )
+        doubt = self._doubt(scenario, plan)
+        return replace(scenario, standing=_standing(scenario, doubt, is_lacking=bool(lack)), doubt=doubt)
+
+    def _doubt(self, scenario: Scenario, plan: Plan) -> str:
+        """The reason, besides its interval, why a change is not sure to help; "" where there is none."""
+        if self.shares_device:
+            return "ranks share a GPU, and what ops take there depends on what the other ranks run"
+        if not scenario.is_shorter:
+            return ""
+        if plan.num_chains > self.costs.plan.num_chains:
+            return f"{scenario.name} has every stage on two ranks, and {UNCOUNTED}"
+        if scenario.gain_ns <= self.clocks_ns:
+            return f"the clocks may be off by {self.clocks_ns / 1e6:,.2f} ms, more than is gained"
+        return ""
 
     def _notes_of_work(self, work: float) -> Sequence[str]:
         """Assumption about what is outside the pipeline, of a step that does another amount of work."""
@@ -184,6 +208,18 @@ class Study:
         return int(np.unique(self.costs.step)[np.argsort(spans, kind="stable")[(len(spans) - 1) // 2]])
 
 
+def _standing(scenario: Scenario, doubt: str, *, is_lacking: bool) -> Standing:
+    if scenario.ideal or scenario.link_speed != 1:
+        return Standing.IDEAL
+    if is_lacking:
+        return Standing.LACKING
+    if scenario.over_limit_bytes:
+        return Standing.OVER_LIMIT
+    if scenario.gain_ns <= 0:
+        return Standing.NO_GAIN
+    return Standing.SURE if scenario.is_shorter and not doubt else Standing.UNSURE
+
+
 def study_run(
     report: Report,
     plans: Sequence[MeasuredCosts],
@@ -234,7 +270,8 @@ def study_run(
     if of_stages.splits_backward and assumed.weight_share is not None:
         raise UsageError(f"--wgrad-share {assumed.weight_share:g}: the run measured W by itself; leave the option away")
     baseline = Baseline(with_assumed(of_stages, assumed), measured, core_wait)
-    warnings += _warning_of_waits(baseline)
+    doubts = [*(doubt.line for doubt in report.doubts), *_warning_of_waits(baseline)]
+    in_doubt = {doubt.cause for doubt in report.doubts}
     warnings += [*warnings_of_costs(baseline.costs), *_warnings_of_findings(report.findings)]
     if baseline.other_messaging:
         others = " or ".join(baseline.other_messaging)
@@ -245,7 +282,18 @@ def study_run(
     if len(whole) > 1 or typical_one is None or typical_one.step not in of_plan:  # others do other work
         typical_one = typical_of(steps)
     uses, outside = rank_uses(report.memory, plan), OutsideTimes.of(steps, typical_one, baseline.measured_span)
-    return Study(baseline, report.schedule.name, uses, tuple(warnings), memory_limit, outside=outside)
+    return Study(
+        baseline,
+        report.schedule.name,
+        uses,
+        (*doubts, *warnings),
+        memory_limit,
+        outside=outside,
+        framework=FRAMEWORKS.get(report.framework),
+        doubts=tuple(doubts),
+        clocks_ns=report.clock.uncertainty_ns or 0 if InDoubt.CLOCK in in_doubt else 0,
+        shares_device=InDoubt.DEVICE in in_doubt,
+    )
 
 
 def _warnings_of_findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -277,7 +325,9 @@ def _warning_of_waits(baseline: Baseline) -> Iterator[str]:
 
 
 def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCount | None = None) -> WhatIf:
-    """Predict changes by their names, the best first; ideals of :func:`all_changes` that gain next to nothing are left out.
+    """Predict changes by their names: what is sure to help first, then by standing, each by gain.
+
+    What costs less than it does and gains next to nothing is left out of several changes.
 
     ``on_count`` is called before each of them, and after the last one.
 
@@ -292,7 +342,8 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
             f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
             "it; `pptrace analyze` says what the time is that ops and messages do not explain"
         )
-        return WhatIf(*known, (), None, len(baseline.measured), (*study.warnings, refusal), *periods)
+        lines = (*study.warnings, refusal)
+        return WhatIf(*known, (), None, len(baseline.measured), lines, *periods, doubts=study.doubts)
     warnings = list(study.warnings)
     least = _LEAST_GAIN * study.measured_length if len(changes) > 1 else -math.inf
     scenarios = []
@@ -302,11 +353,16 @@ def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCoun
         scenarios.append(study.scenario(change, name))
     if on_count is not None:
         on_count(len(changes), len(changes))
-    is_ideal_alone = {name: change == Change(ideals=change.ideals) for name, change in changes}
-    scenarios = [one for one in scenarios if not is_ideal_alone[one.name] or one.gain_ns >= least]
+    is_alone = {name: change == Change(ideals=change.ideals, link_speed=change.link_speed) for name, change in changes}
+    scenarios = [one for one in scenarios if not is_alone[one.name] or one.gain_ns >= least]
     warnings += _warnings_of_limit(study, scenarios)
-    ranked = sorted(scenarios, key=lambda scenario: (bool(scenario.over_limit_bytes), -scenario.gain_ns))
-    return WhatIf(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings), *periods)
+    order = list(Standing)
+    ranked = sorted(scenarios, key=lambda scenario: (order.index(scenario.standing), -scenario.gain_ns))
+    return WhatIf(
+        *(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings), *periods),
+        framework="" if study.framework is None else study.framework.name,
+        doubts=study.doubts,
+    )
 
 
 def _warnings_of_limit(study: Study, scenarios: Sequence[Scenario]) -> Iterator[str]:
@@ -328,26 +384,40 @@ def _warnings_of_limit(study: Study, scenarios: Sequence[Scenario]) -> Iterator[
 
 def all_schedules(study: Study, change: Change) -> list[tuple[str, Change]]:
     """A change with every schedule of the catalogue that has such a plan, and the numbers of chunks that make sense for it."""
-    changes: list[tuple[str, Change]] = []
+    return [(name, wanted) for name, wanted, _ in _schedules(study, change)]
+
+
+def _schedules(study: Study, change: Change) -> Iterator[tuple[str, Change, Plan]]:
     for name, entry in SCHEDULES.items():
         chunks = [change.chunks] if change.chunks else [2, 4] if entry.takes_any_chunks else [None]
         for number in chunks:
             wanted = replace(change, schedule=name, chunks=number)
-            if _can_build(study, wanted):
-                changes.append((name if number is None else f"{name}, {number} chunks", wanted))
-    return changes
+            plan = _built(study, wanted)
+            if plan is not None:
+                yield name if number is None else f"{name}, {number} chunks", wanted, plan
 
 
-def _can_build(study: Study, change: Change) -> bool:
+def _built(study: Study, change: Change) -> Plan | None:
+    """The plan of a change with the layers that come of it; None where there is none of a size that is tried unasked."""
     plan = study.costs.plan
     size = plan.pp * (change.chunks or 2) * (change.microbatches or plan.num_microbatches) * 3
     if size > _MOST_PLAN_OPS:
-        return False
+        return None
     try:
         built = plan_of(replace(change, split=None), study.name, study.costs)
     except ScheduleError:
-        return False
-    return change.split is None or len(change.split) == built.chain_length
+        return None
+    return built if change.split is None or len(change.split) == built.chain_length else None
+
+
+def _is_worth_a_try(plan: Plan, today: Plan) -> bool:
+    """Return whether a plan is another one than that of the run, is none that has the whole model on every rank, and none with
+    its backwards split to fill bubbles where that of the run has them split already.
+    """
+    has_pairs = any(action.parts for actions in plan.ranks for action in actions)
+    is_today = (plan.ranks, plan.placement) == (today.ranks, today.placement)
+    has_whole_model = plan.num_chains > today.num_chains and plan.chain_length <= plan.num_chains
+    return not (is_today or has_whole_model or (plan.splits_backward and today.splits_backward and not has_pairs))
 
 
 def all_changes(study: Study) -> list[tuple[str, Change]]:
@@ -356,8 +426,8 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     own = (study.name, plan.num_chunks)
     changes = [
         (name, change)
-        for name, change in all_schedules(study, Change())
-        if (change.schedule, plan_of(change, study.name, costs).num_chunks) != own
+        for name, change, made in _schedules(study, Change())
+        if (change.schedule, made.num_chunks) != own and _is_worth_a_try(made, plan)
     ]
     changes += [(name, change) for change, name in _sizes(study)]
     if costs.transfer.any():
@@ -380,7 +450,7 @@ def prefetch_name(depth: int) -> str:
 
 
 def pictures(study: Study, changes: Sequence[tuple[str, Change]], result: WhatIf) -> list[tuple[str, Simulation]]:
-    """The replay of a typical step as it was, and with the best change that is no ideal, each with its title."""
+    """The replay of a typical step as it was, and with the best change that can be made, each with its title."""
     best = next((one.name for one in result.scenarios if one.is_choice), None)
     chosen = [("as it was", Change()), *((name, change) for name, change in changes if name == best)]
     return [(name, study.picture(change)) for name, change in chosen] if result.scenarios else []
@@ -402,7 +472,7 @@ def _sizes(study: Study) -> Iterator[tuple[Change, str]]:
             )
         )
     if study.name in SCHEDULES:
-        yield from (entry for entry in changes if _can_build(study, entry[0]))
+        yield from (entry for entry in changes if _built(study, entry[0]) is not None)
 
 
 def _slowest(costs: StageCosts) -> list[Ideal]:

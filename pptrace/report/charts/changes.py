@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
+from pptrace.model.wording import counted
 from pptrace.report.charts.base import QUIET, lay_out
 from pptrace.report.colours import COMPUTE, IDEAL, OTHER
 from pptrace.report.units import milliseconds
@@ -40,17 +41,20 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
     """Gain in ms with its 90 % interval over the memory of the fullest rank, choices, the front among them, and today's run.
 
     Memory is bytes where they are known of every choice, else activations of a microbatch of the run in 1/p of the model. Ideals
-    are no choices and not in it. None without choices.
+    and plans that the framework lacks are no choices and not in it. The axis of gains begins where the interval of the run as it
+    was does: a line counts the changes that lose more. None without choices.
     """
-    choices = [one for one in result.scenarios if not one.ideal]
-    if not choices or result.today is None:
+    every = [one for one in result.scenarios if one.is_choice or one.standing is Standing.OVER_LIMIT]
+    if not every or result.today is None:
         return None
-    unit = _unit([*choices, result.today])
+    least = result.today.gain_ns + _bounds(result.today)[0]
+    choices = [one for one in every if one.gain_ns >= least]
+    unit = _unit([*every, result.today])
     front = sorted((one for one in choices if one.on_pareto_front), key=lambda one: _size(one, unit))
     others = [one for one in choices if not one.on_pareto_front]
     shown = [*choices, result.today]
     x_range = _padded([_size(one, unit) for one in shown])
-    y_range = _padded([(one.gain_ns + bound) / 1e6 for one in shown for bound in _bounds(one)])
+    y_range = _padded([least / 1e6, *((one.gain_ns + _bounds(one)[1]) / 1e6 for one in shown)])
     names = _Names(x_range, y_range, [_whisker(one, unit) for one in shown])
     figure = go.Figure()
     figure.add_scatter(
@@ -69,7 +73,20 @@ def changes_chart(result: WhatIf) -> go.Figure | None:
         if unit is None
         else f"{unit.name}, peak of the fullest rank"
     )
+    if len(choices) < len(every):
+        figure.add_annotation(
+            text=_left_out([one for one in every if one.gain_ns < least]),
+            **{"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"},
+            showarrow=False,
+            font={"size": 11, "color": QUIET},
+        )
     return lay_out(figure, 380, x, "gain, ms a step", xaxis_range=x_range, yaxis_range=y_range)
+
+
+def _left_out(worse: Sequence[Scenario]) -> str:
+    """Words for the changes below the chart, with the best of them on the front: it takes least memory."""
+    front = next((f", among them {one.name} with less memory" for one in worse if one.on_pareto_front), "")
+    return f"not shown: {counted(len(worse), 'change')} with a larger loss{front}"
 
 
 def _add(

@@ -348,5 +348,7 @@ def test_a_slow_rank_with_equal_routes_is_no_cost_of_routes() -> None:
 
 def test_the_table_of_causes_says_that_experts_have_more_rows() -> None:
     hot, slow = (waterfall_table(analysed(run).report.steps[0], Amount.WHOLE) for run in (HOT, Experts(slow=2.0)))
-    meanings = [{str(row[0]): str(row[4]) for row in table.rows}["imbalance"] for table in (hot, slow)]
-    assert meanings == ["experts with more rows than others: axis ep 0.60", "stages that cost more than others"]
+    meanings = [{str(row[0]): str(row[4]) for row in table.rows} for table in (hot, slow)]
+    assert meanings[0]["unequal routes"] == "experts with more rows than others: axis ep 0.60"
+    assert "unequal routes" not in meanings[1]
+    assert [of_step["imbalance"] for of_step in meanings] == ["stages of unequal cost"] * 2

@@ -95,7 +95,7 @@ def test_a_wait_for_one_long_op_is_charged_to_it_and_all_that_it_delays(tmp_path
     assert after.blame.by_kind["wait"] == 0
 
 
-def test_what_ops_wait_for_a_late_member_is_its_jitter_and_no_communication(tmp_path: Path, table: PlanTable) -> None:
+def test_what_ops_wait_for_a_late_member_is_its_fault_and_no_communication(tmp_path: Path, table: PlanTable) -> None:
     computing = usual(table)
     row = int(np.flatnonzero((table.stage == 1) & (table.microbatch == 2) & (table.kind == Kind.F.code))[0])
     computing[:, 1, row] += 20_000
@@ -106,8 +106,8 @@ def test_what_ops_wait_for_a_late_member_is_its_jitter_and_no_communication(tmp_
         return sum(cause.ns for cause in step.causes or () if cause.cause == name)
 
     assert share(slow, "communication") == pytest.approx(share(clean, "communication"), rel=0.25)
-    jitter = {tuple(cause.where.items()): cause.ns for cause in slow.causes or () if cause.cause == "jitter"}
-    assert jitter[("rank", 1 * TP + 1),] >= 0.9 * 20_000
+    late = [cause.ns for cause in slow.causes or () if cause.where == {"rank": 1 * TP + 1}]
+    assert sum(late) >= 0.9 * 20_000  # the time of a late member, which has a finding
     assert sum(cause.ns for cause in slow.causes or ()) == (slow.span_ns or 0) - (slow.ideal_ns or 0)
 
 

@@ -135,7 +135,7 @@ def test_microbatches_that_cost_more_on_all_stages_are_long_sequences(tmp_path: 
     finding = assert_only(report, healthy, "jitter", {})
     assert finding.evidence["reason"] == "long sequences"
     assert finding.evidence["correlation"] > 0.95
-    assert "long sequences" in report.verdict
+    assert "microbatches of unequal work" in report.verdict
 
 
 def test_now_and_then_a_rank_that_stands_still_has_pauses(tmp_path: Path, table: PlanTable) -> None:

@@ -6,8 +6,9 @@ import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from pptrace.analysis.whatif.change import Change, plan_of
+from pptrace.analysis.whatif.frameworks import FRAMEWORKS, MEGATRON, PPTRACE, TORCH, TORCHTITAN
 from pptrace.analysis.whatif.ideals import parse_ideal
-from pptrace.analysis.whatif.paste import MEGATRON, PPTRACE, TORCHTITAN, megatron_layout, options_of, paste_lines
+from pptrace.analysis.whatif.paste import megatron_layout, options_of, paste_lines
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.schedule.registry import SCHEDULES
 from tests.analysis.whatif.test_study import costs_of
@@ -15,9 +16,15 @@ from tests.analysis.whatif.test_study import costs_of
 LAYERS = (3, 2, 2, 1)
 
 
-def options(change: Change, costs: StageCosts | None = None, sequences: int | None = 2) -> dict[str, str]:
+def every_option(change: Change, costs: StageCosts | None = None, sequences: int | None = 2) -> dict[str, str]:
     costs = costs or costs_of(layers=LAYERS)
     return dict(options_of(change, change.schedule or "1f1b", plan_of(change, "1f1b", costs), costs, sequences))
+
+
+def options(change: Change, costs: StageCosts | None = None, sequences: int | None = 2) -> dict[str, str]:
+    """The options of frameworks that have some for more than the plan."""
+    names = (PPTRACE, MEGATRON, TORCHTITAN)
+    return {name: line for name, line in every_option(change, costs, sequences).items() if name in names}
 
 
 def test_a_split_is_written_as_frameworks_take_it() -> None:
@@ -84,6 +91,45 @@ def test_microbatches_of_another_size_are_in_sequences() -> None:
     assert options(Change(microbatches=16, microbatch_size=0.5), sequences=None) == {}
 
 
+def test_torch_is_given_the_class_of_the_schedule_and_the_number_of_microbatches() -> None:
+    assert every_option(Change(schedule="zbv"))[TORCH] == (
+        "ScheduleZBVZeroBubble([2 stages of each rank], n_microbatches=8)"
+    )
+    halved = Change(microbatches=16, microbatch_size=0.5)
+    assert every_option(halved, sequences=None) == {TORCH: "Schedule1F1B(stage, n_microbatches=16)"}
+    assert TORCH not in every_option(Change(microbatches=16)), "more work is another batch"
+    assert TORCH not in every_option(Change(schedule="zb-h1"))
+    assert TORCH not in every_option(Change())
+
+
+def test_other_frameworks_are_told_the_plan_in_their_own_words() -> None:
+    assert every_option(Change(schedule="zb-h2"))["sail-sg/zero-bubble"] == (
+        "--enable-zero-bubble --zero-bubble-max-pending-backward 8"
+    )
+    of_v = every_option(Change(schedule="v-half"))
+    assert of_v["sail-sg/zero-bubble"] == "--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half"
+    assert of_v["Primus"] == "pp_algorithm: v-half"
+    assert every_option(Change(schedule="gpipe"))["nanotron"] == "parallelism.pp_engine: afab"
+    assert not {"DeepSpeed", "nanotron", "veScale"} & every_option(Change(schedule="zb-h1")).keys()
+
+
+def test_a_framework_runs_schedules_of_the_catalogue_and_lacks_the_others() -> None:
+    costs = costs_of(microbatches=6)
+    for framework in FRAMEWORKS.values():
+        assert framework.schedules.keys() <= SCHEDULES.keys()
+        for name in SCHEDULES:
+            change = Change(schedule=name)
+            lack = framework.lack(change, plan_of(change, "1f1b", costs_of()))
+            assert lack == ("" if name in framework.schedules else f"not in {framework.name}")
+    change = Change(schedule="interleaved-1f1b")
+    assert FRAMEWORKS["megatron-lm"].lack(change, plan_of(change, "1f1b", costs)) == (
+        "not in Megatron-LM, which runs it with a multiple of 4 microbatches"
+    )
+    assert FRAMEWORKS["pptrace"].lack(change, plan_of(change, "1f1b", costs)) == ""
+    assert FRAMEWORKS["deepspeed"].lack(Change(prefetch=1), costs.plan) == "not in DeepSpeed"
+    assert FRAMEWORKS["deepspeed"].lack(Change(split=(3, 2, 2, 1)), costs.plan) == ""
+
+
 def test_more_work_and_earlier_receives_are_options_of_the_runtime_alone() -> None:
     assert options(Change(microbatches=16)) == {PPTRACE: "--microbatches 16"}
     assert options(Change(prefetch=2)) == {PPTRACE: "--prefetch 2"}
@@ -106,6 +152,7 @@ def test_torch_has_the_schedules_that_are_named_as_its_own() -> None:
     named = {name: entry.torch_name for name, entry in SCHEDULES.items() if entry.torch_name}
     assert len(named) == 7
     for name, torch_name in named.items():
+        assert FRAMEWORKS[TORCH].schedules[name] == get_schedule_class(torch_name).__name__
         words = get_schedule_class(torch_name).__name__.lower()
         assert name.replace("-", "") in words.replace("zerobubble", "zb") or (name, torch_name) == (
             "zbv",

@@ -10,11 +10,12 @@ import pytest
 
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
+from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.memory import RankUse
 from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
 from pptrace.analysis.whatif.replay import Target, replay, replay_step
-from pptrace.analysis.whatif.result import Scenario
+from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_schedules, answer, pictures
 from pptrace.errors import ShapeError, UsageError
@@ -197,10 +198,94 @@ def test_an_ideal_that_was_asked_for_alone_is_the_answer() -> None:
     assert headline(result).startswith("ideal stage=3 would take")
 
 
+def test_what_is_sure_to_help_leads_and_what_may_not_comes_after_it_though_it_gains_more() -> None:
+    study = study_of(costs_of("gpipe", scales=(10, 11, 10, 11, 10)), "gpipe")
+    sure = study.scenario(Change(schedule="zb-h1"), "sure")
+    unsure = replace(sure, name="unsure", gain_ns=2 * sure.gain_ns, standing=Standing.UNSURE)
+    assert sure.standing is Standing.SURE
+    doubtful = replace(study, clocks_ns=sure.gain_ns).scenario(Change(schedule="zb-h1"), "zb-h1")
+    assert (doubtful.standing, "the clocks may be off" in doubtful.doubt) == (Standing.UNSURE, True)
+    shared = replace(study, shares_device=True).scenario(Change(schedule="zb-h1"), "zb-h1")
+    assert (shared.standing, "share a GPU" in shared.doubt) == (Standing.UNSURE, True)
+    lost = study.scenario(Change(microbatches=4, microbatch_size=2.0), "lost")
+    assert lost.standing is Standing.NO_GAIN
+    result = answer(study, [("zb-h1", Change(schedule="zb-h1"))])
+    many = replace(result, scenarios=(sure, unsure, lost))
+    assert headline(many).startswith("sure would take ")
+    none = replace(many, scenarios=many.scenarios[1:])
+    assert headline(none) == "Nothing here is sure to help: the interval of each change includes no gain"
+    assert headline(replace(many, scenarios=(lost,))).startswith(
+        "Nothing here is sure to help: no change that was tried"
+    )
+    assert headline(replace(many, scenarios=(doubtful,))).startswith(
+        "Nothing here is sure to help: the clocks may be off by "
+    )
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "deepspeed", "torch.distributed.pipelining"])
+def test_a_plan_that_the_framework_lacks_comes_after_those_that_it_has(framework: str) -> None:
+    study = replace(study_of(costs_of(scales=(10, 11, 10, 11, 10))), framework=FRAMEWORKS[framework])
+    result = answer(study, all_changes(study))
+    lacking = {one.name.partition(",")[0] for one in result.scenarios if one.standing is Standing.LACKING}
+    assert "dualpipe" in lacking
+    assert lacking.isdisjoint(FRAMEWORKS[framework].schedules)
+    standings = [one.standing for one in result.scenarios]
+    assert Standing.LACKING not in standings[: sum(one.is_choice for one in result.scenarios)]
+    (table,) = (table for table in whatif_tables(result) if table.key == "whatif")
+    names = [row[0] for row in table.rows]
+    assert names.index(f"not in {result.framework}:") < names.index("dualpipe")
+    assert not any(one.on_pareto_front for one in result.scenarios if one.standing is Standing.LACKING)
+    asked = answer(study, [("dualpipe", Change(schedule="dualpipe"))])
+    assert f"not in {result.framework}" in asked.scenarios[0].note
+    assert asked.advice is None
+
+
+def test_of_a_run_of_an_unknown_framework_every_plan_is_shown_and_that_is_said() -> None:
+    study = study_of(costs_of(scales=(10, 11, 10, 11, 10)))
+    result = answer(study, all_changes(study))
+    assert Standing.LACKING not in {one.standing for one in result.scenarios}
+    assert (
+        "which framework ran is not known: plans are shown whether it has them or not" in whatif_tables(result)[0].notes
+    )
+
+
+def test_no_change_is_the_plan_of_the_run_and_none_puts_the_whole_model_on_every_rank() -> None:
+    two = study_of(costs_of(pp=2, microbatches=4))
+    assert "dualpipe" not in names_of(two)
+    assert "dualpipe" in names_of(study_of(costs_of()))
+    assert "dualpipe" in {name for name, _ in all_schedules(two, Change())}, "asked for it is predicted"
+    plan = two.costs.plan
+    assert not [
+        name for name, change in all_changes(two) if change.schedule and plan_of(change, "1f1b", two.costs) == plan
+    ]
+    split = study_of(costs_of("zb-h1"), "zb-h1")
+    assert names_of(split).isdisjoint({"zb-h2", "zb-auto", "zbv", "v-half", "v-min", "interleaved-zb, 2 chunks"})
+    assert {"1f1b", "gpipe", "dualpipe-v"} <= names_of(split)
+
+
+def test_faster_links_and_ideals_have_a_table_of_their_own_with_words_for_what_they_mean() -> None:
+    study = study_of(costs_of(heavy=3, transfers=500))
+    result = answer(study, all_changes(study))
+    changes, ideals = whatif_tables(result)
+    names = [row[0] for row in ideals.rows]
+    assert {"ideal stage=3", "links twice as fast"} <= set(names)
+    assert not set(names) & {row[0] for row in changes.rows}
+    means = {row[0]: row[1] for row in ideals.rows}
+    assert means["ideal stage=3"] == "the stage takes what the others do"
+    assert means["links twice as fast"] == "messages take 1/2 of the time"
+    assert all(means.values())
+    alone = answer(study, [("ideal jitter", Change(ideals=(parse_ideal("jitter"),)))])
+    assert [table.key for table in whatif_tables(alone)] == ["whatif-ideals"]
+
+
 def test_what_does_not_fit_into_memory_is_named_where_nothing_else_was_asked_for() -> None:
     asked = [("zb-h1", Change(schedule="zb-h1")), ("eager-1f1b", Change(schedule="eager-1f1b"))]
     result = answer(study_of(costs_of()), asked)
-    needs = [replace(one, over_limit_bytes=over) for one, over in zip(result.scenarios, (2_000_000, 0), strict=True)]
+    standings = ((2_000_000, Standing.OVER_LIMIT), (0, Standing.NO_GAIN))
+    needs = [
+        replace(one, over_limit_bytes=over, standing=standing)
+        for one, (over, standing) in zip(result.scenarios, standings, strict=True)
+    ]
     assert headline(replace(result, scenarios=tuple(needs))) == headline(replace(result, scenarios=tuple(needs[1:])))
     alone = headline(replace(result, scenarios=tuple(needs[:1])))
     assert alone.startswith("zb-h1 would take")
@@ -213,7 +298,7 @@ def test_the_picture_is_of_the_best_change_that_can_be_had() -> None:
     study = study_of(costs_of(heavy=3))
     changes = all_changes(study)
     result = answer(study, changes)
-    assert result.scenarios[0].ideal
+    assert result.scenarios[-1].ideal
     best = next(one for one in result.scenarios if not one.ideal)
     (today, now), (name, then) = pictures(study, changes, result)
     assert (today, name) == ("as it was", best.name)
@@ -303,8 +388,8 @@ def test_the_replay_of_a_step_is_that_of_its_longest_pipeline() -> None:
         assert replay(costs, target).spans.tolist() == [5 * 200, 5 * 600]
 
 
-def scenario(name: str, gain: int, held: int, peak: int | None = None, ideal: tuple[str, ...] = ()) -> Scenario:
-    return Scenario(name, "1f1b", 1, 8, None, ideal, 0, 0, 0, gain, 0.0, held, peak, None, "")
+def scenario(name: str, gain: int, held: int, peak: int | None = None, standing: Standing = Standing.SURE) -> Scenario:
+    return Scenario(name, "1f1b", 1, 8, None, (), 0, 0, 0, gain, 0.0, held, peak, None, "", standing=standing)
 
 
 @pytest.mark.parametrize(
@@ -314,11 +399,11 @@ def scenario(name: str, gain: int, held: int, peak: int | None = None, ideal: tu
         ([scenario("a", 9, 4), scenario("b", 9, 3)], "b"),
         ([scenario("a", 9, 4), scenario("b", 8, 4)], "a"),
         ([scenario("a", 9, 4), scenario("b", 8, 3)], "ab"),
-        ([scenario("a", 9, 4), scenario("i", 10, 1, ideal=("jitter",))], "a"),
+        ([scenario("a", 9, 4), scenario("i", 10, 1, standing=Standing.IDEAL)], "a"),
         ([scenario("a", 9, 4, 100), scenario("b", 8, 5, 90)], "ab"),
         ([scenario("a", 9, 4, 100), scenario("b", 8, 3, 110)], "a"),
         ([scenario("a", 9, 4, 100), scenario("b", 8, 3)], "ab"),
-        ([scenario("a", 9, 4), replace(scenario("o", 10, 3), over_limit_bytes=1)], "a"),
+        ([scenario("a", 9, 4), scenario("o", 10, 3, standing=Standing.OVER_LIMIT)], "a"),
     ],
 )
 def test_nothing_beats_what_is_on_the_front_in_both_time_and_memory(scenarios: list[Scenario], front: str) -> None:
@@ -354,7 +439,7 @@ def test_ideals_that_gain_nothing_are_left_out_where_several_changes_are_asked_f
     assert [one.name for one in answer(study, [nothing, gpipe]).scenarios] == ["gpipe"]
     heavy = study_of(costs_of(heavy=3))
     stage = ("ideal stage=3", Change(ideals=(parse_ideal("stage=3"),)))
-    assert [one.name for one in answer(heavy, [gpipe, stage]).scenarios] == ["ideal stage=3", "gpipe"]
+    assert [one.name for one in answer(heavy, [gpipe, stage]).scenarios] == ["gpipe", "ideal stage=3"]
 
 
 def test_a_gain_is_a_part_of_what_the_same_work_takes_now() -> None:
@@ -365,7 +450,7 @@ def test_a_gain_is_a_part_of_what_the_same_work_takes_now() -> None:
     words = "would take 13.6% off what the same work takes: 0.057 ms instead of 0.066"
     assert words in headline(result)
     assert span_words(result.scenarios[0], result).endswith("instead of 0.066 for the same work")
-    assert "13.6%" in whatif_tables(result)[0].rows[0]
+    assert "13.6%" in whatif_tables(result)[0].rows[1]
 
 
 def test_other_changes_with_an_ideal_stay_however_little_they_gain() -> None:

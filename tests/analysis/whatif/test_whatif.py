@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.message_graph import make_graph
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
-from pptrace.analysis.whatif.result import Scenario
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
 from pptrace.api.whatif import Wishes, predict_changes
@@ -80,7 +81,8 @@ def test_dualpipe_shares_the_microbatches_out_over_both_ends(one_f_one_b: Analys
     plan = build("dualpipe", 4, 8)
     scenario = predict_changes(one_f_one_b, Wishes(schedules=("dualpipe",))).result.scenarios[0]
     assert scenario.span_ns == simulate(plan, COSTS).makespan_ns
-    assert "gradients have to be summed" in scenario.note
+    assert "every stage is on two ranks, and the sum of its gradients over both is not counted" in scenario.note
+    assert (scenario.standing, scenario.is_shorter) == (Standing.UNSURE, True), "what is not counted may take it"
 
 
 @pytest.mark.parametrize("source", ["zb-h1", "zbv", "interleaved-1f1b", "dualpipe", "dualpipe-v", "gpipe"])
@@ -245,8 +247,9 @@ def test_jitter_that_is_ideal_leaves_each_stage_its_median(tmp_path: Path) -> No
 def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analysis) -> None:
     study = study_of(one_f_one_b)
     result = answer(study, all_changes(study))
-    gains = [one.gain_ns for one in result.scenarios]
-    assert gains == sorted(gains, reverse=True)
+    order = [(list(Standing).index(one.standing), -one.gain_ns) for one in result.scenarios]
+    assert order == sorted(order)
+    assert len({one.standing for one in result.scenarios}) > 1
     names = {one.name for one in result.scenarios}
     assert {"zb-h1", "zbv", "interleaved-1f1b, 4 chunks", "16 microbatches of half the size"} <= names
     assert "1f1b" not in names
@@ -260,6 +263,24 @@ def test_without_options_all_sensible_changes_come_best_first(one_f_one_b: Analy
             for other in result.scenarios
         )
         assert one.on_pareto_front is not beaten
+
+
+def test_what_all_costs_hang_on_comes_first_and_leaves_nothing_sure(one_f_one_b: Analysis) -> None:
+    doubts = (Doubt(InDoubt.CLOCK, "the clocks"), Doubt(InDoubt.DEVICE, "one GPU"))
+    clock = replace(one_f_one_b.report.clock, uncertainty_ns=70 * MS)
+
+    def with_doubts(*known: Doubt) -> WhatIf:
+        report = replace(one_f_one_b.report, doubts=known, clock=clock)
+        return predict_changes(replace(one_f_one_b, report=report), Wishes(schedules=("zb-h1", "zbv"))).result
+
+    both = with_doubts(*doubts)
+    assert both.doubts == both.warnings[:2] == ("the clocks", "one GPU")
+    assert {one.doubt for one in both.scenarios} == {
+        "ranks share a GPU, and what ops take there depends on what the other ranks run"
+    }
+    gains = {one.name: (one.gain_ns, one.standing) for one in with_doubts(doubts[0]).scenarios}
+    assert gains == {"zbv": (75 * MS, Standing.SURE), "zb-h1": (60 * MS, Standing.UNSURE)}
+    assert {one.standing for one in with_doubts().scenarios} == {Standing.SURE}
 
 
 def test_a_run_that_its_replay_does_not_give_is_not_predicted_from(one_f_one_b: Analysis) -> None:

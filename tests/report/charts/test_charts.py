@@ -13,7 +13,7 @@ from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChang
 from pptrace.analysis.op_costs import OpCost
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.step_parts import Cause
-from pptrace.analysis.whatif.result import Scenario, WhatIf
+from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whole_run import (
     InFlight,
     Link,
@@ -301,7 +301,10 @@ def scenario(name: str, gain: int, held: int, size: int | None = None, **more: A
 
 def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> None:
     best, worse = scenario("best", 20, 8, on_pareto_front=True), scenario("worse", 5, 8)
-    ideal, today = scenario("ideal jitter", 30, 4, ideal=("jitter",)), scenario("as it was", 0, 4, num_chunks=1)
+    ideal, today = (
+        scenario("ideal jitter", 30, 4, ideal=("jitter",), standing=Standing.IDEAL),
+        scenario("as it was", 0, 4, num_chunks=1),
+    )
     result = WhatIf(100 * MS, 100 * MS, 0.0, (ideal, best, worse), today, 5)
     figure = changes_chart(result)
     front = trace(figure, "front: nothing takes less time and no more memory")
@@ -323,6 +326,23 @@ def test_changes_are_points_of_gain_and_memory_and_ideals_are_none_of_them() -> 
     assert in_mb is not None
     assert in_mb.layout.xaxis.title.text == "MB, peak of the fullest rank"
     assert changes_chart(replace(result, scenarios=(ideal,))) is None
+
+
+def test_the_axis_of_gains_begins_where_the_interval_of_the_run_as_it_was_does() -> None:
+    """As it was, the step is 100 ms, 95 to 110: what loses 11 ms or more is not drawn, and how many do is said."""
+    changes = (scenario("best", 20, 8), scenario("worse", -10, 8), scenario("wild", -400, 2, on_pareto_front=True))
+    lacking = scenario("lacking", 60, 8, standing=Standing.LACKING)
+    result = WhatIf(100 * MS, 100 * MS, 0.0, (*changes, lacking), scenario("as it was", 0, 4, num_chunks=1), 5)
+    figure = changes_chart(result)
+    assert figure is not None
+    names = {point[0] for part in figure.data for point in part.customdata or ()}  # type: ignore[union-attr]
+    assert names == {"best", "worse", "as it was"}
+    low, high = figure.layout.yaxis.range
+    assert -14 < low <= -10
+    assert 25 <= high < 30
+    assert [note.text for note in figure.layout.annotations] == [
+        "not shown: 1 change with a larger loss, among them wild with less memory"
+    ]
 
 
 def test_names_of_changes_at_one_point_stand_apart_and_the_last_ones_are_left_out() -> None:
