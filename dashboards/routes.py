@@ -177,6 +177,9 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
             name: {
                 "lanes": tables[name].lanes,
                 "depths": {tables[name].lanes[lane]: depth for lane, depth in tables[name].tracks.depths.items()},
+                "depthsOfRanks": tables[name]
+                .tracks.depths_of_ranks(len(layout.rows), len(tables[name].lanes))
+                .tolist(),
                 "texts": {key: texts for key, texts in tables[name].texts.items() if key != "pair"},
             }
             for name in TABLES
@@ -184,9 +187,8 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "sources": [*((PLANNED, SIMULATED) if has_plan else ()), MEASURED],
         "palette": _palette(timeline),
         "opClasses": OP_CLASSES,
-        "phases": _seen(timeline, PHASES, "phases"),
-        "causes": _seen(timeline, BUBBLES, "bubbles"),
-        "gaps": _seen(timeline, GAPS, "gaps"),
+        "phases": _seen(timeline, "phases", (PHASES,)),
+        "causes": _seen(timeline, "bubbles", (BUBBLES, GAPS)),
         "colours": {
             **KIND_COLOURS,
             "transfer": COMMUNICATION,
@@ -198,6 +200,7 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "kindNames": OP_NAMES,
         "hasPipeline": bool(timeline.windows),
         "mostBytes": timeline.most_bytes,
+        "haveMemory": list(timeline.memory),
         "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
         "noWhatif": why_not,
@@ -222,10 +225,10 @@ def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> di
     return {"source": source, "name": predictions.result.scenarios[0].name, "kinds": kinds, "reason": ""}
 
 
-def _seen(timeline: Timeline, lane: int, name: str) -> list[str]:
-    """The phases, causes of bubbles or gaps in ops that the run has."""
+def _seen(timeline: Timeline, name: str, lanes: tuple[int, ...]) -> list[str]:
+    """The phases, or the states of ranks that compute in no op, that the run has."""
     table = timeline.measured.tables[BACK]
-    is_meant = np.repeat(table.tracks.lane == lane, np.diff(table.tracks.ptr))
+    is_meant = np.repeat(np.isin(table.tracks.lane, lanes), np.diff(table.tracks.ptr))
     return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
 
 

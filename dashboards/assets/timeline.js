@@ -6,6 +6,7 @@
   const MINI = 34; // height of the whole run
   const LEAST_SPAN = 50; // ns
   const LANE = 6;
+  const RANGES = 1; // lane of ops
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
   const MOST_PINNED = 0.6; // of the height
@@ -77,6 +78,7 @@
       for (const [order, groups] of Object.entries(this.about.orders)) {
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
       }
+      this.haveMemory = new Set(this.about.haveMemory);
       this.right = this.size().width;
       const asked = new URLSearchParams(location.search);
       this.read(asked);
@@ -182,6 +184,7 @@
       const width = Math.min(Math.max(t1 - t0, LEAST_SPAN), all * 1.1);
       let begin = (t0 + t1) / 2 - width / 2;
       begin = Math.min(Math.max(begin, -0.05 * all - width * 0.5), all * 1.05 - width * 0.5);
+      this.hideTip(); // it would speak of what is elsewhere now
       this.t0 = Math.round(begin); // as the address has it, so that a link restores every pixel
       this.t1 = this.t0 + Math.round(width);
       this.redraw();
@@ -228,21 +231,21 @@
       return { width: Math.max(Math.round(box.width), 360) / this.scale, height: this.height || 400 };
     }
 
-    lanesOf(source, compute) {
+    /* The lanes of a rank that have bars. */
+    lanesOf(source, compute, at) {
       const lanes = [{ name: "compute", table: "ops", lane: 0, height: compute, isCompute: true, depths: 1 }];
       const { ops, comms } = this.about.tables;
       lanes[0].depths = ops.depths.compute || 1;
       if (source !== "measured" || !this.showLanes) return lanes;
-      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
+      const isFlat = this.about.ranks.length > 16;
+      const each = (isFlat ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
       comms.lanes.forEach((name, lane) => {
-        const depths = comms.depths[name];
+        const depths = comms.depthsOfRanks[at][lane];
         if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
       });
-      if (this.about.mostBytes) lanes.push({ name: "memory", table: "memory", lane: 0, depths: 1, height: (this.about.ranks.length > 16 ? 8 : 18) * Math.min(this.rowScale, 2) });
-      ["ranges", "steps"].forEach((name, index) => {
-        const depths = ops.depths[name];
-        if (depths && name === "ranges") lanes.push({ name, table: "ops", lane: index + 1, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
-      });
+      if (this.haveMemory.has(at)) lanes.push({ name: "memory", table: "memory", lane: 0, depths: 1, height: (isFlat ? 8 : 18) * Math.min(this.rowScale, 2) });
+      const depths = ops.depthsOfRanks[at][RANGES];
+      if (depths) lanes.push({ name: "ranges", table: "ops", lane: RANGES, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
       return lanes;
     }
 
@@ -255,9 +258,11 @@
       this.scale = T.scale();
       const room = Math.max((window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY) / this.scale - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
-      const shown = groups.reduce((sum, [, ranks], index) => sum + ranks.filter((at) => this.isOpen(index) || this.pinned.has(at)).length, 0);
+      const ranks = groups.flatMap(([, of], index) => of.filter((at) => this.isOpen(index) || this.pinned.has(at)));
+      const shown = ranks.length;
       const sources = this.sources;
-      const heightOfLanes = () => this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      const sumOf = (lanes) => lanes.reduce((sum, lane) => sum + lane.height + 1, 0);
+      const heightOfLanes = () => ranks.reduce((sum, at) => sum + sumOf(this.lanesOf("measured", 0, at)), 0) / Math.max(shown, 1);
       this.laneScale = 1;
       if (sources.includes("measured")) this.laneScale = Math.min(Math.max((room * LANES_PART) / (heightOfLanes() * Math.max(shown, 1)), LEAST_LANE), 1);
       const perSource = () => (room / Math.max(shown, 1) - (sources.includes("measured") ? heightOfLanes() : 0) - 8) / sources.length * 0.92;
@@ -288,7 +293,7 @@
       let top = 3;
       const parts = [];
       for (const source of this.sources) {
-        const lanes = this.lanesOf(source, compute).map((lane) => {
+        const lanes = this.lanesOf(source, compute, at).map((lane) => {
           const laid = { ...lane, top };
           top += lane.height + 1;
           return laid;
@@ -731,7 +736,14 @@
       if (step && microbatch >= 0) this.select(this.about.ranks[at].rank, microbatch, step[0]);
     }
 
+    hideTip() {
+      clearTimeout(this.asking);
+      this.lastHit = "";
+      this.tip.hidden = true;
+    }
+
     escape() {
+      this.hideTip();
       if (!this.help.hidden) return this.toggleHelp(); // what lies above goes first, and nothing else with it
       this.journey = null;
       this.chosen = null;
@@ -804,6 +816,7 @@
     }
 
     changed() {
+      this.hideTip();
       this.lay();
       this.updateTools();
       this.redraw();
@@ -911,15 +924,15 @@
     }
 
     fillLegend() {
-      const chip = (colour, cause) => {
+      const chip = (colour, state) => {
         const made = make("span", { className: "legend-chip" });
-        made.style.background = cause ? `repeating-linear-gradient(${T.isUp(cause) ? "" : "-"}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
+        made.style.background = state ? `repeating-linear-gradient(${T.isUp(state) ? "-" : ""}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
         return made;
       };
       this.legendBox.replaceChildren(...this.legendEntries().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
     }
 
-    /* [text, colour, cause that is hatched] of what is drawn. */
+    /* [text, colour, state that is hatched] of what is drawn. */
     legendEntries() {
       const { about } = this;
       const seen = [...about.tables.ops.texts.kind, ...(this.change ? this.change.kinds : [])];
@@ -931,8 +944,8 @@
       if (about.hasUnmatched) entries.push(["Waiting or transfer, not known which", about.colours.either]);
       if (about.mostBytes) entries.push(["Memory", about.colours.memory]);
       for (const phase of about.phases) entries.push([phase, T.PHASE_COLOURS[phase].replace(/0\.\d+\)/, "0.4)")]);
-      for (const cause of about.causes) entries.push([`bubble: ${cause}`, T.CAUSE_COLOURS[cause], cause]);
-      for (const gap of about.gaps) entries.push([`gap in an op: ${gap}`, ...T.gapLook(gap, about.palette[names[0]][0][0])]);
+      const isSaid = (state) => state === "waiting or transfer" && about.hasUnmatched; // looks as it does in a lane
+      for (const state of about.causes) if (!isSaid(state)) entries.push([state, ...T.stateLook(state)]);
       return entries;
     }
 
@@ -1002,10 +1015,8 @@
       canvas.addEventListener("pointermove", (event) => this.onMove(event));
       canvas.addEventListener("pointerup", (event) => this.onUp(event));
       canvas.addEventListener("pointerleave", () => {
-        clearTimeout(this.asking);
-        this.lastHit = "";
         this.pointed = null;
-        this.tip.hidden = true;
+        this.hideTip();
       });
       canvas.addEventListener("dblclick", (event) => this.onDouble(event));
       const jump = (event) => {
@@ -1033,10 +1044,10 @@
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.move((event.deltaX || event.deltaY) / 1200);
       else if (x < this.left || event.altKey) this.scrollBy(event.deltaY);
       else this.zoom(Math.exp(event.deltaY * 0.0016), x);
-      this.tip.hidden = true;
     }
 
     scrollBy(by) {
+      this.hideTip();
       this.scroll = Math.min(Math.max(this.scroll + by, 0), this.mostScroll);
       this.redraw();
       this.write();

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS
+from dashboards.tiles.bubbles import STATES
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
@@ -87,17 +87,17 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
 
 
 def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
-    """The time in an op in which its device neither computed nor communicated, by its reason."""
+    """The time in an op in which its rank did not compute, by what it did."""
     tracks = timeline.measured.tables[BACK].tracks
-    lengths = dict.fromkeys(GAPS_IN_OPS, 0)
+    lengths = dict.fromkeys(STATES, 0)
     for track in tracks.of_rank.get(at, ()):
         if tracks.lane[track] == GAPS:
             rows = slice(tracks.ptr[track], tracks.ptr[track + 1])
             begins, ends = tracks.start[rows], tracks.start[rows] + tracks.length[rows]
             inside = np.maximum(np.minimum(ends, end) - np.maximum(begins, start), 0)
-            for code, name in enumerate(GAPS_IN_OPS):
+            for code, name in enumerate(STATES):
                 lengths[name] += int(inside[tracks.group[rows] == code].sum())
-    return [(f"gaps, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
+    return [(f"in it, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
 
 
 def _signed(ns: int) -> str:
@@ -163,7 +163,11 @@ def _back_title(table: Table, row: int) -> str:
     tracks = table.tracks
     lane = table.lanes[int(tracks.lane[tracks.track_of(row)])]
     name = table.texts[lane][int(tracks.group[row])]
-    return {"phases": name, "bubbles": f"Bubble: {name}", "gaps": f"Gap in an op: {name}"}[lane]
+    return {"phases": name, "bubbles": _sentence(name), "gaps": f"{_sentence(name)}, in an op"}[lane]
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 _TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}
@@ -171,5 +175,5 @@ _TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _co
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:
     name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
-    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS_IN_OPS).get(name, "")
+    text = STATES.get(name, "")
     return [("why", text)] if text else []

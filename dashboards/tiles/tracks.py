@@ -24,7 +24,7 @@ MOST_DEPTH = 200
 """Most tracks of a lane; what overlaps more than that shares the last one."""
 TOLERANCE = 1 / 128
 """Overlap of two bars of a track, at most, as a part of the shortest bar of their lane."""
-NUM_CLASSES = 6
+NUM_CLASSES = 9
 """Classes of a table's bars: their shares of a bucket are what is drawn where single bars are too short to be seen."""
 
 
@@ -68,6 +68,12 @@ class Tracks:
     def depths(self) -> Mapping[int, int]:
         """Number of tracks of each lane, of the rank that has most."""
         return {int(lane): int(self.depth[self.lane == lane].max()) + 1 for lane in np.unique(self.lane)}
+
+    def depths_of_ranks(self, num_ranks: int, num_lanes: int) -> Array:
+        """Number of tracks of each lane of each rank, 0 where it has no bar, shape (ranks, lanes)."""
+        depths = np.zeros((num_ranks, num_lanes), dtype=np.int64)
+        np.maximum.at(depths, (self.rank, self.lane), np.asarray(self.depth, dtype=np.int64) + 1)
+        return depths
 
     def track_of(self, row: int) -> int:
         return int(np.searchsorted(self.ptr, row, side="right")) - 1
