@@ -198,11 +198,16 @@
       ctx.rect(from, T.AXIS, to - from, 1e5);
       ctx.clip();
     }
+    if (type === "events") T.drawEvents(ctx, view, part, places(sections.events, "events", part), shown, { blit, eachBar, pack });
+    else drawTile(ctx, view, sections, part, c, shown);
+    if (part.isStandIn) ctx.restore();
+  };
+
+  const drawTile = (ctx, view, sections, part, c, shown) => {
     drawBack(ctx, view, sections.back, part, c, shown);
     drawOps(ctx, view, sections.ops, part, shown);
     drawGaps(ctx, view, sections.back, part, c, shown);
     drawComms(ctx, view, sections.comms, part, c, shown);
-    if (part.isStandIn) ctx.restore();
   };
 
   /* Where each track of a section is: [top, height], null where it is not seen. */
@@ -240,9 +245,9 @@
 
   /* A bar that lies in several tiles is in all of them, and drawn with the first: drawn again it would be darker, and would hide
      the gaps in it. Stand-ins are clipped to their own time. */
-  const isDrawn = ({ source, time, isStandIn }, table, row, begin, end, shown) => {
+  const isDrawn = ({ source, time, isStandIn, only }, table, row, begin, end, shown) => {
     if (isStandIn || (begin >= time.begin && end <= time.end)) return false;
-    const name = `${source} ${table} ${row}`;
+    const name = `${source} ${table} ${only ?? ""} ${row}`;
     if (shown.crossing.has(name)) return true;
     shown.crossing.add(name);
     return false;
@@ -497,7 +502,7 @@
       Object.assign(ctx, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha });
       ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(begin + length) - x, 2) + 2, spot[1] + 2);
     };
-    for (const bar of found) if (bar !== current) frame(bar, c.text, 1, 0.45);
+    for (const bar of found) if (bar !== current) frame(bar, c.text, 1.5, 0.75);
     if (current) frame(current, c.ground, 6, 1); // around the one that is gone to, so that it stands out among many
     if (current) frame(current, c.text, 3, 1);
     ctx.globalAlpha = 1;
@@ -547,11 +552,18 @@
     ctx.setLineDash([]);
   };
 
-  const drawMeasure = (ctx, view, size, [a, b], c) => {
+  /* A range, over the rows of the ranks that are summed. */
+  const drawMeasure = (ctx, view, size, range, c) => {
+    const [a, b] = range;
     const [x0, x1] = [view.x(Math.min(a, b)), view.x(Math.max(a, b))];
+    const chosen = range.ranks && new Set(range.ranks);
     ctx.fillStyle = c.accent;
     ctx.globalAlpha = 0.16;
-    ctx.fillRect(x0, T.AXIS, x1 - x0, size.height);
+    if (!chosen) ctx.fillRect(x0, T.AXIS, x1 - x0, size.height);
+    for (const row of chosen ? view.rows : []) {
+      const isMeant = row.type === "rank" ? chosen.has(row.at) : !row.isOpen && row.ranks.some((at) => chosen.has(at));
+      if (isMeant) ctx.fillRect(x0, view.topOf(row), x1 - x0, row.height - 1);
+    }
     ctx.globalAlpha = 1;
     ctx.fillRect(x0, T.AXIS, 1, size.height);
     ctx.fillRect(x1, T.AXIS, 1, size.height);
@@ -650,6 +662,13 @@
     ctx.fillRect(0, T.AXIS + view.pinHeight - 3, size.width, 2);
   };
 
+  const TOGGLE = 15; // px of a rank's switch of its kernels below its name
+  const hasToggle = (view, row) => view.haveEvents.has(row.at) && row.sources[0].compute >= 34;
+  T.isOnToggle = (view, row, x, y) => {
+    const middle = view.topOf(row) + row.sources[0].top + row.sources[0].compute / 2;
+    return hasToggle(view, row) && x < view.left - 50 && Math.abs(y - middle - TOGGLE) < 8;
+  };
+
   const drawLabel = (ctx, view, row, size, c, marks) => {
     const y = view.topOf(row);
     if (y + row.height < T.AXIS || y > size.height) return;
@@ -686,6 +705,11 @@
     if (row.isPinned) drawPin(ctx, 12, middle, c);
     ctx.fillText(name, left, middle);
     const taken = left - 10 + ctx.measureText(name).width;
+    if (hasToggle(view, row)) {
+      ctx.font = `10px ${FONT}`;
+      ctx.fillStyle = c.soft;
+      ctx.fillText(`${view.withEvents.has(row.at) ? "▾" : "▸"} kernels, operators`, 10, middle + TOGGLE);
+    }
     ctx.font = `${fit}px ${FONT}`;
     ctx.fillStyle = c.soft;
     const isSaid = view.isGrouped && view.order === "stage" && !row.isPinned; // by the group above

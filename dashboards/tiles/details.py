@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dashboards.tiles.bubbles import STATES
+from dashboards.tiles.events import CLASS_NAMES, EVENTS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
@@ -21,17 +22,16 @@ OP_NAMES = {**KIND_NAMES, COMPUTE: "Compute"}
 _SOURCES = {"label": "from its label", "inferred": "inferred", "simulated": "simulated"}
 
 
-def details(timeline: Timeline, source: str, step: int, table: str, row: int) -> Lines:
-    """(name, value) of what is known of a bar; the first has no name and is its title.
+def details(timeline: Timeline, source: str, step: int, table: str, row: int, rank: int | None = None) -> Lines:
+    """(name, value) of what is known of a bar; the first has no name and is its title. Events have rows by ``rank``.
 
     Raises:
         LookupError: there is no such bar.
     """
-    picture = timeline.picture(source, step)
-    if picture is None or table not in picture.tables or not 0 <= row < len(picture.tables[table].tracks):
-        raise LookupError(f"{source} {table} {row}")
-    of_table = picture.tables[table]
+    of_table = timeline.table(source, step, table, timeline.layout.rows[0].rank if rank is None else rank)
     tracks = of_table.tracks
+    if not 0 <= row < len(tracks):
+        raise LookupError(f"{source} {table} {row}")
     track = tracks.track_of(row)
     at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
     title = title_of(table, of_table, row)
@@ -42,6 +42,8 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
             lines += _of_gaps(timeline, at, start, start + length)
     elif table == COMMS:
         lines += _of_comm(of_table, row)
+    elif table == EVENTS:
+        lines += [("on", of_table.lanes[int(tracks.lane[track])]), ("kind", CLASS_NAMES[int(tracks.group[row])])]
     else:
         lines += _of_back(of_table, row, int(tracks.lane[track]))
     return lines
@@ -170,7 +172,16 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-_TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}
+def _event_title(table: Table, row: int) -> str:
+    return str(table.texts["name"][int(table.tracks.columns["name"][row])])
+
+
+_TITLES: Mapping[str, Callable[[Table, int], str]] = {
+    OPS: _op_title,
+    COMMS: _comm_title,
+    BACK: _back_title,
+    EVENTS: _event_title,
+}
 
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:

@@ -158,8 +158,8 @@ def test_a_search_sorts_by_length_and_says_what_it_does_not_know(timeline: Timel
     lengths = [bar[2] for bar in search(timeline, "longest B")["found"]]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] == 8_000_000 * 1.3 * 1.4
-    assert search(timeline, "nonsense 4") == {"total": 0, "found": [], "unknown": ["nonsense"]}
-    assert search(timeline, "") == {"total": 0, "found": [], "unknown": []}
+    assert search(timeline, "nonsense 4") == {"total": 0, "found": [], "unknown": ["nonsense"], "first": 0}
+    assert search(timeline, "") == {"total": 0, "found": [], "unknown": [], "first": 0}
 
 
 def test_a_search_finds_nothing_that_is_not_drawn() -> None:
