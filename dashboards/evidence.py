@@ -73,7 +73,7 @@ _MARKS = {
     LATE_START: "",
     LATE_LAUNCHES: "",
 }
-"""What findings of a reason speak of, in the words of the timeline's search; "" for nothing but their ranks."""
+"""Words of the timeline's search for what findings of a reason speak of; "" for nothing but their ranks."""
 _MARKS_OUTSIDE = {
     "gradient_sync": "GRAD_SYNC",
     "optimizer": "OPTIMIZER",
@@ -90,14 +90,14 @@ _MARKS_OUTSIDE = {
 
 
 def _marked(finding: Finding, place: Place) -> str:
-    """What a finding speaks of, as the timeline's search finds it; "" where its bars have no name of their own."""
+    """Words of the search for what a finding speaks of; "" where its bars have no name of their own."""
     evidence = finding.evidence
     where, cause, reason = evidence.get("where") or {}, evidence.get("cause"), str(evidence.get("reason", ""))
     at = f" rank {where['rank']}" if "rank" in where else ""
     if evidence.get("is_outside"):
         return f"{_MARKS_OUTSIDE.get(str(cause), 'unexplained')}{at}"
     if reason in _MARKS:
-        waiting = evidence.get("waiting_ranks") or ()
+        waiting = list(evidence.get("waiting_ranks") or ())
         return f"{_MARKS[reason]}{f' rank {waiting[0]}' if len(waiting) == 1 else ''}" if _MARKS[reason] else ""
     if cause == "communication":
         return f"exposed transfer {where['axis']}" if "axis" in where else "exposed transfer"

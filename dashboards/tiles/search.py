@@ -98,8 +98,8 @@ def _answer(hits: Sequence[_Hits], unknown: list[str], by_length: bool, from_ns:
             for at, begin, length, lane, depth, number in zip(*times, *lanes, numbers, strict=True)
         ]
     found.sort(key=lambda bar: (-bar[2], bar[1]) if by_length else (bar[1] < from_ns, bar[1], bar[0]))
-    first = 0 if by_length or not total else before % total
-    return {"total": total, "found": found[:_MOST_FOUND], "unknown": unknown, "first": first}
+    place = 0 if by_length or not total else before % total
+    return {"total": total, "found": found[:_MOST_FOUND], "unknown": unknown, "first": place}
 
 
 def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str, int]) -> Iterator[_Hits]:

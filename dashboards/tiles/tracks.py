@@ -163,7 +163,7 @@ def _depths(lane: Int64, start: Int64, length: Array) -> Array:
 
 
 def _nested_depths(start: Int64, length: Array, allowed: int) -> Array | None:
-    """How many bars of a lane are open when each begins; None where two of them overlap otherwise, or are too deep."""
+    """Number of bars of a lane that are open when each begins; None where two of them overlap otherwise, or are too deep."""
     end = start + np.maximum(length - allowed, 1)
     depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
     if depth.max() >= MOST_DEPTH:
