@@ -102,8 +102,8 @@ def _parted(left: Int64, candidates: Mapping[str, Int64]) -> dict[str, Int64]:
     """Some time by the first candidate that covers it; what is left is unexplained."""
     parts = {}
     for name, intervals in candidates.items():
-        parts[name] = intersect(left, intervals)
-        left = subtract(left, intervals)
+        parts[name] = intersect(left, intervals) if len(intervals) and len(left) else EMPTY
+        left = subtract(left, parts[name]) if len(parts[name]) else left
     return parts | {"unexplained": left}
 
 

@@ -96,6 +96,7 @@ class EventStore:
         known = frozenset() if analysis is None else has_events(analysis)
         self.ranks = {position[rank]: rank for rank in sorted(known) if rank in position}
         self._lock = threading.Lock()
+        self._reading = {at: threading.Lock() for at in self.ranks}
         self._kept: OrderedDict[int, RankEvents] = OrderedDict()
 
     def of(self, at: int) -> RankEvents:
@@ -104,16 +105,27 @@ class EventStore:
         Raises:
             LookupError: it has none, or its file can no longer be read.
         """
+        if at not in self.ranks:
+            raise LookupError(at)
+        with self._reading[at]:  # others are answered meanwhile
+            known = self._known(at)
+            return known or self._keep(at, self._read(at))
+
+    def _known(self, at: int) -> RankEvents | None:
         with self._lock:
-            if at not in self._kept:
-                self._kept[at] = self._read(at)
-                while len(self._kept) > 1 and sum(len(kept.table.tracks) for kept in self._kept.values()) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(at)
-            return self._kept[at]
+            if at in self._kept:
+                self._kept.move_to_end(at)
+            return self._kept.get(at)
+
+    def _keep(self, at: int, events: RankEvents) -> RankEvents:
+        with self._lock:
+            self._kept[at] = events
+            while len(self._kept) > 1 and sum(len(kept.table.tracks) for kept in self._kept.values()) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return events
 
     def _read(self, at: int) -> RankEvents:
-        if self._analysis is None or at not in self.ranks:
+        if self._analysis is None:
             raise LookupError(at)
         try:
             events = events_of_rank(self._analysis, self.ranks[at])
