@@ -970,7 +970,8 @@
         made.style.background = state ? `repeating-linear-gradient(${T.isUp(state) ? "-" : ""}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
         return made;
       };
-      this.words.replaceChildren(...this.legendEntries().map(([text]) => make("option", { value: text })));
+      const words = this.legendEntries().map(([text]) => text).filter((text) => text !== "Memory"); // which has no bars
+      this.words.replaceChildren(...words.map((value) => make("option", { value })));
       this.legendBox.replaceChildren(...this.legendEntries().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
     }
 

@@ -74,14 +74,19 @@ def idle_by_state(
     candidates = {
         "exposed transfer": EMPTY if lane is None else lane.exposed,
         "waiting or transfer": EMPTY if lane is None else lane.unknown,
-        "other work": _other_work(rows, lane, windows),
+        "other work": EMPTY if lane is None else lane.compute,
         "not launched": EMPTY if lane is None or lane.idle is None else lane.idle.launch_starved,
         "fill": union(starts, first),
         "drain": union(last, ends),
         "late message": merge(_waits(rows.comms, of_messages=True), _before_sent(rows, sent)),
         "late collective": _waits(rows.comms, of_messages=False),
     }
-    return _parted(left, candidates)
+    parts = _parted(left, candidates)
+    ranges = intersect(parts["unexplained"], _other_ranges(rows, lane, windows))
+    if not len(ranges):
+        return parts
+    other, unexplained = merge(parts["other work"], ranges), subtract(parts["unexplained"], ranges)
+    return parts | {"other work": other, "unexplained": unexplained}
 
 
 def gaps_in_ops(rows: RankRows, lane: Lane | None) -> dict[str, Int64]:
@@ -112,14 +117,12 @@ def _hull(*sets: Int64) -> Int64:
     return union([min(start for start, _ in known)], [max(end for _, end in known)]) if known else EMPTY
 
 
-def _other_work(rows: RankRows, lane: Lane | None, windows: Int64) -> Int64:
-    """Compute outside of ops; where no device was recorded between the steps also what the rank's other ranges took."""
-    if lane is None:
+def _other_ranges(rows: RankRows, lane: Lane | None, windows: Int64) -> Int64:
+    """Time between the steps that a rank's other ranges took, where no device was recorded, whose work would tell more."""
+    if lane is None or lane.on_device:
         return EMPTY
-    if lane.on_device:
-        return lane.compute
     spans = rows.spans.where(rows.spans["kind"] != "STEP")
-    return merge(lane.compute, subtract(union(spans["start_ns"], spans["end_ns"]), windows))
+    return subtract(union(spans["start_ns"], spans["end_ns"]), windows)
 
 
 def _edges(ops: Slice, starts: Array, ends: Array, steps: Array) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ import pytest
 
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
+from tests.dashboards.accessibility import violations
 from tests.dashboards.conftest import Visit, visiting
 
 pytestmark = pytest.mark.browser
@@ -422,6 +423,18 @@ def lanes_of(page: Any, rank: int) -> list[str]:
     return names
 
 
+UNKNOWN_WORDS = """async () => {
+    const { timeline } = document.querySelector('#timeline');
+    const total = async ([q]) => {
+        const query = new URLSearchParams({ q, events: '0' });
+        return (await (await fetch(`/timeline-data/find/${timeline.about.token}?${query}`)).json()).total;
+    };
+    const entries = timeline.legendEntries();
+    const totals = await Promise.all(entries.map(total));
+    return entries.map(([text]) => text).filter((text, at) => !totals[at]);
+}"""
+
+
 def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     visit: Callable[[str], Any], serve: Serve
 ) -> None:
@@ -453,6 +466,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     assert "stream 7" not in lanes_of(page, 1), "those of the rank under the pointer alone"
     drawing = page.evaluate(f"{STATE}.svg()")
     assert ">ncclDevKernel_SendRecv</text>" in drawing
+    assert page.evaluate(UNKNOWN_WORDS) == [], "the legend's words are found"
     note(page, "fmha_cutlassF rank 0")
     table, at = page.evaluate(f"(() => {{ const [at, , , table] = {STATE}.found.bars[0]; return [table, at]; }})()")
     assert (table, at) == ("events", 0)
@@ -475,6 +489,8 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     sums = page.inner_text("#timeline-sums")
     for words in ("on rank 0", "Without compute in an op", "late message", "send (pp)", "Kernels and copies", "share"):
         assert words in sums
+    assert violations(page) == []
+    page.emulate_media(color_scheme="light")
     link = address(page)
     page.goto("about:blank")
     page.goto(link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,24 @@ def test_time_outside_of_steps_has_states_too_and_before_the_first_event_none() 
     assert parts["not launched"].tolist() == [[25, 28]]
     assert parts["unexplained"].tolist() == [[30, 32], [50, 60]]
     assert min(int(part.min()) for part in parts.values() if len(part)) == 20
+
+
+def test_ranges_between_steps_of_a_host_are_other_work_where_nothing_else_is_known() -> None:
+    op = {name: "" if dtype == "str" else 0 for name, dtype in OPS.items()} | {"rank": 1}
+    kinds = (("F", 10, 20), ("OPTIMIZER", 30, 50), ("STEP", 0, 60), ("F", 60, 70))
+    ops = pd.DataFrame([op | {"kind": kind, "start_ns": start, "end_ns": end} for kind, start, end in kinds])
+    default = {name: "" if dtype == "str" else -1 for name, dtype in COMMS.items()}
+    comms = pd.DataFrame([default | {"rank": 1, "kind": "all_reduce", "axis": "dp", "start_ns": 40, "end_ns": 45}])
+    rows = RowsByRank(ops, comms).of_rank(1)
+    on_host = replace(lane([[10, 20], [60, 70]], []), on_device=False, idle=None)
+    none = np.empty(0, dtype=np.int64)
+    parts = idle_by_state(rows, on_host, none, none, none, SendTimes.of(comms))
+    known = {state: part.tolist() for state, part in parts.items() if len(part)}
+    assert known == {
+        "other work": [[30, 40], [45, 50]],
+        "late collective": [[40, 45]],
+        "unexplained": [[20, 30], [50, 60]],
+    }
 
 
 def test_time_in_ops_without_compute_has_its_state() -> None:
