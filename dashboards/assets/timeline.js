@@ -106,7 +106,7 @@
       await this.restoreBars(asked);
       if (asked.get("select")) await this.select(...asked.get("select").split(".").map(Number));
       if (asked.get("critical") === "1") await this.toggleCritical();
-      if (asked.get("find")) await this.find(asked.get("find"));
+      if (asked.get("find")) await this.find(asked.get("find"), asked.get("hit"));
       if (/^-?\d+\.-?\d+(\.\d+)*$/.test(asked.get("sum") || "")) await this.restoreSum(asked.get("sum").split(".").map(Number));
       this.isRestoring = false;
       this.redraw();
@@ -162,7 +162,11 @@
         if (this.alignment) query.set("align", this.textOf(this.alignment));
         if (this.journey) query.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
         if (this.isCritical) query.set("critical", 1);
-        if (this.found) query.set("find", this.found.text);
+        if (this.found) {
+          query.set("find", this.found.text);
+          const [at, start] = this.found.bars[this.found.index] || [];
+          if (at !== undefined) query.set("hit", `${at}.${start}`);
+        }
         if (this.summed) query.set("sum", [...this.measured.map(Math.round), ...(this.measured.ranks || [])].join("."));
         if (this.change) query.set("whatif", this.change.fields);
         history.replaceState(history.state, "", `${location.pathname}?${query}`);
@@ -723,7 +727,7 @@
       return this.isCritical ? this.loadCritical() : null;
     }
 
-    async find(text) {
+    async find(text, hit) {
       this.searchBox.value = text;
       const ask = () => {
         const query = new URLSearchParams({ q: text, from: Math.round(this.t0), events: [...this.withEvents].join(".") });
@@ -735,7 +739,8 @@
         ({ total, found, unknown, first } = await ask());
         if (unknown.length) this.toggleEvents();
       }
-      this.found = text ? { text, bars: found, index: -1, total, first } : null;
+      const index = hit ? found.findIndex(([at, start]) => `${at}.${start}` === hit) - 1 : -1;
+      this.found = text ? { text, bars: found, index: Math.max(index, -1), total, first } : null;
       this.foundNote.textContent = !text ? "" : unknown.length ? `not known here: ${unknown.join(", ")}` : total ? `${total.toLocaleString("en")} found` : "none";
       if (found.length) this.nextFound(1);
       else this.redraw();

@@ -474,6 +474,11 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
     page.keyboard.press("Enter")
     page.wait_for_function(f"() => {STATE}.found.index === 1")
     assert view(page) != first
+    hit, link = page.evaluate(f"{STATE}.found.bars[1]"), address(page)
+    page.goto("about:blank")
+    page.goto(link)
+    drawn(page)
+    assert page.evaluate(f"{STATE}.found.bars[{STATE}.found.index]") == hit, "a link goes to the hit that was shown"
     page.focus(".timeline-canvas")
     page.keyboard.press("f")
     drawn(page)
