@@ -149,9 +149,9 @@ def exposed_traces(
 ) -> Iterator[go.Bar]:
     """Bars over the transfers that no compute hides, in ops too; of a view, those that are visible in it."""
     ranks, parts = [], []
-    for window in windows if lanes else ():
-        for rank in (rank for rank in window.ranks if lanes and rank in lanes):
-            part = visible(clip(lanes[rank].exposed, window.start_ns, window.end_ns), view)
+    for window in windows:
+        for rank, lane in ((rank, lane) for rank in window.ranks if (lane := (lanes or {}).get(rank)) is not None):
+            part = visible(clip(lane.exposed, window.start_ns, window.end_ns), view)
             parts.append(part)
             ranks += [rank] * len(part)
     if not ranks:
