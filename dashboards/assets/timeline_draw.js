@@ -18,6 +18,7 @@
   const GAP_ALPHA = 0.8;
   const PALE = 0.35; // of what is hatched, where it is too narrow for that
   const CLASSES = 9; // of a table's bars, as tiles have them
+  const LEAST_FRAMED = 5; // px of a hit that has a frame
   const MOST_STRIPS = 150;
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
@@ -499,8 +500,10 @@
       const begin = start + view.shiftOf(at);
       if (!spot || begin > view.t1 || begin + length < view.t0) return;
       const x = view.x(begin);
-      Object.assign(ctx, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha });
-      ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(begin + length) - x, 2) + 2, spot[1] + 2);
+      const wide = view.x(begin + length) - x;
+      Object.assign(ctx, { strokeStyle: colour, fillStyle: colour, lineWidth: width, globalAlpha: alpha });
+      if (alpha < 1 && wide < LEAST_FRAMED) ctx.fillRect(x, spot[0] - 2, Math.max(wide, 1.5), 4); // frames of many would hide them
+      else ctx.strokeRect(x - 1, spot[0] - 1, Math.max(wide, 2) + 2, spot[1] + 2);
     };
     for (const bar of found) if (bar !== current) frame(bar, c.text, 1.5, 0.75);
     if (current) frame(current, c.ground, 6, 1); // around the one that is gone to, so that it stands out among many
