@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pptrace
 from dashboards.store import Loaded, Store
 from pptrace.analysis.op_costs import OpCost, op_costs
+from pptrace.analysis.op_samples import OpSample, op_samples
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
@@ -169,6 +170,15 @@ class Answers:
         """
         run = self.whole_run()
         return self._keep("stages", lambda: op_costs(run.analysis.data))
+
+    def stage_samples(self) -> Sequence[OpSample]:
+        """Samples of the costs of ops by stage and kind.
+
+        Raises:
+            PptraceError: the run's ops are not kept.
+        """
+        run = self.whole_run()
+        return self._keep("stage samples", lambda: op_samples(run.analysis.data))
 
     def comparison(self) -> RunComparison:
         """Compare the run with the other one.

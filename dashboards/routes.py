@@ -16,11 +16,13 @@ from dashboards.tiles.bars import Place, aligned_at, bar_at
 from dashboards.tiles.changed import CHANGED
 from dashboards.tiles.cut import NUM_BUCKETS, Range
 from dashboards.tiles.details import OP_NAMES, details
+from dashboards.tiles.events import CLASS_NAMES, EVENTS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import BLOCK
 from dashboards.tiles.measured import BACK, BUBBLES, COMMS, GAPS, OP_CLASSES, OPS, PHASES, TABLES
 from dashboards.tiles.replayed import PLANNED, SIMULATED
 from dashboards.tiles.search import search
+from dashboards.tiles.sums import sums_of
 from dashboards.tiles.timeline import MEASURED, Timeline
 from dashboards.tiles.unlabelled import COMPUTE as UNLABELLED
 from dashboards.wishes import address_of, wishes_of
@@ -30,6 +32,11 @@ from pptrace.report.metrics import CONTENT_TYPE, live_metrics_of, metrics_of
 from pptrace.schedule.registry import SCHEDULES
 
 _MOST_SHIFT = 50
+_MOST_RANKS = 64
+"""Ranks whose events are searched or summed at once."""
+_MOST_DIGITS = 10
+_EVENT_COLOURS = ("#5B84B1", "#9C8ABF", "#C2A14D", "#8C97A6", COMPUTE, COMMUNICATION, MEMORY, "#7A4FA3", OTHER)
+"""Colours of events, by their class."""
 _CACHED = "private, max-age=3600, immutable"
 _BYTES = "application/octet-stream"
 
@@ -83,6 +90,15 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     def bar(token: str, source: str, step: int, table: str, row: int) -> Any:
         return jsonify(details(with_change(token, source), source, step, table, row))
 
+    def lanes(token: str, at: int) -> Any:
+        return jsonify(timeline_of(token).events.of(at).describe())
+
+    def events(token: str, at: int, shift: int, index: int) -> Response:
+        return _cached(timeline_of(token).events.of(at).tile(_range(shift, index)))
+
+    def event(token: str, rank: int, row: int) -> Any:
+        return jsonify(details(timeline_of(token), MEASURED, 0, EVENTS, row, rank))
+
     def at(token: str, **place: Any) -> Any:
         return jsonify(bar_at(with_change(token, place["source"]), Place(**place)))
 
@@ -90,7 +106,18 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
         return jsonify(aligned_at(with_change(token, place["source"]), Place(**place)))
 
     def find(token: str) -> Any:
-        return jsonify(search(timeline_of(token), request.args.get("q", "")))
+        timeline = timeline_of(token)
+        ranks = [at for at in _numbers(request.args.get("events", "")) if at in timeline.events.ranks]
+        from_ns = request.args.get("from", 0, type=int)
+        return jsonify(search(timeline, request.args.get("q", ""), ranks[:_MOST_RANKS], from_ns))
+
+    def sums(token: str, source: str, step: int, begin: int, end: int) -> Any:
+        timeline = with_change(token, source)
+        everyone = range(len(timeline.layout.rows))
+        wanted = _numbers(request.args["ranks"]) if "ranks" in request.args else everyone
+        opened = [at for at in _numbers(request.args.get("events", "")) if at in timeline.events.ranks][:_MOST_RANKS]
+        ranks = [at for at in wanted if at in everyone]
+        return jsonify(sums_of(timeline, source, step, ranks, opened, begin, max(end, begin)))
 
     where = "<token>/<source>/<int(signed=True):step>"
     add("opening", opening)
@@ -106,6 +133,10 @@ def add_routes(server: Flask, store: Store, answers: Answers) -> None:
     add(f"at/{where}/{place}", at)
     add(f"align/{where}/{place}", align)
     add("find/<token>", find)
+    add(f"sums/{where}/<int(signed=True):begin>/<int(signed=True):end>", sums)
+    add("lanes/<token>/<int:at>", lanes)
+    add("events/<token>/<int:at>/<int:shift>/<int(signed=True):index>", events)
+    add("event/<token>/<int(signed=True):rank>/<int:row>", event)
 
 
 def add_metrics(server: Flask, store: Store) -> None:
@@ -142,8 +173,13 @@ def _or_not_found(answer: Callable[..., Any]) -> Callable[..., Any]:
     return answered
 
 
+def _numbers(text: str) -> list[int]:
+    """The whole numbers of a text such as ``0.3.7``."""
+    return [int(part) for part in text.split(".") if part.isascii() and part.isdigit() and len(part) < _MOST_DIGITS]
+
+
 def _range(shift: int, index: int) -> Range:
-    if shift > _MOST_SHIFT or (index + 1) * NUM_BUCKETS << shift >= 2**62:
+    if shift > _MOST_SHIFT or (abs(index) + 1) * NUM_BUCKETS << shift >= 2**62:
         abort(404)
     return Range(shift, index)
 
@@ -155,11 +191,7 @@ def _cached(content: bytes) -> Response:
 def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
     why_not = answers.why_no_prediction()
     layout, tables = timeline.layout, timeline.measured.tables
-    spans: dict[int, tuple[int, int]] = {}
-    for window in timeline.windows or timeline.report.steps:  # without a pipeline each rank's window is its own
-        low, high = spans.get(window.step, (window.start_ns, window.end_ns))
-        spans[window.step] = min(low, window.start_ns), max(high, window.end_ns)
-    has_plan = any(timeline.schedule.plan_of(step) is not None for step in spans)
+    has_plan = any(timeline.schedule.plan_of(step) is not None for step in timeline.spans)
     return {
         "span": timeline.span_ns,
         "numBars": {name: len(tables[name].tracks) for name in TABLES},
@@ -171,12 +203,16 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "block": BLOCK,
         "buckets": NUM_BUCKETS,
         "steps": [
-            [step, low - timeline.origin_ns, high - timeline.origin_ns] for step, (low, high) in sorted(spans.items())
+            [step, low - timeline.origin_ns, high - timeline.origin_ns]
+            for step, (low, high) in sorted(timeline.spans.items())
         ],
         "tables": {
             name: {
                 "lanes": tables[name].lanes,
                 "depths": {tables[name].lanes[lane]: depth for lane, depth in tables[name].tracks.depths.items()},
+                "depthsOfRanks": tables[name]
+                .tracks.depths_of_ranks(len(layout.rows), len(tables[name].lanes))
+                .tolist(),
                 "texts": {key: texts for key, texts in tables[name].texts.items() if key != "pair"},
             }
             for name in TABLES
@@ -184,9 +220,8 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "sources": [*((PLANNED, SIMULATED) if has_plan else ()), MEASURED],
         "palette": _palette(timeline),
         "opClasses": OP_CLASSES,
-        "phases": _seen(timeline, PHASES, "phases"),
-        "causes": _seen(timeline, BUBBLES, "bubbles"),
-        "gaps": _seen(timeline, GAPS, "gaps"),
+        "phases": _seen(timeline, "phases", (PHASES,)),
+        "causes": _seen(timeline, "bubbles", (BUBBLES, GAPS)),
         "colours": {
             **KIND_COLOURS,
             "transfer": COMMUNICATION,
@@ -198,6 +233,12 @@ def _about(timeline: Timeline, answers: Answers) -> dict[str, Any]:
         "kindNames": OP_NAMES,
         "hasPipeline": bool(timeline.windows),
         "mostBytes": timeline.most_bytes,
+        "haveMemory": list(timeline.memory),
+        "haveEvents": list(timeline.events.ranks),
+        "eventClasses": [
+            [name, [(fill, ink(fill)) for fill in (shade(colour, index, 4) for index in range(3))]]
+            for name, colour in zip(CLASS_NAMES, _EVENT_COLOURS, strict=True)
+        ],
         "hasUnmatched": bool((tables[COMMS].tracks.columns["match"] < 0).any()),
         "schedules": [] if why_not else list(SCHEDULES),
         "noWhatif": why_not,
@@ -222,10 +263,10 @@ def _change(timeline: Timeline, answers: Answers, form: Mapping[str, str]) -> di
     return {"source": source, "name": predictions.result.scenarios[0].name, "kinds": kinds, "reason": ""}
 
 
-def _seen(timeline: Timeline, lane: int, name: str) -> list[str]:
-    """The phases, causes of bubbles or gaps in ops that the run has."""
+def _seen(timeline: Timeline, name: str, lanes: tuple[int, ...]) -> list[str]:
+    """The phases, or the states of ranks that compute in no op, that the run has."""
     table = timeline.measured.tables[BACK]
-    is_meant = np.repeat(table.tracks.lane == lane, np.diff(table.tracks.ptr))
+    is_meant = np.repeat(np.isin(table.tracks.lane, lanes), np.diff(table.tracks.ptr))
     return [table.texts[name][code] for code in np.unique(table.tracks.group[is_meant]).tolist()]
 
 

@@ -6,6 +6,9 @@
   const MINI = 34; // height of the whole run
   const LEAST_SPAN = 50; // ns
   const LANE = 6;
+  const MOST_SEARCHED = 4; // ranks whose kernels are opened for a search
+  const LEAST_WITH_EVENTS = 36; // px of a rank's ops above its kernels
+  const RANGES = 1; // lane of ops
   const MOST_DEPTHS = 4;
   const MOST_OPEN = 64;
   const MOST_PINNED = 0.6; // of the height
@@ -17,10 +20,10 @@
   const NO_STEPS = "No pipeline steps in these traces.";
   const KEYS = [
     ["wheel, W / S", "zoom in and out"], ["drag, A / D, ← →", "move in time"], ["↑ ↓, wheel on the labels", "move over the rows"],
-    ["Shift + drag, M", "measure"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
+    ["Shift + drag, M", "measure a range, and sum it by name"], ["U", "sums of what is shown"], ["click an op", "its microbatch over all stages and back"], ["double click", "zoom to the op"],
     ["F", "whole step"], ["0", "whole run"], ["N / P", "next, previous step"], ["C", "critical path"], ["L", "lanes of communication"],
-    ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
-    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"],
+    ["E", "kernels, operators and calls of the rank under the pointer, else of all"], ["G", "group by stage, pipeline, replica, tp, cp or ep"], ["1 2 3 4", "planned, simulated, measured, what-if"], ["+ / −", "taller, flatter rows"],
+    ["/", "search: rank 3 F 12 · 2B7 · step 5 send · longest · gemm · exposed transfer"], ["J", "the microbatch of what was found"], ["O", "open or close all groups"],
     ["K", "keep the details of what is under the pointer, clicked or found"], ["R, click a rank", "pin the rank to the top"], ["X", "align all ranks by it; undo that"],
     ["Esc", "undo selection"], ["?", "this list"],
   ];
@@ -77,6 +80,7 @@
       for (const [order, groups] of Object.entries(this.about.orders)) {
         this.blockOf[order] = new Map(groups.flatMap(([, ranks]) => ranks).map((at, index) => [at, Math.floor(index / this.about.block)]));
       }
+      this.haveMemory = new Set(this.about.haveMemory);
       this.right = this.size().width;
       const asked = new URLSearchParams(location.search);
       this.read(asked);
@@ -86,17 +90,24 @@
       } else if (this.step === undefined) {
         const first = typeof T.dropdown === "number" ? T.dropdown : this.about.steps[0][0];
         this.goToStep(first);
-      } else if (!this.t1) this.goToStep(this.step);
+      } else if (!this.t1) {
+        this.goToStep(this.step);
+        const [, , end] = this.about.steps.find(([known]) => known === this.step);
+        const next = this.about.steps.find(([, begin]) => begin >= end);
+        if (asked.get("period")) this.show(this.t0, next ? next[1] + (next[1] - this.t0) * 0.02 : this.about.span); // up to the next step
+      }
       else this.tellStep();
       if (this.about.steps.length && !this.about.hasPipeline) this.say("No pipeline in these traces: what each rank computed and communicated is drawn.");
       this.isReady = true;
       this.isRestoring = true;
       this.updateTools();
       if (asked.get("whatif")) await this.setChange(asked.get("whatif"), (asked.get("sources") || "whatif").split(",").includes("whatif"));
+      if (this.withEvents.size) await this.openEvents([...this.withEvents]);
       await this.restoreBars(asked);
       if (asked.get("select")) await this.select(...asked.get("select").split(".").map(Number));
       if (asked.get("critical") === "1") await this.toggleCritical();
-      if (asked.get("find")) await this.find(asked.get("find"));
+      if (asked.get("find")) await this.find(asked.get("find"), asked.get("hit"));
+      if (/^-?\d+\.-?\d+(\.\d+)*$/.test(asked.get("sum") || "")) await this.restoreSum(asked.get("sum").split(".").map(Number));
       this.isRestoring = false;
       this.redraw();
     }
@@ -118,6 +129,7 @@
       this.pinned = new Set((asked.get("pinned") || "").split(".").filter(isKnown).map(Number));
       const [from, to] = [number("from"), number("to")];
       if (from !== undefined && to !== undefined && to - from >= LEAST_SPAN) [this.t0, this.t1] = [from, to];
+      this.readEvents(asked);
       this.lay();
       this.scroll = number("top") || 0;
       if (asked.get("rows") && !asked.has("top")) this.scrollToMarked();
@@ -140,6 +152,7 @@
         if (this.order !== "stage") query.set("order", this.order);
         if (this.open) query.set("open", [...this.open].join("."));
         if (!this.showLanes) query.set("lanes", 0);
+        this.writeEvents(query);
         if (this.rowScale !== 1) query.set("scale", this.rowScale.toFixed(3));
         if (this.scroll) query.set("top", Math.round(this.scroll));
         if (this.marked.size) query.set("rows", [...this.marked].join("."));
@@ -149,7 +162,12 @@
         if (this.alignment) query.set("align", this.textOf(this.alignment));
         if (this.journey) query.set("select", [this.journey.rank, this.journey.microbatch, this.journey.step].join("."));
         if (this.isCritical) query.set("critical", 1);
-        if (this.found) query.set("find", this.found.text);
+        if (this.found) {
+          query.set("find", this.found.text);
+          const [at, start] = this.found.bars[this.found.index] || [];
+          if (at !== undefined) query.set("hit", `${at}.${start}`);
+        }
+        if (this.summed) query.set("sum", [...this.measured.map(Math.round), ...(this.measured.ranks || [])].join("."));
         if (this.change) query.set("whatif", this.change.fields);
         history.replaceState(history.state, "", `${location.pathname}?${query}`);
       }, 120);
@@ -182,6 +200,7 @@
       const width = Math.min(Math.max(t1 - t0, LEAST_SPAN), all * 1.1);
       let begin = (t0 + t1) / 2 - width / 2;
       begin = Math.min(Math.max(begin, -0.05 * all - width * 0.5), all * 1.05 - width * 0.5);
+      this.hideTip(); // it would speak of what is elsewhere now
       this.t0 = Math.round(begin); // as the address has it, so that a link restores every pixel
       this.t1 = this.t0 + Math.round(width);
       this.redraw();
@@ -228,21 +247,21 @@
       return { width: Math.max(Math.round(box.width), 360) / this.scale, height: this.height || 400 };
     }
 
-    lanesOf(source, compute) {
+    /* The lanes of a rank that have bars. */
+    lanesOf(source, compute, at) {
       const lanes = [{ name: "compute", table: "ops", lane: 0, height: compute, isCompute: true, depths: 1 }];
       const { ops, comms } = this.about.tables;
       lanes[0].depths = ops.depths.compute || 1;
       if (source !== "measured" || !this.showLanes) return lanes;
-      const each = (this.about.ranks.length > 16 ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
+      const isFlat = this.about.ranks.length > 16;
+      const each = (isFlat ? 3 : LANE) * Math.min(this.rowScale, 2) * this.laneScale;
       comms.lanes.forEach((name, lane) => {
-        const depths = comms.depths[name];
+        const depths = comms.depthsOfRanks[at][lane];
         if (depths) lanes.push({ name, table: "comms", lane, depths, height: each * Math.min(depths, MOST_DEPTHS) });
       });
-      if (this.about.mostBytes) lanes.push({ name: "memory", table: "memory", lane: 0, depths: 1, height: (this.about.ranks.length > 16 ? 8 : 18) * Math.min(this.rowScale, 2) });
-      ["ranges", "steps"].forEach((name, index) => {
-        const depths = ops.depths[name];
-        if (depths && name === "ranges") lanes.push({ name, table: "ops", lane: index + 1, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
-      });
+      if (this.haveMemory.has(at)) lanes.push({ name: "memory", table: "memory", lane: 0, depths: 1, height: (isFlat ? 8 : 18) * Math.min(this.rowScale, 2) });
+      const depths = ops.depthsOfRanks[at][RANGES];
+      if (depths) lanes.push({ name: "ranges", table: "ops", lane: RANGES, depths, height: (LANE + 2) * Math.min(depths, MOST_DEPTHS) });
       return lanes;
     }
 
@@ -255,15 +274,19 @@
       this.scale = T.scale();
       const room = Math.max((window.innerHeight - this.box.getBoundingClientRect().top - window.scrollY) / this.scale - 60, 300) - T.AXIS;
       this.isOpen = (group) => !isGrouped || open.has(group);
-      const shown = groups.reduce((sum, [, ranks], index) => sum + ranks.filter((at) => this.isOpen(index) || this.pinned.has(at)).length, 0);
+      const ranks = groups.flatMap(([, of], index) => of.filter((at) => this.isOpen(index) || this.pinned.has(at)));
+      const shown = ranks.length;
       const sources = this.sources;
-      const heightOfLanes = () => this.lanesOf("measured", 0).reduce((sum, lane) => sum + lane.height + 1, 0);
+      const sumOf = (lanes) => lanes.reduce((sum, lane) => sum + lane.height + 1, 0);
+      const heightOfEvents = ranks.reduce((sum, at) => sum + sumOf(this.eventLanesOf(at)), 0) / Math.max(shown, 1);
+      const heightOfLanes = () => ranks.reduce((sum, at) => sum + sumOf(this.lanesOf("measured", 0, at)), 0) / Math.max(shown, 1);
       this.laneScale = 1;
       if (sources.includes("measured")) this.laneScale = Math.min(Math.max((room * LANES_PART) / (heightOfLanes() * Math.max(shown, 1)), LEAST_LANE), 1);
-      const perSource = () => (room / Math.max(shown, 1) - (sources.includes("measured") ? heightOfLanes() : 0) - 8) / sources.length * 0.92;
+      const perSource = () => (room / Math.max(shown, 1) - (sources.includes("measured") ? heightOfLanes() + heightOfEvents : 0) - 8) / sources.length * 0.92;
       const spare = perSource() - MOST_COMPUTE;
       if (spare > 0) this.laneScale = Math.min(1 + spare / (2 * MOST_COMPUTE), MOST_LANE);
-      const compute = Math.min(Math.max(perSource(), (numRanks > 16 ? 12 : 14) * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 2 * MOST_COMPUTE) * this.rowScale;
+      const least = heightOfEvents ? LEAST_WITH_EVENTS : numRanks > 16 ? 12 : 14;
+      const compute = Math.min(Math.max(perSource(), least * (this.about.tables.ops.depths.compute > 1 ? 1.5 : 1)), 2 * MOST_COMPUTE) * this.rowScale;
       const closed = Math.min(Math.max((room / groups.length) * 0.98, 30), 64) * this.rowScale * Math.max(sources.length * 0.6, 1);
       this.rows = [];
       const atTop = this.layPinned(compute, room * MOST_PINNED);
@@ -288,7 +311,8 @@
       let top = 3;
       const parts = [];
       for (const source of this.sources) {
-        const lanes = this.lanesOf(source, compute).map((lane) => {
+        const all = [...this.lanesOf(source, compute, at), ...(source === "measured" ? this.eventLanesOf(at) : [])];
+        const lanes = all.map((lane) => {
           const laid = { ...lane, top };
           top += lane.height + 1;
           return laid;
@@ -381,6 +405,7 @@
     }
 
     path(kind, name, block, shift, index) {
+      if (kind === "events") return `events/${block}/${shift}/${index}`;
       if (kind === "memory") return `memory/${this.order}/${block}/${shift}/${index}`;
       const step = name === "measured" ? 0 : this.step ?? 0;
       const source = this.nameOf(name);
@@ -412,6 +437,7 @@
           }
           if (hasGroups) this.take("groups", source, 0, shift, index, wanted);
         }
+        if (source === "measured") this.gatherEvents(rows, shift, wanted);
       }
       const mini = this.miniPath();
       if (!this.tiles.get(mini)) wanted.add(mini);
@@ -506,9 +532,9 @@
       T.drawMinimap(mini, this, tile, this.mini.width, this.mini.height, this.palette);
       this.frames.push(performance.now() - began);
       if (this.frames.length > 400) this.frames.shift();
-      const isComplete = this.isReady && !this.isRestoring && !this.tiles.isWaiting && this.numMissing === 0;
+      const isComplete = this.isReady && !this.isRestoring && !this.numReading && !this.tiles.isWaiting && this.numMissing === 0;
       this.root.dataset.complete = isComplete;
-      this.status.textContent = isComplete || !this.tiles.isWaiting ? "" : "loading …";
+      this.status.textContent = this.numReading ? "reading kernels and operators …" : isComplete || !this.tiles.isWaiting ? "" : "loading …";
     }
 
     marks() {
@@ -525,11 +551,11 @@
       if (x < this.left || y < T.AXIS) return null;
       const pointed = this.timeAt(x);
       const slack = ((this.t1 - this.t0) / (this.right - this.left)) * 2;
-      for (const table of ["ops", "comms", "back"]) {
+      for (const table of ["ops", "comms", "events", "back"]) {
         let best = null;
         for (const part of this.drawn || []) {
           const time = pointed - part.shift;
-          if (part.type !== "tile" || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
+          if (!part.sections[table] || part.isStandIn || time < part.clip[0] - slack || time > part.clip[1] + slack) continue;
           const section = part.sections[table];
           const spots = section.rank.map((at, index) => {
             const spot = part.placeOf(table, at, section.lane[index], section.depth[index]);
@@ -596,7 +622,8 @@
         const kind = part.texts.kind[section.kind[bar]];
         const microbatch = section.microbatch[bar];
         lines.push(["", `${this.about.kindNames[kind] || kind}${microbatch >= 0 ? ` of microbatch ${microbatch}` : ""}`]);
-      } else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
+      } else if (table === "events") lines.push(["", section.names[section.name[bar]]]);
+      else lines.push(["", table === "comms" ? this.about.tables.comms.texts.kind[section.kind[bar]] : ""]);
       lines.push(["rank", String(this.about.ranks[at].rank)], ["from", T.duration(hit.start - this.zero)], ["length", T.duration(hit.length)]);
       if (this.alignment) lines.splice(2, 0, ["drawn", part.shift ? `${T.duration(Math.abs(part.shift))} ${part.shift < 0 ? "earlier" : "later"} than it was` : "when it was"]);
       return lines;
@@ -604,6 +631,7 @@
 
     hover(event) {
       const [x, y] = this.pointer(event);
+      this.lastY = y;
       const hit = this.barAt(x, y);
       this.pointed = hit;
       clearTimeout(this.asking);
@@ -613,19 +641,21 @@
         if (held) this.showTip(event, held);
         const group = x > this.left && this.groupAt(x, y);
         const row = x < this.left && this.rowAt(y);
-        if (row && row.type === "rank") this.showTip(event, [["", `rank ${this.about.ranks[row.at].rank}`], ["", row.isPinned ? "click to unpin" : "click to pin to the top"]]);
+        if (row && row.type === "rank") this.showTip(event, [["", `rank ${this.about.ranks[row.at].rank}`], ["", T.isOnToggle(this, row, x, y) ? "click for its kernels, operators and calls" : row.isPinned ? "click to unpin" : "click to pin to the top"]]);
         if (group && !group.isOpen) this.showTip(event, [["", group.label], ["ranks", String(group.ranks.length)], ["", "click to open"]]);
         this.lastHit = "";
         return;
       }
       const { source } = hit.part;
-      const name = `${this.nameOf(source)}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}/${hit.row}`;
+      const isEvent = hit.table === "events";
+      const place = isEvent ? this.about.ranks[hit.at].rank : `${this.nameOf(source)}/${source === "measured" ? 0 : this.step ?? 0}/${hit.table}`;
+      const name = `${isEvent ? "event" : "bar"}/${this.about.token}/${place}/${hit.row}`;
       const local = this.localLines(hit);
       if (name !== this.lastHit) {
         this.lastHit = name;
         this.more = null;
         this.asking = setTimeout(async () => {
-          const more = await T.json(`bar/${this.about.token}/${name}`).catch(() => null);
+          const more = await T.json(name).catch(() => null);
           if (!more || this.lastHit !== name) return;
           this.more = more;
           this.showTip(event, this.merged(hit, local, more));
@@ -697,10 +727,20 @@
       return this.isCritical ? this.loadCritical() : null;
     }
 
-    async find(text) {
+    async find(text, hit) {
       this.searchBox.value = text;
-      const { total, found, unknown } = await T.json(`find/${this.about.token}?q=${encodeURIComponent(text)}`).catch(() => ({ total: 0, found: [], unknown: [] }));
-      this.found = text ? { text, bars: found, index: -1, total } : null;
+      const ask = () => {
+        const query = new URLSearchParams({ q: text, from: Math.round(this.t0), events: [...this.withEvents].join(".") });
+        return T.json(`find/${this.about.token}?${query}`).catch(() => ({ total: 0, found: [], unknown: [] }));
+      };
+      let { total, found, unknown, first } = await ask();
+      if (unknown.length && !this.isRestoring && !this.withEvents.size && this.haveEvents.size) { // it may be the name of a kernel
+        await this.openEvents(this.ranksShown().slice(0, MOST_SEARCHED));
+        ({ total, found, unknown, first } = await ask());
+        if (unknown.length) this.toggleEvents();
+      }
+      const index = hit ? found.findIndex(([at, start]) => `${at}.${start}` === hit) - 1 : -1;
+      this.found = text ? { text, bars: found, index: Math.max(index, -1), total, first } : null;
       this.foundNote.textContent = !text ? "" : unknown.length ? `not known here: ${unknown.join(", ")}` : total ? `${total.toLocaleString("en")} found` : "none";
       if (found.length) this.nextFound(1);
       else this.redraw();
@@ -711,11 +751,12 @@
       const { bars, total } = this.found;
       this.found.index = (this.found.index + by + bars.length) % bars.length;
       const [at, start, length] = bars[this.found.index];
-      this.foundNote.textContent = `${(this.found.index + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
+      const place = (this.found.first + this.found.index) % total;
+      this.foundNote.textContent = `${(place + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`;
       const all = this.about.span;
       const width = Math.min(Math.max(Math.min(this.t1 - this.t0, length * 40), length * 4, 1000), all);
       const begin = Math.max(Math.min(start + length / 2 + this.shiftOf(at) - width / 2, all - width), 0);
-      this.show(begin, begin + width);
+      if (!this.isRestoring) this.show(begin, begin + width); // a link says itself what is shown
       this.reveal(at);
       const step = this.about.steps.find(([, begin, end]) => start >= begin && start <= end);
       if (step && step[0] !== this.step) {
@@ -731,11 +772,24 @@
       if (step && microbatch >= 0) this.select(this.about.ranks[at].rank, microbatch, step[0]);
     }
 
+    /* The rank under the pointer, if it is over one. */
+    pointedRank() {
+      const row = this.lastY === undefined ? undefined : this.rowAt(this.lastY);
+      return row && row.type === "rank" ? row.at : undefined;
+    }
+
+    hideTip() {
+      clearTimeout(this.asking);
+      this.lastHit = "";
+      this.tip.hidden = true;
+    }
+
     escape() {
+      this.hideTip();
       if (!this.help.hidden) return this.toggleHelp(); // what lies above goes first, and nothing else with it
       this.journey = null;
       this.chosen = null;
-      this.measured = null;
+      this.unsum();
       this.isMeasuring = false;
       this.found = null;
       this.foundNote.textContent = "";
@@ -804,6 +858,7 @@
     }
 
     changed() {
+      this.hideTip();
       this.lay();
       this.updateTools();
       this.redraw();
@@ -840,7 +895,8 @@
 
     tools() {
       this.sourceButtons = new Map(["planned", "simulated", "measured", "whatif"].map((source, index) => [source, this.button(T.sourceName(source), `Show or hide (${index + 1})`, () => this.toggleSource(source), { "data-source": source, ...(source === "whatif" ? { hidden: "" } : {}) })]));
-      this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", "aria-label": "Search", id: "timeline-search", maxlength: 200 });
+      this.searchBox = make("input", { type: "search", placeholder: "Search: rank 3 F 12", title: "Ops and communication (rank 3 F 12, step 5 send, longest), names of kernels, operators and lanes, words of the legend; Enter goes on, Shift and Enter back (/)", "aria-label": "Search", id: "timeline-search", maxlength: 200, list: "timeline-words", autocomplete: "off" });
+      this.words = make("datalist", { id: "timeline-words" });
       this.searchBox.addEventListener("keydown", (event) => {
         event.stopPropagation();
         if (event.key === "Enter") {
@@ -861,14 +917,15 @@
       this.foundNote = make("span", { className: "note", id: "timeline-found", role: "status" });
       this.criticalButton = this.button("Critical path", "The chain of ops that sets the step's length (C)", () => this.toggleCritical(), { id: "timeline-critical" });
       this.laneButton = this.button("Communication", "Lanes of communication below the ops (L)", () => this.toggleLanes(), { id: "timeline-lanes" });
+      this.eventButton = this.button("Kernels", "Kernels, operators and calls by stream and thread, below each rank (E; below one: a click on its label)", () => this.toggleEvents(), { id: "timeline-events" });
       this.groupButton = this.button("", "Group rows (G)", () => this.regroup(), { id: "timeline-order", hidden: "" });
-      this.measureButton = this.button("Measure", "Drag to measure a stretch (M, or Shift and drag)", () => this.toggleMeasure());
+      this.measureButton = this.button("Measure", "Drag to measure a range and sum it by name (M, or Shift and drag; U: all that is shown)", () => this.toggleMeasure());
       const groups = [
         make("div", { className: "segments", role: "group", "aria-label": "Sources on one axis" }, ...this.sourceButtons.values()),
         this.changeBox,
-        make("div", { className: "tool-group" }, this.criticalButton, this.laneButton, this.groupButton, this.measureButton),
+        make("div", { className: "tool-group" }, this.criticalButton, this.laneButton, this.eventButton, this.groupButton, this.measureButton),
         make("div", { className: "tool-group" }, this.button("−", "Zoom out (S)", () => this.zoom(1.5)), this.button("+", "Zoom in (W)", () => this.zoom(1 / 1.5)), this.button("Step", "Whole step (F)", () => this.goToStep(this.step)), this.button("Run", "Whole run (0)", () => this.show(0, this.about.span))),
-        make("div", { className: "tool-group" }, this.searchBox, this.foundNote),
+        make("div", { className: "tool-group" }, this.searchBox, this.words, this.foundNote),
         make("div", { className: "tool-group right" }, this.button("PNG", "Save this view as PNG", () => this.savePng(), { id: "timeline-png" }), this.button("SVG", "Save this view as SVG", () => this.saveSvg(), { id: "timeline-svg" }), this.button("?", "Keys (?)", () => this.toggleHelp())),
       ];
       return make("div", { className: "timeline-tools" }, ...groups);
@@ -884,10 +941,12 @@
       }
       this.sourceButtons.get("whatif").hidden = !this.change;
       this.fillChanges();
-      for (const [button, isOn] of [[this.criticalButton, this.isCritical], [this.laneButton, this.showLanes], [this.measureButton, this.isMeasuring]]) {
+      for (const [button, isOn] of [[this.criticalButton, this.isCritical], [this.laneButton, this.showLanes], [this.eventButton, this.withEvents.size], [this.measureButton, this.isMeasuring]]) {
         button.classList.toggle("on", Boolean(isOn));
         button.setAttribute("aria-pressed", Boolean(isOn));
       }
+      this.eventButton.disabled = !this.haveEvents.size;
+      if (!this.haveEvents.size) this.eventButton.title = "These files list no kernels or operators";
       this.groupButton.textContent = `By ${this.order}`;
       this.groupButton.hidden = this.about.ranks.length <= 16 && this.about.orders.pipeline.length === 1;
     }
@@ -911,15 +970,17 @@
     }
 
     fillLegend() {
-      const chip = (colour, cause) => {
+      const chip = (colour, state) => {
         const made = make("span", { className: "legend-chip" });
-        made.style.background = cause ? `repeating-linear-gradient(${T.isUp(cause) ? "" : "-"}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
+        made.style.background = state ? `repeating-linear-gradient(${T.isUp(state) ? "-" : ""}45deg, ${colour} 0 1px, transparent 1px 4px)` : colour;
         return made;
       };
+      const words = this.legendEntries().map(([text]) => text).filter((text) => text !== "Memory"); // which has no bars
+      this.words.replaceChildren(...words.map((value) => make("option", { value })));
       this.legendBox.replaceChildren(...this.legendEntries().map(([text, ...look]) => make("span", { className: "legend-entry" }, chip(...look), text)));
     }
 
-    /* [text, colour, cause that is hatched] of what is drawn. */
+    /* [text, colour, state that is hatched] of what is drawn. */
     legendEntries() {
       const { about } = this;
       const seen = [...about.tables.ops.texts.kind, ...(this.change ? this.change.kinds : [])];
@@ -930,9 +991,10 @@
       if (about.numBars.comms) entries.push(["Transfer", about.colours.transfer], ["Waiting", T.WAIT_COLOUR]);
       if (about.hasUnmatched) entries.push(["Waiting or transfer, not known which", about.colours.either]);
       if (about.mostBytes) entries.push(["Memory", about.colours.memory]);
+      entries.push(...this.eventEntries());
       for (const phase of about.phases) entries.push([phase, T.PHASE_COLOURS[phase].replace(/0\.\d+\)/, "0.4)")]);
-      for (const cause of about.causes) entries.push([`bubble: ${cause}`, T.CAUSE_COLOURS[cause], cause]);
-      for (const gap of about.gaps) entries.push([`gap in an op: ${gap}`, ...T.gapLook(gap, about.palette[names[0]][0][0])]);
+      const isSaid = (state) => state === "waiting or transfer" && about.hasUnmatched; // looks as it does in a lane
+      for (const state of about.causes) if (!isSaid(state)) entries.push([state, ...T.stateLook(state)]);
       return entries;
     }
 
@@ -948,7 +1010,7 @@
 
     toggleMeasure() {
       this.isMeasuring = !this.isMeasuring;
-      if (!this.isMeasuring) this.measured = null;
+      if (!this.isMeasuring) this.unsum();
       this.updateTools();
       this.redraw();
     }
@@ -1002,10 +1064,9 @@
       canvas.addEventListener("pointermove", (event) => this.onMove(event));
       canvas.addEventListener("pointerup", (event) => this.onUp(event));
       canvas.addEventListener("pointerleave", () => {
-        clearTimeout(this.asking);
-        this.lastHit = "";
         this.pointed = null;
-        this.tip.hidden = true;
+        this.lastY = undefined;
+        this.hideTip();
       });
       canvas.addEventListener("dblclick", (event) => this.onDouble(event));
       const jump = (event) => {
@@ -1033,10 +1094,10 @@
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.move((event.deltaX || event.deltaY) / 1200);
       else if (x < this.left || event.altKey) this.scrollBy(event.deltaY);
       else this.zoom(Math.exp(event.deltaY * 0.0016), x);
-      this.tip.hidden = true;
     }
 
     scrollBy(by) {
+      this.hideTip();
       this.scroll = Math.min(Math.max(this.scroll + by, 0), this.mostScroll);
       this.redraw();
       this.write();
@@ -1060,6 +1121,7 @@
       this.tip.hidden = true;
       if (grip.isMeasure) {
         this.measured = [grip.time, this.timeAt(x)];
+        this.measured.ranks = this.ranksBetween(grip.y, y);
         this.redraw();
         return;
       }
@@ -1071,6 +1133,7 @@
     onUp(event) {
       const { grip } = this;
       this.grip = null;
+      if (grip && grip.moved && grip.isMeasure) this.sum(this.measured, this.ranksBetween(grip.y, this.pointer(event)[1]));
       if (!grip || grip.moved) return;
       const [x, y] = this.pointer(event);
       if (y < T.AXIS) {
@@ -1082,7 +1145,7 @@
       const group = this.groupAt(x, y);
       if (group) return this.toggleGroup(group.index);
       const row = x < this.left && this.rowAt(y);
-      if (row && row.type === "rank") return this.pinRow(row.at);
+      if (row && row.type === "rank") return T.isOnToggle(this, row, x, y) ? this.toggleEvents(row.at) : this.pinRow(row.at);
       this.choose(this.barAt(x, y));
       this.canvas.focus({ preventScroll: true });
     }
@@ -1100,7 +1163,7 @@
         w: () => this.zoom(1 / 1.4), s: () => this.zoom(1.4), a: () => this.move(-0.2), d: () => this.move(0.2),
         ArrowLeft: () => this.move(-0.2), ArrowRight: () => this.move(0.2), ArrowUp: () => this.scrollBy(-60), ArrowDown: () => this.scrollBy(60),
         f: () => this.goToStep(this.step), 0: () => this.show(0, this.about.span), n: () => this.neighbourStep(1), p: () => this.neighbourStep(-1),
-        c: () => this.toggleCritical(), l: () => this.toggleLanes(), g: () => this.regroup(), m: () => this.toggleMeasure(),
+        c: () => this.toggleCritical(), l: () => this.toggleLanes(), e: () => this.toggleEvents(this.pointedRank()), g: () => this.regroup(), m: () => this.toggleMeasure(), u: () => this.sumAll(),
         j: () => this.selectFound(), o: () => this.toggleGroups(), k: () => this.keep(this.target()), r: () => this.pinTarget(), x: () => this.toggleAlignment(this.target()),
         1: () => this.toggleSource("planned"), 2: () => this.toggleSource("simulated"), 3: () => this.toggleSource("measured"), 4: () => this.toggleSource("whatif"),
         "+": () => this.scaleRows(1.2), "-": () => this.scaleRows(1 / 1.2), "/": () => this.searchBox.focus(), "?": () => this.toggleHelp(), Escape: () => this.escape(),

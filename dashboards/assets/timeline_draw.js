@@ -3,10 +3,22 @@
   const T = (window.pptraceTimeline = window.pptraceTimeline || {});
   const FONT = '"Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
   const PHASES = { warmup: "rgba(70, 130, 200, 0.13)", steady: "rgba(128, 134, 145, 0.05)", cooldown: "rgba(225, 130, 50, 0.13)" };
-  const CAUSES = { host: "#56708F", fill: "#8D97A5", drain: "#8D97A5", "late message": "#A9467F", "late collective": "#7A4FA3", other: "#B08A3C" };
+  const STATES = {
+    "exposed transfer": { solid: "rgba(169, 70, 127, 0.6)" },
+    "waiting or transfer": { solid: "#7B8491" },
+    "other work": { solid: "rgba(44, 122, 140, 0.45)" },
+    "not launched": { colour: "#56708F", up: true },
+    fill: { colour: "#8D97A5", up: true },
+    drain: { colour: "#8D97A5", up: false },
+    "late message": { colour: "#A9467F", up: true },
+    "late collective": { colour: "#7A4FA3", up: false },
+    unexplained: { colour: "#C9A558", up: false, ground: "rgba(201, 165, 88, 0.13)" },
+  }; // looks of what a rank does when it computes in no op: filled, or hatched
   const WAIT = "rgba(128, 134, 145, 0.55)";
   const GAP_ALPHA = 0.8;
-  const NOT_LAUNCHED = "not launched";
+  const PALE = 0.35; // of what is hatched, where it is too narrow for that
+  const CLASSES = 9; // of a table's bars, as tiles have them
+  const LEAST_FRAMED = 5; // px of a hit that has a frame
   const MOST_STRIPS = 150;
   const MOST_ARROWS = 500;
   const COMPUTE = 0;
@@ -24,37 +36,45 @@
   /* How much larger than on screens of usual width everything is. */
   T.scale = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--scale")) || 1;
 
-  /* Hatched ground of a bubble: its colour is that of its cause, and drain leans the other way than fill. */
-  T.isUp = (cause) => cause !== "drain" && cause !== "late collective";
+  /* Hatched ground of idle time; drain leans the other way than fill. */
   const hatches = new Map();
-  const hatch = (ctx, cause, paper) => {
-    const key = cause + paper;
+  const hatch = (ctx, state, paper) => {
+    const key = state + paper;
     if (!hatches.has(key)) {
-      const colour = CAUSES[cause] || CAUSES.other;
+      const { colour, up, ground } = STATES[state] || STATES.unexplained;
       const canvas = document.createElement("canvas");
       canvas.width = canvas.height = 6;
       const pen = canvas.getContext("2d");
+      if (ground) {
+        pen.fillStyle = ground;
+        pen.fillRect(0, 0, 6, 6);
+      }
       pen.strokeStyle = colour;
       pen.globalAlpha = 0.8;
-      pen.lineWidth = 1.2;
-      const up = T.isUp(cause);
+      pen.lineWidth = ground ? 0.8 : 1.2;
       for (const shift of [-6, 0, 6]) {
         pen.beginPath();
         pen.moveTo(shift - 1, up ? 7 : -1);
         pen.lineTo(shift + 7, up ? -1 : 7);
         pen.stroke();
       }
-      const id = cause.replace(/[^a-z]+/g, "-");
-      hatches.set(key, { pattern: pen.createPattern(canvas, "repeat"), hatch: { id, colour, ground: "none", up } });
+      const id = state.replace(/[^a-z]+/g, "-");
+      hatches.set(key, { pattern: pen.createPattern(canvas, "repeat"), hatch: { id, colour, ground: ground || "none", up } });
     }
     const { pattern, hatch } = hatches.get(key);
     return ctx instanceof T.SvgContext ? { hatch } : pattern;
   };
 
+  /* The colour of a state where nothing can be hatched. */
+  const paleOf = (state) => {
+    const { solid, colour } = STATES[state] || STATES.unexplained;
+    return solid || `rgba(${[1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)).join(", ")}, ${PALE})`;
+  };
+
   /* The cells of a section as a picture: a column for each bucket, for each track that has any some rows, which its classes' shares
-     fill from below. Pictures of tiles that were not drawn lately are given up. */
+     fill from below, or from above. Pictures of tiles that were not drawn lately are given up. */
   const made = new Set();
-  const strip = (section, colours, levels) => {
+  const strip = (section, colours, levels, isFromAbove) => {
     if (!section.cellTrack.length) return null;
     made.delete(section);
     made.add(section);
@@ -74,16 +94,17 @@
     const image = pen.createImageData(canvas.width, canvas.height);
     const pixels = new Uint32Array(image.data.buffer);
     for (let cell = 0; cell < section.cellTrack.length; cell += 1) {
-      const bottom = (rowOf[section.cellTrack[cell]] + 1) * levels - 1;
+      const row = rowOf[section.cellTrack[cell]];
+      const [first, step] = isFromAbove ? [row * levels, 1] : [(row + 1) * levels - 1, -1];
       const bucket = section.cellBucket[cell];
       let filled = 0;
       let level = 0;
-      for (let group = 0; group < 6; group += 1) {
-        const share = section.cellShares[cell * 6 + group];
+      for (let group = 0; group < CLASSES; group += 1) {
+        const share = section.cellShares[cell * CLASSES + group];
         if (!share) continue;
         filled += share;
         const top = Math.min(Math.max(Math.round((filled / 255) * levels), level + (level < levels - 1 ? 1 : 0)), levels);
-        for (; level < top; level += 1) pixels[(bottom - level) * 1024 + bucket] = colours[group];
+        for (; level < top; level += 1) pixels[(first + step * level) * 1024 + bucket] = colours[group];
       }
     }
     pen.putImageData(image, 0, 0);
@@ -178,19 +199,24 @@
       ctx.rect(from, T.AXIS, to - from, 1e5);
       ctx.clip();
     }
+    if (type === "events") T.drawEvents(ctx, view, part, places(sections.events, "events", part), shown, { blit, eachBar, pack });
+    else drawTile(ctx, view, sections, part, c, shown);
+    if (part.isStandIn) ctx.restore();
+  };
+
+  const drawTile = (ctx, view, sections, part, c, shown) => {
     drawBack(ctx, view, sections.back, part, c, shown);
     drawOps(ctx, view, sections.ops, part, shown);
     drawGaps(ctx, view, sections.back, part, c, shown);
     drawComms(ctx, view, sections.comms, part, c, shown);
-    if (part.isStandIn) ctx.restore();
   };
 
   /* Where each track of a section is: [top, height], null where it is not seen. */
   const places = (section, table, part) =>
     section.rank.map((at, index) => part.placeOf(table, at, section.lane[index], section.depth[index]));
 
-  const blit = (ctx, view, section, part, spots, colours, levels) => {
-    const image = strip(section, colours, levels);
+  const blit = (ctx, view, section, part, spots, colours, levels, isFromAbove = false) => {
+    const image = strip(section, colours, levels, isFromAbove);
     if (!image) return;
     const { begin, end } = part.time;
     const x0 = view.x(begin);
@@ -220,9 +246,9 @@
 
   /* A bar that lies in several tiles is in all of them, and drawn with the first: drawn again it would be darker, and would hide
      the gaps in it. Stand-ins are clipped to their own time. */
-  const isDrawn = ({ source, time, isStandIn }, table, row, begin, end, shown) => {
+  const isDrawn = ({ source, time, isStandIn, only }, table, row, begin, end, shown) => {
     if (isStandIn || (begin >= time.begin && end <= time.end)) return false;
-    const name = `${source} ${table} ${row}`;
+    const name = `${source} ${table} ${only ?? ""} ${row}`;
     if (shown.crossing.has(name)) return true;
     shown.crossing.add(name);
     return false;
@@ -254,22 +280,17 @@
       ctx.fillRect(x, spot[0], width, spot[1]);
     });
     const bubbles = spots.map((spot, index) => (section.lane[index] === 1 ? spot : null));
-    const colours = texts.bubbles.map((cause) => pack(CAUSES[cause]));
-    ctx.globalAlpha = 0.35;
-    blit(ctx, view, section, part, bubbles, colours, 4);
-    ctx.globalAlpha = 1;
-    eachBar(view, part, "back", bubbles, shown, (bar, x, width, spot) => fillHatched(ctx, texts.bubbles[section.group[bar]], x, width, spot, c));
+    blit(ctx, view, section, part, bubbles, texts.bubbles.map((state) => pack(paleOf(state))), 8, true); // ops fill from below
+    eachBar(view, part, "back", bubbles, shown, (bar, x, width, spot) => fillState(ctx, texts.bubbles[section.group[bar]], x, width, spot, c));
   };
 
   /* Hatched where it is wide enough for that, else pale. */
-  const fillHatched = (ctx, cause, x, width, spot, c) => {
-    ctx.globalAlpha = width < 3 ? 0.35 : 1;
-    ctx.fillStyle = width < 3 ? CAUSES[cause] : hatch(ctx, cause, c.panel);
+  const fillState = (ctx, state, x, width, spot, c) => {
+    ctx.fillStyle = width < 3 || STATES[state].solid ? paleOf(state) : hatch(ctx, state, c.panel);
     ctx.fillRect(x, spot[0], width, spot[1]);
-    ctx.globalAlpha = 1;
   };
 
-  /* Gaps in ops are pale, and hatched like the host's bubbles where the device waited for it. */
+  /* Time in ops without compute: the op is pale there, and looks like the same state between ops. */
   const drawGaps = (ctx, view, section, part, c, shown) => {
     const texts = view.about.tables.back.texts;
     const spots = places(section, "back", part).map((spot, index) => (section.lane[index] === 2 && spot ? [spot[0] + 1, spot[1] - 2] : null));
@@ -280,7 +301,7 @@
       ctx.fillStyle = c.panel;
       ctx.fillRect(x, spot[0], width, spot[1]);
       ctx.globalAlpha = 1;
-      if (texts.gaps[section.group[bar]] === NOT_LAUNCHED) fillHatched(ctx, "host", x, width, spot, c);
+      fillState(ctx, texts.gaps[section.group[bar]], x, width, spot, c);
     });
   };
 
@@ -322,7 +343,7 @@
     const spots = places(section, "comms", part);
     if (!spots.some(Boolean)) return;
     const { transfer, either } = view.about.colours;
-    const classes = [pack(WAIT), pack(transfer), pack(either), 0, 0, 0];
+    const classes = [pack(WAIT), pack(transfer), pack(either)];
     blit(ctx, view, section, part, spots, classes, 3);
     eachBar(view, part, "comms", spots, shown, (bar, x, width, spot) => {
       ctx.fillStyle = WAIT;
@@ -479,10 +500,12 @@
       const begin = start + view.shiftOf(at);
       if (!spot || begin > view.t1 || begin + length < view.t0) return;
       const x = view.x(begin);
-      Object.assign(ctx, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha });
-      ctx.strokeRect(x - 1, spot[0] - 1, Math.max(view.x(begin + length) - x, 2) + 2, spot[1] + 2);
+      const wide = view.x(begin + length) - x;
+      Object.assign(ctx, { strokeStyle: colour, fillStyle: colour, lineWidth: width, globalAlpha: alpha });
+      if (alpha < 1 && wide < LEAST_FRAMED) ctx.fillRect(x, spot[0] - 2, Math.max(wide, 1.5), 4); // frames of many would hide them
+      else ctx.strokeRect(x - 1, spot[0] - 1, Math.max(wide, 2) + 2, spot[1] + 2);
     };
-    for (const bar of found) if (bar !== current) frame(bar, c.text, 1, 0.45);
+    for (const bar of found) if (bar !== current) frame(bar, c.text, 1.5, 0.75);
     if (current) frame(current, c.ground, 6, 1); // around the one that is gone to, so that it stands out among many
     if (current) frame(current, c.text, 3, 1);
     ctx.globalAlpha = 1;
@@ -532,11 +555,18 @@
     ctx.setLineDash([]);
   };
 
-  const drawMeasure = (ctx, view, size, [a, b], c) => {
+  /* A range, over the rows of the ranks that are summed. */
+  const drawMeasure = (ctx, view, size, range, c) => {
+    const [a, b] = range;
     const [x0, x1] = [view.x(Math.min(a, b)), view.x(Math.max(a, b))];
+    const chosen = range.ranks && new Set(range.ranks);
     ctx.fillStyle = c.accent;
     ctx.globalAlpha = 0.16;
-    ctx.fillRect(x0, T.AXIS, x1 - x0, size.height);
+    if (!chosen) ctx.fillRect(x0, T.AXIS, x1 - x0, size.height);
+    for (const row of chosen ? view.rows : []) {
+      const isMeant = row.type === "rank" ? chosen.has(row.at) : !row.isOpen && row.ranks.some((at) => chosen.has(at));
+      if (isMeant) ctx.fillRect(x0, view.topOf(row), x1 - x0, row.height - 1);
+    }
     ctx.globalAlpha = 1;
     ctx.fillRect(x0, T.AXIS, 1, size.height);
     ctx.fillRect(x1, T.AXIS, 1, size.height);
@@ -595,8 +625,8 @@
         for (let bucket = 0; bucket < 1024; bucket += 1) {
           let filled = 0;
           let level = 0;
-          for (let kind = 0; kind < 6; kind += 1) {
-            filled += shares[(group * 1024 + bucket) * 6 + kind];
+          for (let kind = 0; kind < CLASSES; kind += 1) {
+            filled += shares[(group * 1024 + bucket) * CLASSES + kind];
             const top = Math.round((filled / 255) * levels);
             for (; level < top; level += 1) pixels[((group + 1) * levels - 1 - level) * 1024 + bucket] = colours[kind];
           }
@@ -635,6 +665,13 @@
     ctx.fillRect(0, T.AXIS + view.pinHeight - 3, size.width, 2);
   };
 
+  const TOGGLE = 15; // px of a rank's switch of its kernels below its name
+  const hasToggle = (view, row) => view.haveEvents.has(row.at) && row.sources[0].compute >= 34;
+  T.isOnToggle = (view, row, x, y) => {
+    const middle = view.topOf(row) + row.sources[0].top + row.sources[0].compute / 2;
+    return hasToggle(view, row) && x < view.left - 50 && Math.abs(y - middle - TOGGLE) < 8;
+  };
+
   const drawLabel = (ctx, view, row, size, c, marks) => {
     const y = view.topOf(row);
     if (y + row.height < T.AXIS || y > size.height) return;
@@ -671,6 +708,11 @@
     if (row.isPinned) drawPin(ctx, 12, middle, c);
     ctx.fillText(name, left, middle);
     const taken = left - 10 + ctx.measureText(name).width;
+    if (hasToggle(view, row)) {
+      ctx.font = `10px ${FONT}`;
+      ctx.fillStyle = c.soft;
+      ctx.fillText(`${view.withEvents.has(row.at) ? "▾" : "▸"} kernels, operators`, 10, middle + TOGGLE);
+    }
     ctx.font = `${fit}px ${FONT}`;
     ctx.fillStyle = c.soft;
     const isSaid = view.isGrouped && view.order === "stage" && !row.isPinned; // by the group above
@@ -825,13 +867,13 @@
     const { shares, num } = tile.sections.groups;
     const buckets = Math.min(1024, Math.ceil(view.about.span / tile.bucket));
     const fills = view.about.opClasses.map((kind) => T.kindColour(view.about, kind, 0)[0]);
-    const sums = new Float64Array(1024 * 6);
+    const sums = new Float64Array(1024 * CLASSES);
     for (let group = 0; group < num; group += 1) for (let at = 0; at < sums.length; at += 1) sums[at] += shares[group * sums.length + at];
     for (let x = 0; x < width; x += 1) {
       const bucket = Math.min(Math.floor((x / width) * buckets), buckets - 1);
       let y = height;
-      for (let kind = 0; kind < 6; kind += 1) {
-        const part = (sums[bucket * 6 + kind] / num / 255) * height;
+      for (let kind = 0; kind < CLASSES; kind += 1) {
+        const part = (sums[bucket * CLASSES + kind] / num / 255) * height;
         if (part <= 0) continue;
         ctx.fillStyle = fills[kind];
         ctx.fillRect(x, y - part, 1, part);
@@ -873,23 +915,22 @@
     ctx.font = `12px ${FONT}`;
     ctx.textAlign = "left";
     ctx.textBaseline = "middle";
-    for (const [[text, colour, cause], x, row] of places) {
+    for (const [[text, colour, state], x, row] of places) {
       const middle = top + (row + 0.5) * LEGEND_ROW + 2;
-      ctx.fillStyle = cause ? hatch(ctx, cause, c.panel) : colour;
+      ctx.fillStyle = state ? hatch(ctx, state, c.panel) : colour;
       ctx.fillRect(x, middle - 6, 12, 12);
       ctx.fillStyle = c.text;
       ctx.fillText(text, x + 18, middle);
     }
   };
 
-  T.CAUSE_COLOURS = CAUSES;
   T.PHASE_COLOURS = PHASES;
   T.WAIT_COLOUR = WAIT;
 
-  /* [colour, cause that is hatched] of a gap in an op of some colour, for the legend. */
-  T.gapLook = (gap, colour) => {
-    if (gap === NOT_LAUNCHED) return [CAUSES.host, "host"];
-    const parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-    return [`rgba(${parts.join(", ")}, ${(1 - GAP_ALPHA).toFixed(1)})`];
+  /* [colour, state that is hatched] of a state, for the legend. */
+  T.stateLook = (state) => {
+    const { solid, colour } = STATES[state] || STATES.unexplained;
+    return solid ? [solid] : [colour, state];
   };
+  T.isUp = (state) => Boolean((STATES[state] || STATES.unexplained).up);
 })();

@@ -127,7 +127,7 @@
     fillSide() {
       const cards = this.kept.map((bar, index) => this.card(bar, index + 1));
       const chosen = this.chosen && !this.kept.some((bar) => this.textOf(bar) === this.textOf(this.chosen)) ? [this.card(this.chosen, 0)] : [];
-      this.side.replaceChildren(...chosen, ...cards, ...(this.journey ? this.journeyList() : []));
+      this.side.replaceChildren(...(this.summed ? [this.sumCard()] : []), ...chosen, ...cards, ...(this.journey ? this.journeyList() : []));
       this.side.hidden = !this.side.childElementCount;
     },
 

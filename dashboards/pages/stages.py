@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
 from dashboards.address import NOTHING, Query, keep_fields, keeper
 from dashboards.answers import Answers
-from dashboards.components import Node, panel
+from dashboards.components import Node, lines, panel
 from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting
 from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
+from pptrace.analysis.op_samples import OpSample
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.paste import goes_round, paste_options
 from pptrace.api.whatif import Wishes
-from pptrace.report.charts.stages import stages_chart
+from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables.stages import stages_table
 from pptrace.report.whatif import span_words
 from pptrace.schedule.plan import Plan
+
+_MOST_LINES = 12
 
 
 def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
@@ -31,7 +35,14 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
     costs = answers.stages()
     if not costs:
         return [_no_stages(loaded.analysis.report)]
-    note = "bars: the median op; whiskers: eight in ten ops"
+    samples = answers.stage_samples()
+    points = stage_points(samples)
+    note = (
+        "bars: the median op; whiskers: eight in ten ops"
+        if points is None
+        else "points: ops; lines: medians of each group of them"
+    )
+    groups = [] if points is None else [_groups(samples)]
     field = dcc.Input(
         id="stage-layers",
         type="text",
@@ -44,7 +55,8 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
         [html.Span("Layers today"), field], className="plan-list", title="layers of each stage of the model"
     )
     return [
-        chart("What a microbatch costs in each stage", stages_chart(costs), "stages-chart", "", note=note),
+        chart("What a microbatch costs in each stage", points or stages_chart(costs), "stages-chart", "", note=note),
+        *groups,
         panel(
             "Advised split",
             html.Div([label, keeper("stages")], className="plan-fields"),
@@ -53,6 +65,19 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
         ),
         data_table(stages_table(costs), "stages"),
     ]
+
+
+def _groups(samples: Sequence[OpSample]) -> Node:
+    """The stages and kinds whose ops are of two groups, and how that is known."""
+    test = (
+        "Ops of a stage and kind, 16 or more, are two groups if, cut where that explains most of their variance, each has a "
+        "tenth of them and three or more, the medians differ by a tenth, and at most 4 % lie in the middle third between these."
+    )
+    found = group_lines(samples)
+    more = [f"… {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
+    return panel(
+        "Ops of two groups", lines([*found[:_MOST_LINES], *more], "stage-groups"), html.P(test, className="note")
+    )
 
 
 def _no_stages(report: Report) -> Node:

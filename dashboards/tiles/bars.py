@@ -48,7 +48,7 @@ def bar_at(timeline: Timeline, place: Place) -> dict[str, Any]:
         "row": row,
         "step": known.get("step", -1),
         "microbatch": known.get("microbatch", -1),
-        "lines": details(timeline, place.source, place.step, place.table, row),
+        "lines": details(timeline, place.source, place.step, place.table, row, place.rank),
     }
 
 
@@ -85,12 +85,8 @@ def aligned_at(timeline: Timeline, place: Place) -> dict[str, Any]:
 
 
 def _found(timeline: Timeline, place: Place) -> tuple[Table, int]:
-    picture = timeline.picture(place.source, place.step)
-    at = timeline.layout.position.get(place.rank)
-    if picture is None or at is None or place.table not in picture.tables:
-        raise LookupError(str(place))
-    table = picture.tables[place.table]
-    tracks = table.tracks
+    table = timeline.table(place.source, place.step, place.table, place.rank)
+    at, tracks = timeline.layout.position[place.rank], table.tracks
     for track in tracks.tracks_of([at]).tolist():
         low, high = int(tracks.ptr[track]), int(tracks.ptr[track + 1])
         row = low + int(np.searchsorted(tracks.start[low:high], place.start_ns))

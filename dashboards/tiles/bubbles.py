@@ -1,4 +1,4 @@
-"""Bubbles of a rank by what is seen of their cause, and the gaps inside its ops, as sets of intervals."""
+"""Time in which a rank computes in no op: between its ops and inside them, as sets of intervals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pptrace.model.tables import MESSAGES
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane
 
-CAUSES: Mapping[str, str] = {
-    "host": "the host had not launched the next work",
+STATES: Mapping[str, str] = {
+    "exposed transfer": "data was transferred, and nothing was computed meanwhile",
+    "waiting or transfer": "communication that nothing hides; its other side is not in the traces, so that it may be waiting",
+    "other work": "work outside of any op",
+    "not launched": "the host had not launched the next work",
     "fill": "before the rank's first op of the step: the pipeline fills",
     "drain": "after the rank's last op of the step: the pipeline drains",
     "late message": "the message that came next had not been sent, or was under way",
     "late collective": "a collective or exchange waited for a member",
-    "other": "neither an op nor anything that it waits for was recorded",
+    "unexplained": "nothing that was recorded explains it",
 }
-"""Causes of bubbles, the first that applies, and what they say."""
-GAPS_IN_OPS: Mapping[str, str] = {
-    "not launched": "inside an op, and the host had not launched the next work",
-    "no compute": "inside an op, and no kernel ran",
-}
+"""States of a rank that computes in no op, the first that applies, and what they say."""
+BETWEEN_OPS_ALONE = frozenset({"other work", "fill", "drain", "late message"})
 
 
 @dataclass(frozen=True)
@@ -52,36 +52,77 @@ class SendTimes:
         return np.where(self.match[at] == match, self.start_ns[at], 0)
 
 
-def bubbles_by_cause(
+def idle_by_state(
     rows: RankRows, lane: Lane | None, starts: Array, ends: Array, steps: Array, sent: SendTimes
 ) -> dict[str, Int64]:
-    """The time of a rank without op and exposed communication in the windows of its steps, parted exactly by cause."""
-    ops = rows.ops
-    left = subtract(union(starts, ends), union(ops["start_ns"], ops["end_ns"]))
-    if lane is not None:
-        left = subtract(left, lane.exposed)
+    """The time of a rank without op, from the first to the last that is known of it, parted exactly by :data:`STATES`.
+
+    Args:
+        rows: what was recorded of the rank; of one without ops its compute counts as ops.
+        lane: what it did.
+        starts: of its steps' windows, ns.
+        ends: of the windows.
+        steps: their numbers.
+        sent: when messages were sent.
+    """
+    ops, windows = rows.ops, union(starts, ends)
+    of_ops = union(ops["start_ns"], ops["end_ns"])
+    if lane is not None and not len(ops):
+        of_ops = lane.compute
+    left = subtract(_hull(windows, of_ops, union(rows.comms["start_ns"], rows.comms["end_ns"])), of_ops)
     first, last = _edges(ops, starts, ends, steps)
     candidates = {
-        "host": EMPTY if lane is None or lane.idle is None else lane.idle.launch_starved,
+        "exposed transfer": EMPTY if lane is None else lane.exposed,
+        "waiting or transfer": EMPTY if lane is None else lane.unknown,
+        "other work": EMPTY if lane is None else lane.compute,
+        "not launched": EMPTY if lane is None or lane.idle is None else lane.idle.launch_starved,
         "fill": union(starts, first),
         "drain": union(last, ends),
         "late message": merge(_waits(rows.comms, of_messages=True), _before_sent(rows, sent)),
         "late collective": _waits(rows.comms, of_messages=False),
     }
-    parts = {}
-    for cause, intervals in candidates.items():
-        parts[cause] = intersect(left, intervals)
-        left = subtract(left, intervals)
-    return parts | {"other": left}
+    parts = _parted(left, candidates)
+    ranges = intersect(parts["unexplained"], _other_ranges(rows, lane, windows))
+    if not len(ranges):
+        return parts
+    other, unexplained = merge(parts["other work"], ranges), subtract(parts["unexplained"], ranges)
+    return parts | {"other work": other, "unexplained": unexplained}
 
 
 def gaps_in_ops(rows: RankRows, lane: Lane | None) -> dict[str, Int64]:
-    """The time in ops in which the rank's device neither computed nor communicated; empty without a device."""
-    if lane is None or not lane.on_device:
-        return dict.fromkeys(GAPS_IN_OPS, EMPTY)
-    inside = subtract(union(rows.ops["start_ns"], rows.ops["end_ns"]), merge(lane.compute, lane.exposed))
-    starved = EMPTY if lane.idle is None else intersect(inside, lane.idle.launch_starved)
-    return dict(zip(GAPS_IN_OPS, (starved, subtract(inside, starved)), strict=True))
+    """The time in ops in which a rank did not compute, parted exactly by those of :data:`STATES` that are possible there."""
+    if lane is None:
+        return {name: EMPTY for name in STATES if name not in BETWEEN_OPS_ALONE}
+    inside = subtract(union(rows.ops["start_ns"], rows.ops["end_ns"]), lane.compute)
+    candidates = {
+        "exposed transfer": lane.exposed,
+        "waiting or transfer": lane.unknown,
+        "not launched": EMPTY if lane.idle is None else lane.idle.launch_starved,
+        "late collective": lane.not_overlapped,
+    }
+    return _parted(inside, candidates)
+
+
+def _parted(left: Int64, candidates: Mapping[str, Int64]) -> dict[str, Int64]:
+    """Some time by the first candidate that covers it; what is left is unexplained."""
+    parts = {}
+    for name, intervals in candidates.items():
+        parts[name] = intersect(left, intervals) if len(intervals) and len(left) else EMPTY
+        left = subtract(left, parts[name]) if len(parts[name]) else left
+    return parts | {"unexplained": left}
+
+
+def _hull(*sets: Int64) -> Int64:
+    known = [(part[0, 0], part[-1, 1]) for part in sets if len(part)]
+    return union([min(start for start, _ in known)], [max(end for _, end in known)]) if known else EMPTY
+
+
+def _other_ranges(rows: RankRows, lane: Lane | None, windows: Int64) -> Int64:
+    """Time between the steps that a rank's other ranges took, where no device was recorded, whose work would tell more."""
+    if lane is None or lane.on_device:
+        return EMPTY
+    spans = rows.spans.where(rows.spans["kind"] != "STEP")
+    return subtract(union(spans["start_ns"], spans["end_ns"]), windows)
 
 
 def _edges(ops: Slice, starts: Array, ends: Array, steps: Array) -> tuple[Array, Array]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS
+from dashboards.tiles.bubbles import STATES
+from dashboards.tiles.events import CLASS_NAMES, EVENTS
 from dashboards.tiles.journey import journey
 from dashboards.tiles.measured import BACK, COMMS, GAPS, OPS, Table
 from dashboards.tiles.replayed import PLANNED
@@ -21,17 +22,16 @@ OP_NAMES = {**KIND_NAMES, COMPUTE: "Compute"}
 _SOURCES = {"label": "from its label", "inferred": "inferred", "simulated": "simulated"}
 
 
-def details(timeline: Timeline, source: str, step: int, table: str, row: int) -> Lines:
-    """(name, value) of what is known of a bar; the first has no name and is its title.
+def details(timeline: Timeline, source: str, step: int, table: str, row: int, rank: int | None = None) -> Lines:
+    """(name, value) of what is known of a bar; the first has no name and is its title. Events have rows by ``rank``.
 
     Raises:
         LookupError: there is no such bar.
     """
-    picture = timeline.picture(source, step)
-    if picture is None or table not in picture.tables or not 0 <= row < len(picture.tables[table].tracks):
-        raise LookupError(f"{source} {table} {row}")
-    of_table = picture.tables[table]
+    of_table = timeline.table(source, step, table, timeline.layout.rows[0].rank if rank is None else rank)
     tracks = of_table.tracks
+    if not 0 <= row < len(tracks):
+        raise LookupError(f"{source} {table} {row}")
     track = tracks.track_of(row)
     at, start, length = int(tracks.rank[track]), int(tracks.start[row]), int(tracks.length[row])
     title = title_of(table, of_table, row)
@@ -42,6 +42,8 @@ def details(timeline: Timeline, source: str, step: int, table: str, row: int) ->
             lines += _of_gaps(timeline, at, start, start + length)
     elif table == COMMS:
         lines += _of_comm(of_table, row)
+    elif table == EVENTS:
+        lines += [("on", of_table.lanes[int(tracks.lane[track])]), ("kind", CLASS_NAMES[int(tracks.group[row])])]
     else:
         lines += _of_back(of_table, row, int(tracks.lane[track]))
     return lines
@@ -87,17 +89,17 @@ def _of_op(timeline: Timeline, source: str, table: Table, row: int, at: int, sta
 
 
 def _of_gaps(timeline: Timeline, at: int, start: int, end: int) -> Lines:
-    """The time in an op in which its device neither computed nor communicated, by its reason."""
+    """The time in an op in which its rank did not compute, by what it did."""
     tracks = timeline.measured.tables[BACK].tracks
-    lengths = dict.fromkeys(GAPS_IN_OPS, 0)
+    lengths = dict.fromkeys(STATES, 0)
     for track in tracks.of_rank.get(at, ()):
         if tracks.lane[track] == GAPS:
             rows = slice(tracks.ptr[track], tracks.ptr[track + 1])
             begins, ends = tracks.start[rows], tracks.start[rows] + tracks.length[rows]
             inside = np.maximum(np.minimum(ends, end) - np.maximum(begins, start), 0)
-            for code, name in enumerate(GAPS_IN_OPS):
+            for code, name in enumerate(STATES):
                 lengths[name] += int(inside[tracks.group[rows] == code].sum())
-    return [(f"gaps, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
+    return [(f"in it, {name}", f"{milliseconds(ns)} ms") for name, ns in lengths.items() if ns]
 
 
 def _signed(ns: int) -> str:
@@ -163,13 +165,26 @@ def _back_title(table: Table, row: int) -> str:
     tracks = table.tracks
     lane = table.lanes[int(tracks.lane[tracks.track_of(row)])]
     name = table.texts[lane][int(tracks.group[row])]
-    return {"phases": name, "bubbles": f"Bubble: {name}", "gaps": f"Gap in an op: {name}"}[lane]
+    return {"phases": name, "bubbles": _sentence(name), "gaps": f"{_sentence(name)}, in an op"}[lane]
 
 
-_TITLES: Mapping[str, Callable[[Table, int], str]] = {OPS: _op_title, COMMS: _comm_title, BACK: _back_title}
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _event_title(table: Table, row: int) -> str:
+    return str(table.texts["name"][int(table.tracks.columns["name"][row])])
+
+
+_TITLES: Mapping[str, Callable[[Table, int], str]] = {
+    OPS: _op_title,
+    COMMS: _comm_title,
+    BACK: _back_title,
+    EVENTS: _event_title,
+}
 
 
 def _of_back(table: Table, row: int, lane: int) -> Lines:
     name = table.texts[table.lanes[lane]][int(table.tracks.group[row])]
-    text = (CAUSES if table.lanes[lane] == "bubbles" else GAPS_IN_OPS).get(name, "")
+    text = STATES.get(name, "")
     return [("why", text)] if text else []

@@ -16,7 +16,7 @@ from dashboards.tiles.pyramid import Level
 from dashboards.tiles.tracks import NUM_CLASSES, Array, Tracks
 from pptrace.ingest.job.disk_cache import Packed
 
-ENTRY = "timeline"
+ENTRY = "timeline, all states"
 DAMAGE = (KeyError, ValueError, TypeError, IndexError)
 
 

@@ -1,4 +1,4 @@
-"""Tracks of what was measured: ops, communication, and what lies behind them (phases, bubbles by cause, gaps in ops)."""
+"""Tracks of what was measured: ops, communication, and what lies behind them (phases, time without compute in an op)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.tiles.bubbles import CAUSES, GAPS_IN_OPS, SendTimes, bubbles_by_cause, gaps_in_ops
+from dashboards.tiles.bubbles import STATES, SendTimes, gaps_in_ops, idle_by_state
 from dashboards.tiles.pyramid import Level, make_pyramid
 from dashboards.tiles.tracks import Array, Tracks, make_tracks
-from dashboards.tiles.unlabelled import COMPUTE, launch_starved, unlabelled_lanes
+from dashboards.tiles.unlabelled import COMPUTE
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.schedule.actions import Phase, parse_action
@@ -127,29 +127,25 @@ def comms_table(comms: pd.DataFrame, position: Mapping[int, int], origin_ns: int
 
 
 def _back_table(analysis: Analysis, position: Mapping[int, int], origin_ns: int) -> Table:
-    """Phases, bubbles by cause and gaps in ops of all ranks; a bar's class is its cause."""
+    """Phases of all ranks, and their time without compute in an op; a bar's class is its phase or state."""
     parts: list[tuple[int, int, int, Array, Array]] = []
-    sent = SendTimes.of(analysis.data.comms)
-    for rank, windows in _windows_of_ranks(analysis.windows).items():
-        if rank not in position:
-            continue
-        at, (steps, starts, ends) = position[rank], windows
+    sent, states = SendTimes.of(analysis.data.comms), list(STATES)
+    none = np.empty((3, 0), dtype=np.int64)
+    of_ranks = _windows_of_ranks(analysis.windows)
+    for rank, at in position.items():
+        steps, starts, ends = of_ranks.get(rank, none)
         rows, lane = analysis.data.rows.of_rank(rank), analysis.data.lanes.get(rank)
         for code, edges in _phases_of(rows.ops, steps, starts, ends).items():
             parts.append((at, PHASES, code, edges[:, 0], edges[:, 1]))
-        bubbles = bubbles_by_cause(rows, lane, starts, ends, steps, sent)
-        for code, cause in enumerate(CAUSES):
-            parts.append((at, BUBBLES, code, *bubbles[cause].T))
-        for code, edges in enumerate(gaps_in_ops(rows, lane).values()):
-            parts.append((at, GAPS, code, edges[:, 0], edges[:, 1]))
-    host = list(CAUSES).index("host")
-    for rank, lane in unlabelled_lanes(analysis.data).items():
-        parts.append((position[rank], BUBBLES, host, *launch_starved(lane).T))
+        for name, edges in idle_by_state(rows, lane, starts, ends, steps, sent).items():
+            parts.append((at, BUBBLES, states.index(name), *edges.T))
+        for name, edges in gaps_in_ops(rows, lane).items():
+            parts.append((at, GAPS, states.index(name), *edges.T))
     counts = [len(part[3]) for part in parts]
     positions, lanes, groups = (np.repeat([part[index] for part in parts] or [0], counts or [0]) for index in range(3))
     start, end = (np.concatenate([part[index] for part in parts] or [np.empty(0, np.int64)]) for index in (3, 4))
     tracks = make_tracks(positions, lanes, start - origin_ns, end - start, groups)
-    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(CAUSES), "gaps": tuple(GAPS_IN_OPS)}
+    texts = {"phases": tuple(map(str, Phase)), "bubbles": tuple(STATES), "gaps": tuple(STATES)}
     return Table(tracks, ("phases", "bubbles", "gaps"), texts)
 
 

@@ -1,15 +1,20 @@
-"""Searching bars by words such as ``rank 3 F 12``, ``2B7``, ``step 5 send`` or ``longest``."""
+"""Search for bars: by words such as ``rank 3 F 12``, by names of kernels, operators and lanes, and by words of the legend."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dashboards.tiles.measured import COMMS, OPS, STEP_RANGES, Table
+from dashboards.tiles.details import OP_NAMES
+from dashboards.tiles.events import CLASS_NAMES, EVENTS
+from dashboards.tiles.measured import BACK, COMMS, OPS, STEP_RANGES, Table
 from dashboards.tiles.timeline import Timeline
 from dashboards.tiles.tracks import Array
+from pptrace.intervals import lengths_within, union
 
 _MOST_FOUND = 500
 _MOST_CHARACTERS = 200
@@ -24,39 +29,160 @@ _FIELDS = {
 _WORDS = {"forward": "F", "backward": "B", "receive": "recv"}
 _ACTION = re.compile(r"(\d{1,9})(F|B|I|W)(\d{1,9})", re.ASCII | re.IGNORECASE)
 _TOKEN = re.compile(r"[A-Za-z_]+|\d{1,9}(?:[FBIWfbiw]\d{1,9})?", re.ASCII)
+_NO_NAME = re.compile(r"\b(?:(?:rank|step|stage|chunk|mb|microbatch)\s*\d{1,9}|longest)\b", re.ASCII | re.IGNORECASE)
+_LEAST_LETTERS = 2
+_EXPOSED = "exposed transfer"
 
 
-def search(timeline: Timeline, text: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Hits:
+    """Bars of a table that were found; those of events are of the rank of the index ``at``."""
+
+    name: str
+    table: Table
+    rows: Array
+
+
+def search(timeline: Timeline, text: str, ranks: Sequence[int] = (), from_ns: int = 0) -> dict[str, Any]:
     """The bars that fit a text, of lanes that are drawn.
 
-    How many there are, and the first ones in time as (rank's index, start, length, table, lane, depth, microbatch).
+    How many there are, and some as (rank's index, start, length, table, lane, depth, microbatch): the first from ``from_ns`` on,
+    behind the last one those before it; ``first`` is the place in time of the first. ``ranks`` are the indices of those whose
+    events are searched too.
 
     Words are joined: ``rank``, ``step``, ``stage``, ``chunk`` and ``mb`` take the number after them; a kind of op or of
     communication, or an axis, stands for itself; a number after a kind is its microbatch; ``2B7`` is stage 2's backward of
-    microbatch 7; ``longest`` sorts by length. ``unknown`` are words that mean nothing here.
+    microbatch 7; ``longest`` sorts by length. Other words are the name of a lane, what the legend says (an exposed transfer with
+    an axis behind it), or a part of the name of an event; several with commas. ``unknown`` are words that mean nothing.
     """
     wanted, kinds, unknown, by_length = _read(text[:_MOST_CHARACTERS])
+    tables = timeline.measured.tables
+    known_kinds = {text.lower() for name in (OPS, COMMS) for text in _names(tables[name])}
+    strange = sorted(kind for kind in kinds if kind not in known_kinds)
+    hits: list[_Hits] = []
+    if unknown or strange:
+        fields = {field: value for field, value in wanted.items() if f"{field} {value}" in _fields_of(text)}
+        words = _NO_NAME.sub(" ", text[:_MOST_CHARACTERS]).lower()
+        for names in ([words], words.split(",")):  # names of kernels have commas too
+            hits = hits or [hit for name in names for hit in _named(timeline, " ".join(name.split()), ranks, fields)]
+        unknown = [] if hits else unknown + strange
+    elif wanted or kinds or by_length:
+        hits = [_Hits(name, tables[name], _matching(timeline, tables[name], wanted, kinds)) for name in (OPS, COMMS)]
+    return _answer(hits, unknown, by_length, from_ns)
+
+
+def _fields_of(text: str) -> set[str]:
+    """The fields of a text with their numbers, each as ``rank 3``."""
+    return {
+        f"{_FIELDS[name.lower()]} {int(value)}"
+        for name, value in re.findall(r"\b(rank|step|stage|chunk|mb|microbatch)\s*(\d{1,9})\b", text, re.ASCII | re.I)
+    }
+
+
+def _answer(hits: Sequence[_Hits], unknown: list[str], by_length: bool, from_ns: int) -> dict[str, Any]:
     found: list[tuple[int, int, int, str, int, int, int]] = []
-    total = 0
-    for name in (OPS, COMMS):
-        table = timeline.measured.tables[name]
-        rows = _matching(timeline, table, wanted, kinds) if wanted or kinds or by_length else np.empty(0, np.int64)
-        total += len(rows)
-        key = -table.tracks.length[rows].astype(np.int64) if by_length else table.tracks.start[rows]
-        first = rows[np.argsort(key, kind="stable")[:_MOST_FOUND]]
-        track = np.searchsorted(table.tracks.ptr, first, side="right") - 1
-        tracks = table.tracks
+    total = sum(len(each.rows) for each in hits)
+    before = sum(int((each.table.tracks.start[each.rows] < from_ns).sum()) for each in hits)
+    for each in hits:
+        tracks = each.table.tracks
+        start = tracks.start[each.rows]
+        key = (-tracks.length[each.rows].astype(np.int64),) if by_length else (start, start < from_ns)
+        first = each.rows[np.lexsort(key)[:_MOST_FOUND]]
+        track = np.searchsorted(tracks.ptr, first, side="right") - 1
         times = (tracks.rank[track].tolist(), tracks.start[first].tolist(), tracks.length[first].tolist())
         lanes = (tracks.lane[track].tolist(), tracks.depth[track].tolist())
-        microbatches = tracks.columns["microbatch"][first].tolist()
+        has_number = "microbatch" in tracks.columns
+        numbers = tracks.columns["microbatch"][first].tolist() if has_number else [-1] * len(first)
         found += [
-            (at, start, length, name, lane, depth, microbatch)
-            for at, start, length, lane, depth, microbatch in zip(*times, *lanes, microbatches, strict=True)
+            (at, begin, length, each.name, lane, depth, number)
+            for at, begin, length, lane, depth, number in zip(*times, *lanes, numbers, strict=True)
         ]
-    known_kinds = {text.lower() for name in (OPS, COMMS) for text in _names(timeline.measured.tables[name])}
-    unknown += sorted(kind for kind in kinds if kind not in known_kinds)
-    found.sort(key=lambda bar: (-bar[2], bar[1]) if by_length else (bar[1], bar[0]))
-    return {"total": total, "found": found[:_MOST_FOUND], "unknown": unknown}
+    found.sort(key=lambda bar: (-bar[2], bar[1]) if by_length else (bar[1] < from_ns, bar[1], bar[0]))
+    place = 0 if by_length or not total else before % total
+    return {"total": total, "found": found[:_MOST_FOUND], "unknown": unknown, "first": place}
+
+
+def _named(timeline: Timeline, name: str, ranks: Sequence[int], wanted: dict[str, int]) -> Iterator[_Hits]:
+    """The bars that a name stands for: of the legend, of lanes, of the events of some ranks."""
+    if len(name) < _LEAST_LETTERS:
+        return
+    tables = [(key, timeline.measured.tables[key]) for key in (OPS, COMMS, BACK)]
+    for key, table in [*tables, *((EVENTS, timeline.events.of(at).table) for at in ranks)]:
+        fits = _are_named(key, table, name) & _of_fields(timeline, table, wanted)
+        if key == BACK and (axis := name.removeprefix(_EXPOSED).strip()) in _axes(timeline) and axis != name:
+            fits = _are_named(key, table, _EXPOSED) & _of_fields(timeline, table, wanted)
+            fits[fits] = _are_of_axis(timeline, table, np.flatnonzero(fits), axis)
+        if fits.any():
+            yield _Hits(key, table, np.flatnonzero(fits))
+
+
+def _axes(timeline: Timeline) -> tuple[str, ...]:
+    return tuple(timeline.measured.tables[COMMS].texts["axis"])
+
+
+def _are_of_axis(timeline: Timeline, table: Table, rows: Array, axis: str) -> Array:
+    """Mark those rows in whose time something of their rank was transferred on an axis."""
+    comms = timeline.measured.tables[COMMS].tracks
+    moves = comms.columns["axis"] == _axes(timeline).index(axis)
+    rank = np.repeat(comms.rank, np.diff(comms.ptr))
+    start = comms.start + comms.columns["before"]
+    end = comms.start + comms.length - comms.columns["after"]
+    tracks = table.tracks
+    own = tracks.rank[np.searchsorted(tracks.ptr, rows, side="right") - 1]
+    fits = np.zeros(len(rows), dtype=np.bool_)
+    for at in np.unique(own).tolist():
+        chosen, of_rank = own == at, moves & (rank == at)
+        begin = tracks.start[rows[chosen]]
+        times = union(start[of_rank], end[of_rank])
+        fits[chosen] = lengths_within(times, begin, begin + tracks.length[rows[chosen]]) > 0
+    return fits
+
+
+def _are_named(key: str, table: Table, name: str) -> Array:
+    """Mark the bars whose lane, state, kind or event has a name."""
+    tracks = table.tracks
+    sizes = np.diff(tracks.ptr)
+    lanes = [code for code, lane in enumerate(table.lanes) if lane.lower() == name and lane != STEP_RANGES]
+    fits = np.repeat(np.isin(tracks.lane, lanes), sizes)
+    if key == OPS:
+        kinds = [code for code, kind in enumerate(table.texts["kind"]) if OP_NAMES.get(kind, "").lower() == name]
+        fits |= np.isin(tracks.columns["kind"], kinds)
+    elif key == COMMS:
+        second = 0 if tracks.second is None else tracks.second
+        is_either = tracks.columns["match"] < 0
+        if name == "transfer":
+            fits |= ~is_either & (tracks.length > second)
+        elif name == "waiting":
+            fits |= ~is_either & (np.zeros(len(tracks)) + second > 0)
+        elif name == "waiting or transfer, not known which":
+            fits |= is_either
+    elif key == BACK:
+        for lane, texts in table.texts.items():
+            codes = [code for code, text in enumerate(texts) if text == name]
+            fits |= np.repeat(tracks.lane == table.lanes.index(lane), sizes) & np.isin(tracks.group, codes)
+    else:
+        classes = [code for code, text in enumerate(CLASS_NAMES) if text.lower() == name]
+        names = np.array([name in text.lower() for text in table.texts["name"]], dtype=np.bool_)
+        fits |= np.isin(tracks.group, classes) | names[tracks.columns["name"]]
+    return fits
+
+
+def _of_fields(timeline: Timeline, table: Table, wanted: dict[str, int]) -> Array:
+    """Mark the bars of a rank, step and so on; what has no number of its step is in it by its time."""
+    tracks = table.tracks
+    sizes = np.diff(tracks.ptr)
+    fits = np.ones(len(tracks), dtype=np.bool_)
+    for field, value in wanted.items():
+        if field == "rank":
+            fits &= np.repeat(tracks.rank == timeline.layout.position.get(value, -1), sizes)
+        elif field in tracks.columns:
+            fits &= tracks.columns[field] == value
+        elif field == "step" and value in timeline.spans:
+            low, high = (time - timeline.origin_ns for time in _period(timeline, value))
+            fits &= (tracks.start < high) & (tracks.start + tracks.length > low)
+        else:
+            fits[:] = False
+    return fits
 
 
 def _read(text: str) -> tuple[dict[str, int], set[str], list[str], bool]:
@@ -90,18 +216,16 @@ def _names(table: Table) -> tuple[str, ...]:
     return (*table.texts["kind"], *table.texts.get("axis", ()))
 
 
+def _period(timeline: Timeline, step: int) -> tuple[int, int]:
+    """The time of a step to the start of the next one; to its own end where none follows."""
+    low, high = timeline.spans[step]
+    return low, max(high, min((other for other, _ in timeline.spans.values() if other >= high), default=high))
+
+
 def _matching(timeline: Timeline, table: Table, wanted: dict[str, int], kinds: set[str]) -> Array:
     tracks = table.tracks
     drawn = [lane for lane, name in enumerate(table.lanes) if name != STEP_RANGES]
-    fits = np.repeat(np.isin(tracks.lane, drawn), np.diff(tracks.ptr))
-    for field, value in wanted.items():
-        if field == "rank":
-            at = timeline.layout.position.get(value, -1)
-            fits &= np.repeat(tracks.rank == at, np.diff(tracks.ptr))
-        elif field in tracks.columns:
-            fits &= tracks.columns[field] == value
-        else:
-            fits[:] = False
+    fits = np.repeat(np.isin(tracks.lane, drawn), np.diff(tracks.ptr)) & _of_fields(timeline, table, wanted)
     if kinds:
         codes = [code for code, name in enumerate(table.texts["kind"]) if name.lower() in kinds]
         of_kind = np.isin(tracks.columns["kind"], codes)

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,9 +15,10 @@ import pandas as pd
 from dashboards.tiles.changed import CHANGED, changed_picture
 from dashboards.tiles.cut import Range, cut, cut_together, shares_of
 from dashboards.tiles.encode import encode, tile_arrays
+from dashboards.tiles.events import EVENTS, EventStore
 from dashboards.tiles.kept import Bars
 from dashboards.tiles.layout import layout_of
-from dashboards.tiles.measured import OPS, TABLES, Picture, measured_picture
+from dashboards.tiles.measured import OPS, TABLES, Picture, Table, measured_picture
 from dashboards.tiles.memory import memory_tracks, most_bytes, most_of_buckets
 from dashboards.tiles.messages import message_times
 from dashboards.tiles.replayed import PLANNED, SIMULATED, replayed_picture
@@ -59,6 +61,7 @@ class Timeline:
         self.most_bytes = most_bytes(self.memory)
         self.is_light = analysis.num_ops > MOST_KEPT_OPS
         self._analysis = None if self.is_light else analysis
+        self.events = EventStore(self._analysis, self.layout.position, self.origin_ns)
         if self.is_light and is_new:  # what was kept is in no other table
             ops = self.measured.tables[OPS]
             self.report = with_ops_of_tracks(analysis.report, ops, self.layout.position, self.origin_ns)
@@ -75,6 +78,15 @@ class Timeline:
             (int((part.start[part.ptr[1:] - 1] + part.length[part.ptr[1:] - 1]).max()) for part in tracks), default=1
         )
 
+    @cached_property
+    def spans(self) -> Mapping[int, tuple[int, int]]:
+        """(first start, last end) of the windows of each step; without a pipeline each rank's window is its own."""
+        spans: dict[int, tuple[int, int]] = {}
+        for window in self.windows or self.report.steps:
+            low, high = spans.get(window.step, (window.start_ns, window.end_ns))
+            spans[window.step] = min(low, window.start_ns), max(high, window.end_ns)
+        return spans
+
     def windows_of(self, step: int) -> tuple[StepWindow, ...]:
         return tuple(window for window in self.windows if window.step == step)
 
@@ -88,6 +100,19 @@ class Timeline:
             return self.measured if source == MEASURED else None
         with self._lock:
             return _kept(self._replayed, (source, step), lambda: self._replay(source, step))
+
+    def table(self, source: str, step: int, name: str, rank: int) -> Table:
+        """A table of a picture, or the events of a rank, which are measured alone.
+
+        Raises:
+            LookupError: there is no such picture, table or rank.
+        """
+        if name == EVENTS and source == MEASURED:
+            return self.events.of(self.layout.position[rank]).table
+        picture = self.picture(source, step)
+        if picture is None or rank not in self.layout.position:
+            raise LookupError(f"{source} {name} {rank}")
+        return picture.tables[name]
 
     def has_change(self, source: str) -> bool:
         """Return whether a change is kept."""

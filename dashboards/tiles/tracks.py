@@ -24,7 +24,7 @@ MOST_DEPTH = 200
 """Most tracks of a lane; what overlaps more than that shares the last one."""
 TOLERANCE = 1 / 128
 """Overlap of two bars of a track, at most, as a part of the shortest bar of their lane."""
-NUM_CLASSES = 6
+NUM_CLASSES = 9
 """Classes of a table's bars: their shares of a bucket are what is drawn where single bars are too short to be seen."""
 
 
@@ -69,6 +69,12 @@ class Tracks:
         """Number of tracks of each lane, of the rank that has most."""
         return {int(lane): int(self.depth[self.lane == lane].max()) + 1 for lane in np.unique(self.lane)}
 
+    def depths_of_ranks(self, num_ranks: int, num_lanes: int) -> Array:
+        """Number of tracks of each lane of each rank, 0 where it has no bar, shape (ranks, lanes)."""
+        depths = np.zeros((num_ranks, num_lanes), dtype=np.int64)
+        np.maximum.at(depths, (self.rank, self.lane), np.asarray(self.depth, dtype=np.int64) + 1)
+        return depths
+
     def track_of(self, row: int) -> int:
         return int(np.searchsorted(self.ptr, row, side="right")) - 1
 
@@ -92,7 +98,7 @@ def make_tracks(
     of_lane = rank.astype(np.int64) * num_lanes + lane
     depth = _depths(of_lane, start, length)
     key = of_lane * (MOST_DEPTH + 1) + depth
-    order = np.lexsort((start, key))
+    order = stable_order(key) if (start[1:] >= start[:-1]).all() else np.lexsort((start, key))
     key = key[order]
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     of_track = key[first] // (MOST_DEPTH + 1)
@@ -117,15 +123,35 @@ def _ordered(values: Array, order: Int64) -> Array:
     return values[order]
 
 
+def stable_order(values: Array) -> Array:
+    """Indices that sort whole numbers, equal ones in their order; of small numbers in linear time."""
+    return np.argsort(compact(values), kind="stable")
+
+
 def _depths(lane: Int64, start: Int64, length: Array) -> Array:
     """The track of each bar within its lane: bars in order of start, each in the first one that is free.
 
-    One pass finds the bars of one track in all lanes at once: from the first bar on, each one's successor is the next that
-    begins after its end, and by doubling the jumps log n steps reach all of them.
+    Where bars of a lane lie inside each other, as calls do, that is how many are open around each. In other lanes one pass finds
+    the bars of one track at once: from the first bar on, each one's successor is the next that begins after its end, and by
+    doubling the jumps log n steps reach all of them.
     """
     depth = np.zeros(len(start), dtype=np.uint8)
-    order = np.lexsort((-length, start, lane))
-    end = start + length - _tolerated(lane, length)
+    is_ordered = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (length[1:] <= length[:-1]))
+    order = stable_order(lane) if is_ordered.all() else np.lexsort((-length, start, lane))
+    allowed = _tolerated(lane, length)
+    cuts = np.flatnonzero(np.r_[True, np.diff(lane[order]) != 0, True])
+    left = []
+    for low, high in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+        rows = order[low:high]
+        nested = _nested_depths(start[rows], length[rows], int(allowed[rows[0]]))
+        if nested is None:
+            left.append(rows)
+        else:
+            depth[rows] = nested
+    if not left:
+        return depth
+    order = np.concatenate(left)
+    end = start + length - allowed
     for number in range(MOST_DEPTH):
         on_first = _chain(lane[order], start[order], end[order])
         depth[order] = number
@@ -134,6 +160,18 @@ def _depths(lane: Int64, start: Int64, length: Array) -> Array:
             return depth
     depth[order] = MOST_DEPTH
     return depth
+
+
+def _nested_depths(start: Int64, length: Array, allowed: int) -> Array | None:
+    """Number of bars of a lane that are open when each begins; None where two of them overlap otherwise, or are too deep."""
+    end = start + np.maximum(length - allowed, 1)
+    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
+    if depth.max() >= MOST_DEPTH:
+        return None
+    order = stable_order(depth)
+    of_depth, start, end = depth[order], start[order], end[order]
+    overlaps = (of_depth[1:] == of_depth[:-1]) & (start[1:] < end[:-1])
+    return None if overlaps.any() else depth
 
 
 def _tolerated(lane: Int64, length: Array) -> Int64:

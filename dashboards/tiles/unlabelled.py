@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.intervals import EMPTY, Int64, intersect
 from pptrace.model.tables import COMPUTE_KINDS, OPS, make_table
 from pptrace.timeline.lanes import Lane
 
@@ -35,10 +34,3 @@ def unlabelled_lanes(data: AlignedRun) -> Mapping[int, Lane]:
     kinds = data.ops["kind"]
     labelled = set(pd.unique(data.ops["rank"][kinds.isin(COMPUTE_KINDS)]).tolist())
     return {rank: lane for rank, lane in data.lanes.items() if rank not in labelled and len(lane.compute)}
-
-
-def launch_starved(lane: Lane) -> Int64:
-    """The time between the first and the last compute of a rank for which its device waited for the host, as intervals."""
-    if lane.idle is None:
-        return EMPTY
-    return intersect(lane.idle.launch_starved, np.array([[lane.compute[0, 0], lane.compute[-1, 1]]]))

@@ -37,14 +37,19 @@ def op_costs(data: AlignedRun) -> tuple[OpCost, ...]:
 
     Compute is kernels where there are any, else the op without the communication nested in it.
     """
+    return tuple(
+        _cost(stage, kind, {rank: np.concatenate(parts) for rank, parts in ranks.items()})
+        for (stage, kind), ranks in sorted(computed_by_op(data).items())
+    )
+
+
+def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, list[Int64]]]:
+    """The compute in each op, ns, in parts: by (stage, kind) and rank."""
     lists: dict[tuple[int, str], dict[int, list[Int64]]] = {}
     for rank in sorted(data.lanes):
         for stage, kind, computed in _of_rank(rank, data):
             lists.setdefault((stage, kind), {}).setdefault(rank, []).append(computed)
-    return tuple(
-        _cost(stage, kind, {rank: np.concatenate(parts) for rank, parts in ranks.items()})
-        for (stage, kind), ranks in sorted(lists.items())
-    )
+    return lists
 
 
 def _of_rank(rank: int, data: AlignedRun) -> Iterator[tuple[int, str, Int64]]:

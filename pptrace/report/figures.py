@@ -2,9 +2,9 @@
 
 One function draws measured, simulated and planned ops, since all have the schema OPS. A figure has a few traces however long
 the step is: bars are arrays with a base and a width, one trace per kind of op and chunk, so that 50,000 ops stay fluent. From the
-back to the front, each row holds its phases as bands, its bubbles (transparent, only for their hover text), its ops, over them
-the gaps in which their device computed nothing, and below the ops two thin lines, receives and then sends, each split into
-waiting and transferring.
+back to the front, each row holds its phases as bands, its bubbles, its ops, over them the gaps in which their device computed
+nothing and the transfers that nothing hides, and below the ops two thin lines, receives and then sends, each split into waiting
+and transferring.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pptrace.report.timeline_traces import (
     bubble_traces,
     comm_traces,
     compute_by_rank,
+    exposed_traces,
     op_traces,
     phase_traces,
 )
@@ -87,6 +88,7 @@ def timeline(
     traces += op_traces(step_ops if drawn is None else drawn.ops, rows, num_chunks=int(step_ops["chunk"].max()) + 1)
     if drawn is None or drawn.blocks.empty:
         traces += idle_traces(step_ops, shown, lanes, rows, view)
+        traces += exposed_traces(shown, lanes, rows, view)
     if step_comms is not None and has_comms:
         shown_comms = step_comms if view is None else rows_near(step_comms, view)
         if view is None or len(shown_comms) <= MOST_BARS:

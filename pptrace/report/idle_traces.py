@@ -62,7 +62,7 @@ def _trace(name: str, ranks: Int64, edges: Int64, rows: Rows) -> go.Bar:
         start,
         end,
         name=name,
-        marker={"color": _COLOURS[name], "line": {"width": 0}},
+        marker={"color": _COLOURS[name], "line": {"color": "rgba(128, 134, 145, 0.35)", "width": 0.5}},
         customdata=np.stack((ranks, end - start), axis=1),
         hovertemplate=f"<b>{name}</b> · %{{customdata[1]:.3f}} ms<br>rank %{{customdata[0]:d}}"
         "<br>from %{base:.3f} ms<extra></extra>",

@@ -27,6 +27,8 @@ from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import PhaseSpan
 from pptrace.timeline.windows import StepWindow
 
+_PALE_BUBBLE = "rgba(128, 134, 145, 0.16)"
+_EXPOSED = "#C987AC"
 _FEW_OPS = 12_000
 """Above this, microbatch numbers are left out: measuring the text of each bar dominates the browser's time."""
 _MOST_CHUNKS_NAMED = 3
@@ -111,7 +113,7 @@ def bubble_traces(
     rows: Rows,
     view: View | None = None,
 ) -> Iterator[go.Bar]:
-    """Transparent bars over the bubbles between ops, split at the edges of phases; of a view, those that are visible in it."""
+    """Pale bars over the bubbles between ops, split at the edges of phases; of a view, those that are visible in it."""
     ranks, parts = [], []
     names: list[str] = []
     for window in windows:
@@ -133,12 +135,40 @@ def bubble_traces(
         start,
         end,
         name="Bubble",
-        marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+        marker={"color": _PALE_BUBBLE, "line": {"width": 0}},
         customdata=np.stack((np.asarray(ranks), end - start), axis=1),
         hovertext=names,
         hovertemplate="<b>Bubble</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d} · %{hovertext}<br>"
         "from %{base:.3f} ms<extra></extra>",
-        showlegend=False,
+        legendrank=1600,
+    )
+
+
+def exposed_traces(
+    windows: Sequence[StepWindow], lanes: Mapping[int, Lane] | None, rows: Rows, view: View | None = None
+) -> Iterator[go.Bar]:
+    """Bars over the transfers that no compute hides, in ops too; of a view, those that are visible in it."""
+    ranks, parts = [], []
+    for window in windows:
+        for rank, lane in ((rank, lane) for rank in window.ranks if (lane := (lanes or {}).get(rank)) is not None):
+            part = visible(clip(lane.exposed, window.start_ns, window.end_ns), view)
+            parts.append(part)
+            ranks += [rank] * len(part)
+    if not ranks:
+        return
+    edges = np.concatenate(parts)
+    start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
+    yield bars(
+        rows.y(pd.Series(ranks), rows.ops),
+        rows.ops.height,
+        start,
+        end,
+        name="Exposed transfer",
+        marker={"color": _EXPOSED, "line": {"width": 0}},
+        customdata=np.stack((np.asarray(ranks), end - start), axis=1),
+        hovertemplate="<b>Exposed transfer</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d}<br>"
+        "from %{base:.3f} ms<extra></extra>",
+        legendrank=1550,
     )
 
 

@@ -68,6 +68,7 @@ from pptrace.recognise.messages.match_inside_ops import match_inside_ops
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
@@ -84,7 +85,8 @@ class Analysis:
 
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
-    from rank to rank, None where they are not known.
+    from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
+    they are as recorded.
     """
 
     report: Report
@@ -96,6 +98,7 @@ class Analysis:
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     expert_traffic: TrafficMatrix | None = None
+    corrections: Corrections | None = None
 
     @property
     def num_ops(self) -> int:

@@ -84,7 +84,8 @@ def load(
     analysis = _analyse_read(request, [again.traces], again.warnings)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
-    return analysis.with_report(with_recording(replace(analysis.report, device=device), recording))
+    report = with_recording(replace(analysis.report, device=device), recording)
+    return replace(analysis, report=report, corrections=undone.corrections)
 
 
 def _as_recorded(analysis: Analysis, recordings: Mapping[int, RankRecording]) -> Analysis:

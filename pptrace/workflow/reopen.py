@@ -30,6 +30,7 @@ from pptrace.live_records.file import SUFFIX
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.recognise.recording.correct import Corrections
 from pptrace.slices import Slice, Texts, compact
 from pptrace.timeline.windows import StepWindow
 from pptrace.workflow.analyse import Analysis
@@ -102,6 +103,10 @@ class ReopenedAnalysis(Analysis):
     @property
     def facts(self) -> Mapping[int, Mapping[str, Any]]:
         return self._whole.facts
+
+    @property
+    def corrections(self) -> Corrections | None:
+        return self._whole.corrections
 
     @property
     def _whole(self) -> Analysis:

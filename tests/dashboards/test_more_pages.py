@@ -198,6 +198,18 @@ EMPTY: dict[Callable[[Path, ModuleType], Path], dict[str, str]] = {
 }
 
 
+def test_stages_whose_ops_are_of_two_groups_have_points() -> None:
+    def body_of(path: Path) -> Any:
+        store = Store([path])
+        return stages.body(store.get(), Answers(store))
+
+    faulty, even = (str(body_of(path)) for path in (SAMPLES / "faults_pp2_dp2", SAMPLES / "uneven_p4"))
+    assert "20 ops of" in faulty
+    assert "points: ops" in faulty
+    assert "stage-groups" not in even
+    assert "bars: the median op" in even
+
+
 def test_memory_over_time_that_was_not_recorded_says_how_to_record_it() -> None:
     page = str(memory.body(Store([SAMPLES / "1f1b_p2"]).get()))
     assert "Memory over time" in page

@@ -103,7 +103,7 @@ def test_the_pages_follow_the_step_and_the_change_that_are_chosen(
     drawn = {
         "communication": "#matrix-transfer .hm",
         "memory": "#memory-in-flight .bars",
-        "stages": "#stages-chart .bars",
+        "stages": "#stages-chart .scatterlayer .points",
     }
     for name, picture in drawn.items():
         page.click(f"#to-{name}")

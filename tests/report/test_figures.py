@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from pptrace.analysis.result import PhaseSummary, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
+from pptrace.intervals import EMPTY
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.report.colours import KIND_COLOURS, ink, shade
 from pptrace.report.figures import note, overview, row_labels, timeline, waterfall
 from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
+from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 from tests.support.parts import parts_ns
 
@@ -81,6 +83,19 @@ def test_bubbles_are_exactly_what_ops_leave_of_each_row() -> None:
     for rank in simulation.ranks:
         lengths = [end - start for row, start, end in bars(figure, "Bubble") if round(row) == rank.rank]
         assert sum(lengths) == pytest.approx(rank.bubble_ns / MS)
+
+
+def test_transfers_that_nothing_hides_are_drawn_and_both_they_and_bubbles_are_in_the_legend() -> None:
+    """Inside an op, between ops, and cut at the step's end."""
+    run = simulated()
+    exposed = np.array([[1, 2], [3, 5], [run.makespan_ns // MS - 1, run.makespan_ns // MS + 9]]) * MS
+    lanes = {1: Lane(EMPTY, exposed, exposed, EMPTY, exposed)}
+    figure = timeline(run.ops(), lanes=lanes)
+    end = run.makespan_ns / MS
+    assert bars(figure, "Exposed transfer") == [(1.0, 1, 2), (1.0, 3, 5), (1.0, end - 1, end)]
+    named = {trace.name for trace in figure.data if trace.showlegend is not False}
+    assert {"Exposed transfer", "Bubble"} <= named
+    assert not bars(timeline(run.ops()), "Exposed transfer")
 
 
 def test_phases_cover_each_row_without_overlap() -> None:

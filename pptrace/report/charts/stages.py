@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from pptrace.analysis.op_costs import OpCost
+from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.report.charts.base import QUIET, columns_axis, lay_out, plain
 from pptrace.report.colours import KIND_COLOURS, KIND_NAMES, OTHER
 from pptrace.report.units import milliseconds
@@ -50,6 +54,86 @@ def stages_chart(costs: Sequence[OpCost]) -> go.Figure | None:
         xaxis=columns_axis(len(stages), categoryarray=[f"stage {stage}" for stage in stages]),
         yaxis={"rangemode": "tozero"},
     )
+
+
+def stage_points(samples: Sequence[OpSample]) -> go.Figure | None:
+    """Every op of each stage and kind as a point (of many as many quantiles), with the median of each group of costs; None
+    where no costs are of two groups, which :func:`stages_chart` then describes.
+    """
+    if not any(sample.groups for sample in samples):
+        return None
+    stages = sorted({sample.stage for sample in samples})
+    kinds = sorted({sample.kind for sample in samples}, key=_order)
+    figure, room = go.Figure(), 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
+        of_kind = [sample for sample in samples if sample.kind == kind]
+        middles = [stages.index(sample.stage) + (number + 0.5) * room - 0.4 for sample in of_kind]
+        spread = [
+            middle + 0.7 * room * _jitter(len(sample.costs_ns)) for middle, sample in zip(middles, of_kind, strict=True)
+        ]
+        figure.add_scatter(
+            x=np.concatenate(spread),
+            y=np.concatenate([sample.costs_ns for sample in of_kind]) / 1e6,
+            customdata=[f"stage {sample.stage}" for sample in of_kind for _ in sample.costs_ns],
+            mode="markers",
+            name=KIND_NAMES.get(kind, plain(kind)),
+            marker={"color": KIND_COLOURS.get(kind, OTHER), "size": 5, "opacity": 0.65},
+            hovertemplate="<b>%{customdata}</b>: %{y:.3f} ms<extra></extra>",
+        )
+        figure.add_scatter(**_medians(of_kind, middles, room))
+    options = columns_axis(
+        len(stages), tickvals=list(range(len(stages))), ticktext=[f"stage {stage}" for stage in stages]
+    )
+    margin = options.get("range", [-0.5, len(stages) - 0.5])
+    return lay_out(
+        figure,
+        340,
+        "",
+        "ms of compute in an op",
+        xaxis=options | {"type": "linear", "range": margin},
+        yaxis={"rangemode": "tozero"},
+    )
+
+
+def _medians(samples: Sequence[OpSample], middles: Sequence[float], room: float) -> dict[str, Any]:
+    """Short lines at the median of each group of costs, of one group at that of all."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    words: list[str] = []
+    for sample, middle in zip(samples, middles, strict=True):
+        for group in sample.groups or (OpGroup(len(sample.costs_ns), int(np.median(sample.costs_ns))),):
+            x += [middle - 0.42 * room, middle + 0.42 * room, None]
+            y += [group.median_ns / 1e6] * 2 + [None]
+            number = f"{group.count} ops, " if sample.groups else ""
+            words += [f"stage {sample.stage}: {number}median {milliseconds(group.median_ns)} ms"] * 3
+    return {
+        "x": x,
+        "y": y,
+        "customdata": words,
+        "mode": "lines",
+        "line": {"color": QUIET, "width": 3},
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def group_lines(samples: Sequence[OpSample]) -> list[str]:
+    """A line for each stage and kind whose ops are of two groups: how many of what median."""
+    return [
+        f"stage {sample.stage}, {KIND_NAMES.get(sample.kind, sample.kind)}: "
+        + " and ".join(f"{group.count} ops of {milliseconds(group.median_ns)} ms" for group in sample.groups)
+        for sample in samples
+        if sample.groups
+    ]
+
+
+def _jitter(count: int) -> npt.NDArray[np.float64]:
+    """Places from −½ to ½ beside each other, always the same, so that points of equal height are seen."""
+    places: npt.NDArray[np.float64] = np.arange(count, dtype=np.float64) * _GOLDEN % 1.0 - 0.5
+    return places
+
+
+_GOLDEN = 0.618034
 
 
 def _order(kind: str) -> int:

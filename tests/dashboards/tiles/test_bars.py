@@ -90,7 +90,7 @@ def test_members_of_a_collective_have_that_one_and_others_the_one_of_the_same_or
     classes = {int(start): COMM_CLASSES[group] for start, group in zip(tracks.start, tracks.group, strict=True)}
     assert classes == {10: "transfer", 50: "transfer", 58: "transfer", 13: "either", 71: "either"}
     layout = layout_of(position, MeshInfo(3, 1, 1, 1, 1, 3, 1), {})
-    of_run: Any = SimpleNamespace(layout=layout, picture=lambda source, step: picture)
+    of_run: Any = SimpleNamespace(layout=layout, table=lambda source, step, name, rank: picture.tables[name])
     answer = aligned_at(of_run, Place(MEASURED, 0, COMMS, 0, 2, 50))
     assert answer["shifts"] == [[0, 0], [1, 50 - 58], [2, 50 - 71]]
     assert answer["name"] == "all_reduce (dp) in step 0"

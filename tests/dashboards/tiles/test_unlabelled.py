@@ -56,12 +56,18 @@ def test_compute_of_a_rank_without_microbatches_is_drawn(timeline: Timeline) -> 
     assert timeline.tile("measured", 0, "stage", 0, Range(13, 0))
 
 
-def test_what_its_device_waits_for_launches_is_a_bubble_of_the_host(timeline: Timeline) -> None:
-    tracks = timeline.measured.tables[BACK].tracks
-    is_bubble = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
-    assert len(tracks.length[is_bubble]) == 3
-    assert tracks.start[is_bubble].min() >= 30_000, "nothing before the first kernel"
-    assert timeline.measured.tables[BACK].texts["bubbles"][int(tracks.group[is_bubble][0])] == "host"
+def test_between_its_kernels_it_is_said_whether_the_next_was_launched(timeline: Timeline) -> None:
+    table = timeline.measured.tables[BACK]
+    tracks = table.tracks
+    is_idle = np.repeat(tracks.lane == BUBBLES, np.diff(tracks.ptr))
+    assert tracks.start[is_idle].min() >= 30_000, "nothing before the first kernel"
+    states = [table.texts["bubbles"][group] for group in tracks.group[is_idle].tolist()]
+    lengths = dict.fromkeys(states, 0)
+    for state, ns in zip(states, tracks.length[is_idle].tolist(), strict=True):
+        lengths[state] += ns
+    assert lengths["not launched"] > 0
+    assert states.count("not launched") == 3
+    assert sum(lengths.values()) == (1_090 - 100) * 1_000, "from the first kernel to the last one"
 
 
 def test_its_steps_can_be_chosen_and_have_no_critical_path(folder: Path) -> None:

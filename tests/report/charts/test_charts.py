@@ -11,6 +11,7 @@ import pytest
 
 from pptrace.analysis.compare.result import ChangeVerdict, Comparison, PartChange, SpanChange, StepCounts
 from pptrace.analysis.op_costs import OpCost
+from pptrace.analysis.op_samples import OpGroup, OpSample
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.step_parts import Cause
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
@@ -38,7 +39,7 @@ from pptrace.report.charts.communication import (
 )
 from pptrace.report.charts.comparison import causes_of_both, changes_of_parts
 from pptrace.report.charts.memory import MOST_RANKS, in_flight_chart, memory_chart, unseen_parts
-from pptrace.report.charts.stages import stages_chart
+from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.charts.steps import steps_chart
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
@@ -288,6 +289,20 @@ def test_stages_have_a_bar_for_each_kind_with_its_spread() -> None:
     assert (list(backward.x), list(backward.y)) == (["stage 1"], [5.0])
     assert (list(backward.error_y.array), list(backward.error_y.arrayminus)) == ([2.0], [1.0])
     assert stages_chart([]) is None
+
+
+def test_costs_of_two_groups_are_points_with_a_median_for_each_group() -> None:
+    low, high = (np.array(costs) * MS for costs in ([2, 2, 3], [8, 9]))
+    groups = (OpGroup(3, 2 * MS), OpGroup(2, 8 * MS))
+    samples = [OpSample(0, "F", np.concatenate((low, high)), groups), OpSample(1, "F", low, ())]
+    figure = stage_points(samples)
+    points, medians = figure.data
+    assert (points.name, points.mode, list(points.y)) == ("Forward", "markers", [2, 2, 3, 8, 9, 2, 2, 3])
+    assert [round(x) for x in points.x] == [0] * 5 + [1] * 3
+    assert len(set(points.x)) == 8, "points of equal height lie beside each other"
+    assert [y for y in medians.y if y is not None] == [2, 2, 8, 8, 2, 2]
+    assert group_lines(samples) == ["stage 0, Forward: 3 ops of 2.00 ms and 2 ops of 8.00 ms"]
+    assert stage_points(samples[1:]) is None
 
 
 def scenario(name: str, gain: int, held: int, size: int | None = None, **more: Any) -> Scenario:

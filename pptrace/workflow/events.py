@@ -1,0 +1,44 @@
+"""Events of one rank, read from its file when they are asked for: an analysis does not keep them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pptrace.ingest import read_file
+from pptrace.model.traces import Events, InputFormat, Trace
+from pptrace.workflow.analyse import Analysis
+
+EVENT_FORMATS = (InputFormat.KINETO, InputFormat.NSYS_SQLITE, InputFormat.CHROME)
+
+
+def has_events(analysis: Analysis) -> frozenset[int]:
+    """The ranks whose files list events: kernels, operators and calls. Files that list ops or communication have none."""
+    return frozenset(
+        entry.rank for entry in analysis.report.inputs if entry.rank is not None and entry.format in EVENT_FORMATS
+    )
+
+
+def events_of_rank(analysis: Analysis, rank: int) -> Events | None:
+    """The events of a rank on the clock of the analysis, without what recording cost where its times are; None without any.
+
+    Raises:
+        TraceError: the file can no longer be read.
+    """
+    given = [entry for entry in analysis.report.inputs if entry.rank == rank and entry.format in EVENT_FORMATS]
+    traces = [_trace_of(entry.path, InputFormat(entry.format), rank) for entry in given[:1]]
+    if not traces or not len(traces[0].events):
+        return None
+    trace, clock = traces[0], analysis.data.clock
+    if analysis.corrections is not None:
+        trace = analysis.corrections.corrected(trace)
+    events = trace.events
+    start = clock.to_common_clock(rank, events.start_ns)
+    return replace(events, start_ns=start, dur_ns=np.maximum(events.dur_ns, 0))
+
+
+def _trace_of(path: str, name: InputFormat, rank: int) -> Trace:
+    traces = read_file(Path(path), name)
+    return next((trace for trace in traces if trace.rank == rank), traces[0])
