@@ -70,7 +70,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         *([] if report.hang is not None else [_verdict(report)]),
         *_recording(report),
         _tiles(step, report),
-        _messages(report),
+        _messages(report, step),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         *_steps(report, step),
         *_tables(step),
@@ -81,17 +81,18 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 def _verdict(report: Report) -> Node:
     """A bar of what the typical step is made of, and three lines: this, why, and what to do first with a link to its finding."""
     said, pieces = verdict_lines(report), bar_of(report.typical_step)
+    name: Any = {"aria-label": said.made_of}
     bar = html.Div(
         [html.Span(style={"flex": f"{part.share:.4f}", "background": part.colour}, title=part.text) for part in pieces],
         className="verdict-bar",
         role="img",
-        **{"aria-label": said.made_of},
+        **name,
     )
-    link = [] if said.finding is None else [" ", html.A("the finding", href=f"#finding-{said.finding}")]
-    lines = [html.P(said.made_of, className="verdict")]
-    lines += [html.P([html.Strong("Why: "), said.cause])] if said.cause else []
-    lines += [html.P([html.Strong("First: "), said.first, *link])] if said.first else []
-    return html.Div([*([bar] if pieces else []), *lines], id="verdict")
+    link: list[Any] = [] if said.finding is None else [" ", html.A("the finding", href=f"#finding-{said.finding}")]
+    rows = [html.P(said.made_of, className="verdict")]
+    rows += [html.P([html.Strong("Why: "), said.cause])] if said.cause else []
+    rows += [html.P([html.Strong("First: "), said.first, *link])] if said.first else []
+    return html.Div([*([bar] if pieces else []), *rows], id="verdict")
 
 
 def _recording(report: Report) -> list[Node]:
@@ -155,11 +156,11 @@ def _waterfall(step: StepReport) -> Node:
     return with_files(picture, picture_files("waterfall"))
 
 
-def _findings(report: Report) -> Node:
+def _findings(report: Report, step: int | None) -> Node:
     numbers = {id(finding): number for number, finding in enumerate(report.findings)}
     cards: list[Node] = []
     for root, below in in_groups(report.root_causes, report.findings):
-        of_root = [_finding(finding, numbers[id(finding)], report) for finding in below]
+        of_root = [_finding(finding, numbers[id(finding)], report, step) for finding in below]
         if root is None:
             cards += of_root
             continue
@@ -171,23 +172,23 @@ def _findings(report: Report) -> Node:
     return panel("Findings", *shown, *unknown, note="gains as means over all steps", id="findings")
 
 
-def _finding(finding: Finding, number: int, report: Report) -> Node:
+def _finding(finding: Finding, number: int, report: Report, shown: int | None) -> Node:
     gain = "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step"
     head = html.Div(
         [
             html.Span(str(finding.severity), className=f"badge {finding.severity}"),
             html.Strong(finding.title),
             html.Span(gain, className="gain"),
-            *_show_me(finding, report),
+            *_show_me(finding, report, shown),
         ],
         className="finding-head",
     )
     return html.Div([head, html.P(finding.detail)], className="finding", id=f"finding-{number}")
 
 
-def _show_me(finding: Finding, report: Report) -> list[Node]:
+def _show_me(finding: Finding, report: Report, shown: int | None) -> list[Node]:
     """A link to the timeline at the finding's evidence; none where there is no pipeline to look at."""
-    address = evidence_of(finding, report)
+    address = evidence_of(finding, report, shown)
     return [] if address is None else [dcc.Link("show me", href=address, className="show-me")]
 
 
@@ -197,8 +198,11 @@ def _warnings(report: Report) -> Node:
     return panel("Warnings", content, note="what the traces lack", id="warnings")
 
 
-def _messages(report: Report) -> Node:
-    return html.Div([_findings(report), _warnings(report)], className="columns wide-left ragged")
+def _messages(report: Report, step: StepReport | None = None) -> Node:
+    return html.Div(
+        [_findings(report, None if step is None else step.step), _warnings(report)],
+        className="columns wide-left ragged",
+    )
 
 
 _NOTES = {

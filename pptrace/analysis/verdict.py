@@ -44,7 +44,7 @@ def verdict_lines(report: Report) -> VerdictLines:
     made_of, few = _without_gain(report.verdict)
     actionable = [(number, found) for number, found in enumerate(report.findings) if _is_actionable(found)]
     if not actionable:
-        return VerdictLines(made_of, "", f"Nothing stands out: no change of this run is sure to help.{few}")
+        return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
     number, found = max(actionable, key=lambda entry: entry[1].gain_ns or 0)
     roots = [root for root, _ in in_groups(report.root_causes, report.findings) if root is not None]
     if not roots:
@@ -53,6 +53,18 @@ def verdict_lines(report: Report) -> VerdictLines:
         is_below = found.evidence.get(FOLLOWS_FROM) == roots[0].name
         to_do, why = roots[0].advice if is_below else _advice(found, step), f"{roots[0].title}: {roots[0].detail}"
     return VerdictLines(made_of, f"{_capital(why)}.", f"{_capital(to_do)}: {_gain_words(found)}.{few}", number)
+
+
+def _of_the_schedule(report: Report) -> str:
+    """What to do where nothing but the schedule costs."""
+    fill = max((found.evidence["share"] for found in report.findings if _is_structural(found)), default=0.0)
+    if fill < _RULES:
+        return "Nothing stands out: no change of this run is sure to help."
+    return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
+
+
+def _is_structural(finding: Finding) -> bool:
+    return finding.evidence.get("cause") == "structural"
 
 
 def _without_gain(verdict: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.result import Report
 from pptrace.report import units
 
 _SLOWED = 1.05
@@ -44,3 +45,9 @@ def _cost(recording: RecordingReport) -> str:
         return ""
     source = "as measured" if recording.cost_source == "measured" else "judged from the trace"
     return f": {recording.events_per_step:,} host events a step at {recording.cost_per_event_ns / 1000:.1f} µs each, {source}"
+
+
+def as_recorded(report: Report) -> str:
+    """Words behind the title of a table that has the recording's figures in a report of the run without it; else ""."""
+    recording = report.recording
+    return ", as recorded" if recording is not None and recording.figures == "unrecorded" else ""

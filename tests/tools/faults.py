@@ -185,11 +185,12 @@ def run(folder: Path, setting: Setting, fault: Fault) -> Path:
     return folder
 
 
-def gain_of_half_size_ns(run: Run) -> int | None:
-    """What whatif promises of twice as many microbatches of half the size, ns."""
-    table = run.whatif().scenarios
-    gains = table[table["name"].str.endswith("microbatches of half the size")]["gain_ns"]
-    return int(gains.iloc[0]) if len(gains) else None
+def gain_of_half_size_ns(run: Run) -> int:
+    """What whatif promises of twice as many microbatches, for the work of a step, ns."""
+    number = run.report.schedule.num_microbatches
+    assert number is not None
+    table = run.whatif(microbatches=2 * number).scenarios
+    return int(table[table["name"] == f"{2 * number} microbatches"]["gain_ns"].iloc[0]) // 2
 
 
 def _spans_ms(report: Report) -> list[float]:
@@ -258,8 +259,8 @@ _PAGE = """\
 Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo.
 Ops sleep for a stated time, so that two cores keep time for four ranks, and a fault is put into some ranks: ops that sleep
 longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the
-first finding that is no information (of too few microbatches, which is information, that of twice as many of half the size
-in `whatif`); *gained* is what the same run without the fault really takes less: the difference of their fastest steps, or,
+first finding that is no information (of too few microbatches, which is information, what `whatif` says of twice as many for
+the same work); *gained* is what the same run without the fault really takes less: the difference of their fastest steps, or,
 of faults that come now and then, the mean step less the median step without. Other processes had the machine's cores too:
 what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are,
 and single long steps).

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
 from pptrace.report import units
+from pptrace.report.recording_line import as_recorded
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
 
@@ -165,7 +166,7 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
         ratios = [entry.breakdown.overlap_ratio for entry in group if entry.breakdown.overlap_ratio is not None]
         rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
     columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
-    return ReportTable("device", "Device, whole trace", columns, tuple(rows), notes)
+    return ReportTable("device", f"Device, whole trace{as_recorded(report)}", columns, tuple(rows), notes)
 
 
 def host_window_table(report: Report, amount: Amount) -> ReportTable:

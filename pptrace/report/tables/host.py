@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
 from pptrace.model.device_idle import SyncSummary
 from pptrace.report import units
+from pptrace.report.recording_line import as_recorded
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")
@@ -48,7 +49,7 @@ def device_host_table(report: Report, amount: Amount) -> ReportTable:
         for entry in report.device
         if entry.breakdown.idle_ns is not None
     ]
-    return _table("device-host", "Device idle time, whole trace", entries, amount)
+    return _table("device-host", f"Device idle time, whole trace{as_recorded(report)}", entries, amount)
 
 
 def _table(key: str, title: str, entries: Sequence[_Entry], amount: Amount) -> ReportTable:

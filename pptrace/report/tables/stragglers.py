@@ -33,7 +33,7 @@ def _shares(stragglers: Stragglers) -> str:
         f"{units.counted(stragglers.num_steps, 'step')} replayed {verb} {stragglers.slowdown:.3f} times as long as with every op "
         "and message at its kind's typical cost"
     )
-    shares = {"slowest 3 % of workers": stragglers.m_w, "last stage": stragglers.m_s}
+    shares = {_slowest(len(stragglers.workers)): stragglers.m_w, "last stage": stragglers.m_s}
     known = [f"{_part(share)} of that goes with the {name}" for name, share in shares.items() if share is not None]
     return "; ".join((line, *known))
 
@@ -43,3 +43,11 @@ def _part(share: float) -> str:
     of it, and more), or more than the measured ones (none).
     """
     return "none" if share < 0 else "all" if share > 1 else f"{share:.1%}"
+
+
+_THREE_PER_CENT = 34
+"""Of fewer workers, 3 % are one."""
+
+
+def _slowest(num_workers: int) -> str:
+    return "slowest worker" if num_workers < _THREE_PER_CENT else "slowest 3 % of workers"
