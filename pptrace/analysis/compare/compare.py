@@ -15,7 +15,7 @@ from pptrace.analysis.compare.bootstrap import (
     holm,
     relative_difference,
 )
-from pptrace.analysis.compare.facts import differing
+from pptrace.analysis.compare.facts import differing, other_work
 from pptrace.analysis.compare.figures import CAUSE, COMPUTE, EXPOSED, RANGE, Series, StepFigures
 from pptrace.analysis.compare.matching import MatchedPart, match_figures, unmatched_names
 from pptrace.analysis.compare.recording import RecordedApart
@@ -72,9 +72,13 @@ def compare_sides(runs_a: Sequence[ComparedRun], runs_b: Sequence[ComparedRun]) 
         *recorded.lines(),
         *_of_runs(a, b),
     )
+    work = other_work(a.runs[0].facts, b.runs[0].facts)
+    different = (
+        f"A and B do different work ({work}), so that no length of a step says which is faster. " if work else ""
+    )
     return Comparison(
         verdict,
-        _detail(verdict, span, mean, parts, describe_counts(a, b)),
+        different + _detail(verdict, span, mean, parts, describe_counts(a, b)),
         span,
         StepCounts(a.figures.num_steps, b.figures.num_steps),
         parts,

@@ -69,6 +69,27 @@ def differing(a: Sequence[Facts], b: Sequence[Facts]) -> tuple[FactChange, ...]:
     return tuple(_hidden(fact) if _SECRET.search(fact.name) else fact for fact in changed)
 
 
+_OF_WORK = (
+    *("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence"),
+    *("experts", "topk", "expert_ffn"),
+)
+"""Facts of a model that say how much a microbatch computes."""
+
+
+def other_work(a: Facts, b: Facts) -> str:
+    """What says that steps of two runs are not the same work: "layers 4 and 8, hidden 96 and 8"; "" where nothing does."""
+    of_models = [(name.replace("_", " "), a.get(f"model {name}"), b.get(f"model {name}")) for name in _OF_WORK]
+    known = [("sequences a step", _sequences(a), _sequences(b)), *of_models]
+    differing = [(name, *both) for name, *both in known if None not in both and both[0] != both[1]]
+    return ", ".join(f"{name} {of_a} and {of_b}" for name, of_a, of_b in differing)
+
+
+def _sequences(run: Facts) -> str | None:
+    """Sequences that a pipeline takes in a step; None where that is not known."""
+    counts = (run.get("microbatches", ""), run.get("model microbatch_size", ""))
+    return str(int(counts[0]) * int(counts[1])) if all(map(str.isdecimal, counts)) else None
+
+
 def _together(name: str, runs: Sequence[Facts]) -> str | None:
     """A fact of the runs of a side: each value once; None where no run has it."""
     values = [value for run in runs if (value := _value(name, run)) is not None]

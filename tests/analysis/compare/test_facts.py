@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of
+from pptrace.analysis.compare.facts import core_wait_of, differing, facts_of, other_work
 from pptrace.analysis.result import Report
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
@@ -58,6 +58,15 @@ def test_versions_settings_hosts_and_devices_are_facts(report: Report) -> None:
 
 def test_negative_numbers_belong_to_their_option(report: Report) -> None:
     assert facts(report, {"command": ["a.py", "--shift", "-1", "-2.5"]})["--shift"] == "-1 -2.5"
+
+
+def test_models_and_batches_that_differ_are_other_work_and_another_cut_of_a_batch_is_not() -> None:
+    of_model = {"model layers": "4", "model hidden": "96", "model microbatch_size": "2", "microbatches": "8"}
+    assert other_work(of_model, of_model | {"schedule": "zb-h1"}) == ""
+    assert other_work(of_model, of_model | {"model microbatch_size": "1", "microbatches": "16"}) == ""
+    other = of_model | {"model hidden": "64", "microbatches": "4"}
+    assert other_work(of_model, other) == "sequences a step 16 and 8, hidden 96 and 64"
+    assert other_work(of_model, {"microbatches": "4"}) == ""  # nothing is known of the other model
 
 
 def test_only_what_differs_is_shown_with_what_one_run_lacks() -> None:
