@@ -121,7 +121,7 @@ def cause_of_part(step: StepReport, name: str) -> str:
 
 
 def place_of_part(step: StepReport, name: str) -> str:
-    """Where nearly all of a part is, if it has a reason or is outside the pipeline, in brackets; "" if nowhere or all over."""
+    """Place of nearly all of a part that has a reason or is outside the pipeline, in brackets; "" if it has none."""
     found = [(cause.where, cause.ns) for cause in step.causes or () if cause.reason == name]
     found += [(part.where, part.ns) for part in step.outside or () if f"{OUTSIDE}{part.part}" == name]
     if not found:

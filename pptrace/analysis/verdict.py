@@ -56,7 +56,7 @@ def verdict_lines(report: Report) -> VerdictLines:
 
 
 def _of_the_schedule(report: Report) -> str:
-    """What to do where nothing but the schedule costs."""
+    """Advice where nothing but the schedule costs."""
     fill = max((found.evidence["share"] for found in report.findings if _is_structural(found)), default=0.0)
     if fill < _RULES:
         return "Nothing stands out: no change of this run is sure to help."
@@ -85,7 +85,7 @@ def _is_actionable(finding: Finding) -> bool:
 
 
 def _advice(finding: Finding, step: StepReport) -> str:
-    """What to do about a finding: as its part says, else what its detail ends with."""
+    """Advice on a finding: that of its part, else what its detail ends with."""
     of_part = words_of_part(step, str(finding.evidence.get("reason") or finding.evidence.get("cause"))).advice
     if of_part and not {"step", "steps"} & finding.evidence.keys():
         return of_part

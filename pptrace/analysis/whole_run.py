@@ -269,7 +269,7 @@ class CoreWait:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """What several findings follow from: their evidence has its ``name`` as ``follows_from``; ``ranks`` are those concerned.
+    """Cause of several findings: their evidence has its ``name`` as ``follows_from``; ``ranks`` are those concerned.
 
     ``title`` says what it is, ``detail`` what it does, ``advice`` what to do about it.
     """

@@ -186,7 +186,7 @@ def run(folder: Path, setting: Setting, fault: Fault) -> Path:
 
 
 def gain_of_half_size_ns(run: Run) -> int:
-    """What whatif promises of twice as many microbatches, for the work of a step, ns."""
+    """Gain that whatif promises of twice as many microbatches, for the work of a step, ns."""
     number = run.report.schedule.num_microbatches
     assert number is not None
     table = run.whatif(microbatches=2 * number).scenarios

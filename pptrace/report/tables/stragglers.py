@@ -46,7 +46,7 @@ def _part(share: float) -> str:
 
 
 _THREE_PER_CENT = 34
-"""Of fewer workers, 3 % are one."""
+"""Number of workers below which 3 % of them are one."""
 
 
 def _slowest(num_workers: int) -> str:
