@@ -68,7 +68,7 @@ def _is_structural(finding: Finding) -> bool:
 
 
 def _without_gain(verdict: str) -> tuple[str, str]:
-    """(what steps are made of, how few there are): the sentence without what would be won back, which has a line of its own."""
+    """Split the verdict into what steps are made of and how few there are, without what would be won back."""
     sentence, only, few = verdict.partition(_ONLY)
     before, found, _ = sentence.partition(_WON_BACK)
     return f"{before}." if found else sentence, f"{only}{few}"

@@ -77,7 +77,7 @@ _OF_WORK = (
 
 
 def other_work(a: Facts, b: Facts) -> str:
-    """What says that steps of two runs are not the same work: "layers 4 and 8, hidden 96 and 8"; "" where nothing does."""
+    """Describe by what steps of two runs are not the same work: "layers 4 and 8, hidden 96 and 8"; "" where nothing does."""
     of_models = [(name.replace("_", " "), a.get(f"model {name}"), b.get(f"model {name}")) for name in _OF_WORK]
     known = [("sequences a step", _sequences(a), _sequences(b)), *of_models]
     differing = [(name, *both) for name, *both in known if None not in both and both[0] != both[1]]
