@@ -106,7 +106,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
     """
-    items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if item.path.match(name)), len(_LONG)))
+    places = {
+        path: next((n for n, name in enumerate(_LONG) if path.match(name)), len(_LONG))
+        for path in {item.path for item in items}
+    }
+    items.sort(key=lambda item: places[item.path])
     for item in items:
         if isinstance(item, pytest.Function) and "pool" in item.fixturenames:
             item.add_marker(pytest.mark.processes)
