@@ -143,8 +143,8 @@ class Visit:
 def visiting(browser: Any) -> Iterator[Callable[[str], Visit]]:
     """Open addresses at 1400×900; in the end what the pages asked for, and complained about, is judged.
 
-    A page's policy lets no text be run: ``wait_for_function`` takes a function, ``() => …``. It is asked 40 times a second; where it
-    is asked before each frame, all frames are drawn.
+    A page's policy lets no text be run: ``wait_for_function`` takes a function, ``() => …``. It is asked 40 times a second;
+    where it is asked before each frame, all frames are drawn.
     """
     visits: list[Visit] = []
 
