@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # so that tests and the processes of the pool import the same modules by the same names
     sys.path.insert(0, str(ROOT))
 
+from tests.support import loaded_once  # noqa: E402 - before anything imports what it replaces
+
+loaded_once.install()
+
 _LONG = (
     *("models/test_mixes.py", "expert/test_exact.py", "cli/test_run.py"),
     *("pipeline/test_kinds.py", "cli/test_hang_runs.py", "adapters/test_real_frameworks.py"),
@@ -93,6 +97,10 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         num_workers = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
         os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) % num_workers :: num_workers])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    loaded_once.keep_for(item.path)
 
 
 def pytest_collection_finish() -> None:
