@@ -265,3 +265,9 @@ def fail_on_rank_one() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 raises")
     dist.barrier()
+
+
+@on_one_rank
+def computed_by(_key: str) -> int:
+    """The rank that computed it."""
+    return dist.get_rank()
