@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # so that tests and the processes of the pool import the same modules by the same names
     sys.path.insert(0, str(ROOT))
 
+from tests.support import loaded_once  # noqa: E402 - before anything imports what it replaces
+
+loaded_once.install()
+
 _LONG = (
     *("models/test_mixes.py", "expert/test_exact.py", "cli/test_run.py"),
     *("pipeline/test_kinds.py", "cli/test_hang_runs.py", "adapters/test_real_frameworks.py"),
@@ -95,6 +99,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) % num_workers :: num_workers])
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    loaded_once.keep_for(item.path)
+
+
 def pytest_collection_finish() -> None:
     """Keep what is imported: looking through all of it for cycles takes half a second each time."""
     gc.freeze()
@@ -106,7 +114,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
     """
-    items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if item.path.match(name)), len(_LONG)))
+    places = {
+        path: next((n for n, name in enumerate(_LONG) if path.match(name)), len(_LONG))
+        for path in {item.path for item in items}
+    }
+    items.sort(key=lambda item: places[item.path])
     for item in items:
         if isinstance(item, pytest.Function) and "pool" in item.fixturenames:
             item.add_marker(pytest.mark.processes)

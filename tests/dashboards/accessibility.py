@@ -18,7 +18,7 @@ CONTRAST = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 
 def settle(page: Any) -> Any:
-    page.wait_for_function(SETTLED)
+    page.wait_for_function(SETTLED, polling=25)
     return page
 
 

@@ -21,12 +21,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from multiprocessing import current_process
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import AuthenticationString
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,8 @@ from torch.distributed import distributed_c10d
 
 from tests.support.forked import ROOT, start_python
 
+P = ParamSpec("P")
+T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0  # for the other ranks of a case in which one has failed
 
@@ -231,3 +234,27 @@ def _attempt(
             gc.collect()  # a group that a cycle keeps keeps its threads, and those of many cases slow all others down
     except BaseException:
         return False, traceback.format_exc()
+
+
+def on_one_rank(compute: Callable[P, T]) -> Callable[P, T]:
+    """Cache a function of hashable arguments that all ranks of a case call together: one computes, and the others get what it
+    returns.
+
+    Each would compute the same otherwise, on the same cores.
+    """
+    known: dict[Any, T] = {}
+
+    @wraps(compute)
+    def call(*arguments: P.args, **options: P.kwargs) -> T:
+        key = (arguments, tuple(options.items()))
+        is_missing = torch.tensor(key not in known, dtype=torch.int32)
+        dist.all_reduce(is_missing, dist.ReduceOp.MAX)
+        if is_missing:
+            answer: list[Any] = [None]
+            if dist.get_rank() == 0:
+                answer = [known[key] if key in known else compute(*arguments, **options)]
+            dist.broadcast_object_list(answer)
+            known[key] = answer[0]
+        return known[key]
+
+    return call

@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from tests.instrument.pipeline.cases.training import fail_on_rank_one, hang_on_rank_one
+from tests.instrument.pipeline.cases.training import computed_by, fail_on_rank_one, hang_on_rank_one
 from tests.support.pool import Pool, RankFailureError
 
 
@@ -34,3 +34,9 @@ def test_a_function_of_the_script_itself_is_refused_before_ranks_start() -> None
         with pytest.raises(ValueError, match="of_script is a function of the script itself"):
             pool.run(function)
         assert pool._processes == []
+
+
+def test_what_one_rank_computes_all_have_and_those_that_join_later(pool: Pool) -> None:
+    assert pool.run(computed_by, "once", world=2) == [0, 0]
+    assert pool.run(computed_by, "once", world=3) == [0, 0, 0]
+    assert pool.run(computed_by, "again", world=3) == [0, 0, 0]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters, stdio_client
 
 import pptrace
 from dashboards.answers import Answers
@@ -74,6 +73,8 @@ class Heard:
 
 
 async def ask(log: Path) -> Heard:
+    from mcp import Client, StdioServerParameters, stdio_client  # takes a second, in this worker alone
+
     code = "from pptrace.cli.main import main; main()"
     server = StdioServerParameters(
         command=sys.executable, args=["-c", code, "mcp", str(SAMPLES / "1f1b_p2")], cwd=ROOT, env=dict(os.environ)

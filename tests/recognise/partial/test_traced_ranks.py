@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -133,14 +134,16 @@ def shapes() -> Iterator[Plan]:
                             continue
 
 
-SHAPES = list(shapes())
+@cache
+def all_shapes() -> list[Plan]:
+    return list(shapes())
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_one_rank_alone_tells_is_right_or_open(data: st.DataObject) -> None:
     """Without any message, so that order alone decides."""
-    plan = data.draw(st.sampled_from(SHAPES), label="plan")
+    plan = data.draw(st.sampled_from(all_shapes()), label="plan")
     details = [detail for detail in Detail if detail is not Detail.CHUNKS or plan.num_chunks > 1]
     case = Case(
         plan,

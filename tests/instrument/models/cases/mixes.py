@@ -44,6 +44,7 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.instrument.models.cases.call_watch import CallWatch
+from tests.support.pool import on_one_rank
 
 MICROBATCH_SIZE, SEQUENCE = 1, 16
 HIDDEN, HEADS = 16, 4
@@ -278,7 +279,9 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     experts = mix.experts  # one process has all of them, and nothing travels
     if experts is not None:
         experts = replace(experts, dispatcher=Dispatcher.ALL_TO_ALL, overlap=False)
-    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts=experts, steps=mix.steps)
+    weights_of_one, expected = _expected(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip, experts, mix.steps)
+    whole = GptStage(_alone(mix.pp, mix.dp, mix.tied, mix.kv_heads, experts).config, range(mix.layers)).double()
+    whole.load_state_dict(weights_of_one)
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
@@ -318,6 +321,28 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
     return trained.to_local().detach().cpu(), rows[0] if rows else expected[:0]
 
 
+def _alone(
+    pp: int, dp: int, tied: bool, kv_heads: int | None, experts: ExpertOptions | None, bfloat16: bool = False
+) -> Mix:
+    """What of a mix matters to one process."""
+    return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts)
+
+
+@on_one_rank
+def _expected(
+    pp: int,
+    dp: int,
+    tied: bool,
+    kv_heads: int | None,
+    clip: float | None,
+    experts: ExpertOptions | None,
+    steps: int,
+) -> tuple[dict[str, Tensor], tuple[float, ...]]:
+    """What :func:`reference` has after its steps."""
+    model, losses = reference(pp, dp, tied, kv_heads, clip, experts=experts, steps=steps)
+    return dict(model.state_dict()), losses
+
+
 @lru_cache
 def reference(
     pp: int,
@@ -330,7 +355,7 @@ def reference(
     steps: int = STEPS,
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts)
+    mix = _alone(pp, dp, tied, kv_heads, experts, bfloat16)
     model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -31,6 +30,7 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
+from tests.support.pool import on_one_rank
 
 MICROBATCH_SIZE = 2
 SEQUENCE = 4
@@ -148,7 +148,7 @@ def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     return _reference(replace(case.config, recompute=Recompute.NONE), case.microbatches, case.dp)
 
 
-@lru_cache
+@on_one_rank
 def _reference(config: GptConfig, microbatches: int, dp: int) -> tuple[Tensor, dict[str, Tensor]]:
     model = GptStage(config, range(config.layers))
     if config.tied:
@@ -265,3 +265,9 @@ def fail_on_rank_one() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 raises")
     dist.barrier()
+
+
+@on_one_rank
+def computed_by(_key: str) -> int:
+    """The rank that computed it."""
+    return dist.get_rank()

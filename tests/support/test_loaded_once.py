@@ -1,0 +1,30 @@
+"""The same files are analysed once, changed ones again, and in rooms of reading always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pptrace.workflow.load import load
+from tests.support import loaded_once
+from tests.support.noisy_runs import NoisyRun
+
+
+@pytest.mark.parametrize("room", ["report", "ingest"])
+def test_what_did_not_change_is_analysed_once_in_some_rooms(
+    room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_once, "_in_room", False)
+    loaded_once.keep_for(loaded_once.TESTS / room / "test_any.py")
+    run = NoisyRun(pp=2, steps=3)
+    path = run.write(tmp_path / "a.csv", 0)
+    first = load([path])
+    assert (load([path]) is first) is (room == "report")
+    assert load([path], as_recorded=True) is not first
+    assert load([path], on_progress=lambda progress: None) is not first
+    run.write(path, 1)
+    changed = load([path])
+    assert changed.report.steps != first.report.steps
+    (tmp_path / "comms.csv").write_text("rank,step,kind,axis,start_ns,end_ns\n0,0,all_reduce,dp,0,9\n")
+    assert load([path]) is not changed, "what lies beside a table is read with it"
