@@ -53,8 +53,8 @@ _CAUSES = {
         "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     LATE_OPS: (  # of no place: a rank that is later than the others has a reason of its own
-        "is lost before ops that start after their inputs have arrived",
-        "is lost before ops that start after their inputs have arrived",
+        "goes to ops that begin late though their inputs are there",
+        "goes to ops that begin late though their inputs are there",
         "look at the Python between ops, and at other work on the machine's cores",
     ),
     "unexplained": (
@@ -231,10 +231,9 @@ def _finding(loss: _Loss, shares: Shares, gains: Mapping[Place, Int64]) -> Findi
     evidence: dict[str, Any] = {"cause": cause, "where": where, "share": share}
     if of_steps is not loss.of_steps:
         evidence["gain_if_spread_ns"] = loss.mean
-        advice = (
-            f"{gain / 1e6:,.1f} ms a step if it cost what the others cost, {loss.mean / 1e6:,.1f} ms if its cost "
-            f"were spread over all: {advice}"
-        )
+        others = f"{gain / 1e6:,.1f} ms a step if it cost what the others cost"
+        spread = f"{loss.mean / 1e6:,.1f} ms a step if its work were spread over all stages, {others}"
+        advice = f"{spread if loss.name == 'imbalance' else others}: {advice}"
     return Finding(
         Severity.WARNING,
         f"{cause.capitalize()}: {words} {somewhere.format(place=place) if where else anywhere}",

@@ -58,7 +58,8 @@ def with_root_causes(
                 tuple(sharing),
                 f"ranks {who} share a GPU, where their work takes turns",
                 "kernels of one rank last, and begin late, for as long as the others run",
-                "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does",
+                "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
+                "what that saves is not known, as these times are not those of such a run",
             )
         )
     behind = [None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns) for finding in named]
@@ -76,7 +77,7 @@ def with_root_causes(
                 CORES,
                 tuple(sorted(short)),
                 f"{who} short of processor cores",
-                f"{which}on average {most.share:.2f} of its threads were ready to run and had none",
+                f"{which}on average {most.share:.2f} of its threads were runnable and waited for a core",
                 "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
             )
         )

@@ -48,11 +48,15 @@ def verdict_lines(report: Report) -> VerdictLines:
     number, found = max(actionable, key=lambda entry: entry[1].gain_ns or 0)
     roots = [root for root, _ in in_groups(report.root_causes, report.findings) if root is not None]
     if not roots:
-        to_do, why = _advice(found, step), found.title
-    else:
-        is_below = found.evidence.get(FOLLOWS_FROM) == roots[0].name
-        to_do, why = roots[0].advice if is_below else _advice(found, step), f"{roots[0].title}: {roots[0].detail}"
-    return VerdictLines(made_of, f"{_capital(why)}.", f"{_capital(to_do)}: {_gain_words(found)}.{few}", number)
+        return VerdictLines(
+            made_of, f"{found.title}.", f"{_capital(_advice(found, step))}: {_gain_words(found)}.{few}", number
+        )
+    root = roots[0]
+    follows = found.evidence.get(FOLLOWS_FROM) == root.name
+    to_do, gain = root.advice if follows else _advice(found, step), _gain_words(found)
+    if follows:
+        gain = root.gain or f"the largest finding that follows from it {gain.replace('saves', 'costs', 1)}"
+    return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(to_do)}: {gain}.{few}", number)
 
 
 def _of_the_schedule(report: Report) -> str:
@@ -93,12 +97,15 @@ def _advice(finding: Finding, step: StepReport) -> str:
 
 
 def _gain_words(finding: Finding) -> str:
+    """Words for what the advice on a finding saves: work that is moved is not gone."""
     gain, low, high = finding.gain_ns or 0, finding.gain_low_ns, finding.gain_high_ns
-    of = f"gets back {_ms(gain)} ms a step"
+    if (spread := finding.evidence.get("gain_if_spread_ns")) is not None and finding.evidence["cause"] == "imbalance":
+        return f"saves {_ms(spread)} ms a step if the work is spread evenly"
+    of = f"saves {_ms(gain)} ms a step"
     if low is None or high is None:
         return f"{of} if it recurs, as only one step tells"
     between = f"90 % interval {_ms(max(low, 0))} to {_ms(high)}"
-    return f"{of} ({between})" if low > 0 else f"may get back {_ms(gain)} ms a step, which is not sure ({between})"
+    return f"{of} ({between})" if low > 0 else f"may save {_ms(gain)} ms a step, which is not sure ({between})"
 
 
 def _verdict(report: Report) -> str:

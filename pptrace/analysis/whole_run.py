@@ -271,7 +271,8 @@ class CoreWait:
 class RootCause:
     """Cause of several findings: their evidence has its ``name`` as ``follows_from``; ``ranks`` are those concerned.
 
-    ``title`` says what it is, ``detail`` what it does, ``advice`` what to do about it.
+    ``title`` says what it is, ``detail`` what it does, ``advice`` what to do about it; ``gain`` why no gain is known, ""
+    where the gains of its findings tell.
     """
 
     name: str
@@ -279,3 +280,4 @@ class RootCause:
     title: str
     detail: str
     advice: str
+    gain: str = ""

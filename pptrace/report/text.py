@@ -112,7 +112,8 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
             lines.append(Text.assemble(("root cause: ", _SEVERITY[Severity.WARNING]), (root.title, "bold")))
             lines.append(Padding(Text(f"{root.detail}: {root.advice}", style="dim"), (0, 0, 0, 2)))
         for finding in below:
-            gain = "" if finding.gain_ns is None else f" ({units.milliseconds(finding.gain_ns)} ms a step)"
+            most = "up to " if "gain_if_spread_ns" in finding.evidence else ""
+            gain = "" if finding.gain_ns is None else f" ({most}{units.milliseconds(finding.gain_ns)} ms a step)"
             head = Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
             indent = 2 if root is not None else 0
             lines.append(Padding(head, (0, 0, 0, indent)))

@@ -1,4 +1,4 @@
-"""Waits for a processor core: by the facts of each rank, and in the findings that they may explain."""
+"""Waits for a processor core: by the facts of each rank, and behind which findings they may be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.core_waits import core_waits_of, with_core_wait
+from pptrace.analysis.core_waits import core_waits_of, wait_behind
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.whole_run import CoreWait
 
@@ -51,24 +51,19 @@ def test_shares_are_of_the_ranks_that_tell() -> None:
         ("structural", {}, None),
     ],
 )
-def test_a_finding_says_what_its_rank_waited_for_a_core(
+def test_the_rank_whose_wait_may_be_behind_a_finding_is_found(
     cause: str, evidence: dict[str, Any], named: CoreWait | None
 ) -> None:
-    before = finding(cause, **evidence)
-    after = with_core_wait(before, WAITS)
-    if named is None:
-        assert after == before
-        return
-    assert after.detail == (
-        f"rank {named.rank} was short of processor cores: on average {named.share:.2f} of its threads were ready to run and had "
-        "none; look for other work on its machine, and for more threads than cores (OMP_NUM_THREADS); look there"
-    )
-    assert after.evidence == before.evidence | {"core_wait": {"rank": named.rank, "share": named.share}}
-    assert (after.title, after.gain_ns, after.severity) == (before.title, before.gain_ns, before.severity)
+    assert wait_behind(finding(cause, **evidence), WAITS, 100_000) == named
 
 
-def test_a_finding_stays_as_it_is_where_nothing_is_known_or_it_has_no_cause() -> None:
-    before = finding("host")
-    assert with_core_wait(before, ()) == before
+def test_a_wait_shorter_than_what_a_finding_costs_is_not_behind_it() -> None:
+    """It costs 200 ns; a rank waits for 0.31 of a step."""
+    assert wait_behind(finding("host"), WAITS, 646) == CoreWait(1, 0.31)
+    assert wait_behind(finding("host"), WAITS, 645) is None
+
+
+def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause() -> None:
+    assert wait_behind(finding("host"), (), 100_000) is None
     off_plan = Finding(Severity.CRITICAL, "The run does not follow the plan", "3 of its orders differ")
-    assert with_core_wait(off_plan, WAITS) == off_plan
+    assert wait_behind(off_plan, WAITS, 100_000) is None

@@ -90,7 +90,7 @@ def test_devices_that_wait_for_launches_are_not_all_on_the_rank_that_is_named() 
     (host,) = find(on_devices(steps), SCHEDULE)
     assert host.title.endswith("because hosts launch too late, most of it on rank 0")
     (late,) = find(steps, SCHEDULE)
-    assert late.title.endswith(" before ops that start after their inputs have arrived")
+    assert late.title.endswith(" ops that begin late though their inputs are there")
     assert late.evidence == {"cause": "host", "where": {}, "share": 0.5}
 
 

@@ -417,7 +417,7 @@ def test_a_reason_that_explains_little_takes_nothing_and_is_no_finding() -> None
 
 def test_there_are_ten_findings_at_most_the_largest_gains() -> None:
     reasons = tuple(reason_with(100 + index, ("host",), f"reason {index}") for index in range(12))
-    findings = found(steps_with(Cause("jitter", {"rank": 1}, 25)), *reasons)
+    findings = found(steps_with(Cause("jitter", {"rank": 1}, 25), Cause("host", {}, 1266)), *reasons)
     assert [finding.gain_ns for finding in findings] == list(range(111, 101, -1))
 
 

@@ -47,8 +47,9 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     assert page.text_content("#tile-share-detail") == f"ideal {percent(step.bubble.ideal_share)}"
     slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
     assert page.text_content("#tile-slowest") == f"rank {slowest.rank}"
-    exposed = sum(rank.exposed_comm_ns for rank in step.ranks) / sum(rank.window_ns for rank in step.ranks)
-    assert page.text_content("#tile-exposed") == percent(exposed)
+    assert page.text_content("#tile-exposed") == percent(step.parts["communication"] / step.length_ns)
+    assert page.text_content("#verdict").startswith(report.verdict.partition("; the most")[0])
+    assert page.locator("#verdict .verdict-bar span").count() == sum(ns > 0 for ns in step.parts.values())
     page.wait_for_selector("#rank-bars .barlayer .bars")
     shown = page.locator("#rank-bars .ytick").all_text_contents()
     assert [text.split("stage")[0].strip() for text in shown] == [f"rank {rank.rank}" for rank in step.ranks]

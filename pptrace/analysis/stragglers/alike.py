@@ -81,7 +81,7 @@ def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reaso
         LONG_OPS,
         ("jitter", "straggler"),
         where,
-        "Jitter: {share} is lost to single ops" + f"{place} that take far longer than is usual",
+        "Long ops: {share} is lost to single ops" + f"{place} that take far longer than is usual",
         f"{num_long} ops ({share:.1%}) typically take {ratio:.1f} times what is usual of their kind on their rank: look for "
         "noise on the hosts, clock throttling, warm-up (compilation, allocator) and sequences of uneven length",
         _gains(plans, measured, [costs.durations - ns for costs, ns in zip(plans, excess, strict=True)]),

@@ -45,7 +45,7 @@ def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         ("host", "unexplained"),
         where,
         "Late start: {share} is lost because " + f"{place} begin{'s' if where else ''} it late",
-        f"{counted(len(times), 'first op')} of a step began late with all inputs there, typically by "
+        f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
         _gains(plans, measured, late_firsts(plans)),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
@@ -69,12 +69,12 @@ def late_launches(
     if where and _is_later(plans, delays, rank):
         removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
         times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
-        title = "Host: {share} is lost between the ops of " + f"rank {rank}, which begin late"
+        title = "Late ops: {share} goes to the ops of " + f"rank {rank}, which begin late"
     elif not _knows_messages(plans):
         return None
     else:
         removed, times = delays, np.concatenate([ns.ravel() for ns in delays])
-        title, where = "Host: {share} is lost between the ops of all ranks, which begin late", {}
+        title, where = "Late ops: {share} goes to the ops of all ranks, which begin late", {}
     times = times[times > 0]
     if not len(times) or np.median(times) < _ALWAYS * times.mean():
         return None

@@ -35,7 +35,7 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         LATE_MEMBER,
         ("straggler", "jitter"),
         {"rank": rank},
-        "Straggler: {share} is lost to " + f"rank {rank}, for which others wait inside their ops",
+        "Late member: {share} is lost to " + f"rank {rank}, for which others wait inside their ops",
         f"it comes last to the collectives that it has with rank {waiting}, with as much to compute: look at its host, clocks "
         "and neighbours",
         np.concatenate(gains),

@@ -39,7 +39,7 @@ def test_a_rank_is_named_that_is_clearly_later_than_the_others(sends: str, other
     found = of_reason(report, LATE_LAUNCHES)
     assert [finding.evidence["where"] for finding in found] == [{"rank": LATE_RANK}] * is_named
     assert ["rank 1" in finding.title for finding in found] == [True] * is_named
-    left = sum("before ops that start after their inputs" in other.title for other in report.findings)
+    left = sum("ops that begin late though their inputs" in other.title for other in report.findings)
     assert left == (other_ns > 0)  # what both are late by
 
 

@@ -1,0 +1,56 @@
+"""Root causes: once, above the findings that follow from them; and findings below the doubt of the clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pptrace.analysis.notes import DEVICE_ID
+from pptrace.analysis.result import Finding, Severity
+from pptrace.analysis.root_causes import CORES, SHARED_DEVICE, above_doubt, in_groups, with_root_causes
+from pptrace.analysis.whole_run import CoreWait
+
+STEP_NS = 1000
+
+
+def finding(cause: str, gain_ns: int = 100, **evidence: Any) -> Finding:
+    return Finding(Severity.WARNING, cause.title(), "look", gain_ns, {"cause": cause, "where": {}} | evidence)
+
+
+HOST, JITTER, SCHEDULE, EXPOSED = (finding(cause) for cause in ("host", "jitter", "structural", "communication"))
+ALONE: dict[int, dict[str, Any]] = {0: {DEVICE_ID: "a"}, 1: {DEVICE_ID: "b"}, 2: {}, 3: {}}
+
+
+def test_ranks_that_share_a_device_are_named_once_and_all_but_the_schedule_follows() -> None:
+    facts = {0: {DEVICE_ID: "a"}, 1: {DEVICE_ID: "b"}, 2: {DEVICE_ID: "a"}, 3: {}}
+    roots, found = with_root_causes([HOST, SCHEDULE, EXPOSED], facts, (CoreWait(0, 0.9),), STEP_NS)
+    assert [(root.name, root.ranks) for root in roots] == [(SHARED_DEVICE, (0, 2))]
+    assert [one.evidence.get("follows_from") for one in found] == [SHARED_DEVICE, None, SHARED_DEVICE]
+    assert with_root_causes([SCHEDULE], facts, (), STEP_NS) == ((), (SCHEDULE,))
+    assert with_root_causes([HOST], ALONE, (), STEP_NS) == ((), (HOST,))
+
+
+def test_ranks_short_of_cores_are_named_once_with_what_follows() -> None:
+    waits = (CoreWait(0, 0.02), CoreWait(1, 0.4))
+    roots, found = with_root_causes([HOST, EXPOSED, JITTER], {}, waits, STEP_NS)
+    assert [(root.name, root.ranks) for root in roots] == [(CORES, (1,))]
+    assert roots[0].title == "rank 1 was short of processor cores"
+    assert [one.evidence.get("follows_from") for one in found] == [CORES, None, CORES]
+    assert found[0].evidence["core_wait"] == {"rank": 1, "share": 0.4}
+    groups = [(root and root.name, [one.title for one in below]) for root, below in in_groups(roots, found)]
+    assert groups == [(CORES, ["Host", "Jitter"]), (None, ["Communication"])]
+
+
+def test_of_several_ranks_short_of_cores_the_one_that_waited_most_is_named() -> None:
+    slow = [finding("straggler", where={"rank": rank}) for rank in (1, 2)]
+    roots, _ = with_root_causes(slow, {}, (CoreWait(1, 0.2), CoreWait(2, 0.3)), STEP_NS)
+    assert roots[0].title == "ranks 1, 2 were short of processor cores"
+    assert roots[0].detail.startswith("rank 2 most: on average 0.30 of its threads")
+
+
+def test_what_compares_ranks_and_gains_less_than_the_clocks_may_be_off_by_is_left_out() -> None:
+    link, outside = finding("communication", 50, reason="slow link"), finding("communication", 50, is_outside=True)
+    every = [HOST, EXPOSED, link, outside]
+    assert above_doubt(every, 0) == every
+    assert above_doubt(every, 50) == [HOST, EXPOSED, outside]
+    assert above_doubt(every, 100) == [HOST, outside]
+    assert above_doubt(every, None) == every
