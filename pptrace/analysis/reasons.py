@@ -14,6 +14,7 @@ from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
 from pptrace.analysis.whole_run import StepSeries
+from pptrace.model.tables import Int64
 
 
 def mean_length(steps: Sequence[StepReport]) -> int:
@@ -42,16 +43,14 @@ def with_reasons(
     if not explained or not study.reasons:
         return tuple(steps), replace(study, reasons=())
     reasons = sorted(_to_name(study, explained), key=_rank)
-    numbers = np.array(study.steps, dtype=np.int64)
     causes = {step.step: list(step.causes) for step in steps if step.causes is not None}
+    replayed = _nearest(np.array(study.steps, dtype=np.int64), np.array(list(causes), dtype=np.int64))
     kept = []
     for reason in reasons:
-        if reason.is_cause or len(reason.gains) != len(numbers):
+        if reason.is_cause or len(reason.gains) != len(study.steps):
             kept.append(reason)
             continue
-        gains = {
-            number: int(reason.gains[np.abs(numbers - number).argmin()]) for number in causes
-        }  # of many some were replayed
+        gains = dict(zip(causes, reason.gains[replayed].tolist(), strict=True))
         parts = {number: _with_part(causes[number], reason, gain) for number, gain in gains.items()}
         taken = sum(cause.ns for number in parts for cause in parts[number] if cause.reason == reason.name)
         if taken >= _MOST_OF_IT * sum(max(gain, 0) for gain in gains.values()):
@@ -60,6 +59,18 @@ def with_reasons(
     named = (_with_causes(step, causes[step.step]) if kept and step.step in causes else step for step in steps)
     of_study = {reason.name: reason for reason in kept}
     return tuple(named), replace(study, reasons=tuple(reason for reason in study.reasons if reason.name in of_study))
+
+
+def _nearest(replayed: Int64, steps: Int64) -> Int64:
+    """The index of the step nearest to each one among those that were replayed: of very many, not all are."""
+    if not len(replayed):
+        return replayed
+    order = np.argsort(replayed, kind="stable")
+    right = np.searchsorted(replayed[order], steps).clip(0, len(replayed) - 1)
+    left = (right - 1).clip(0)
+    is_left = steps - replayed[order[left]] <= replayed[order[right]] - steps
+    nearest: Int64 = order[np.where(is_left, left, right)]
+    return nearest
 
 
 def _rank(reason: Reason) -> float:

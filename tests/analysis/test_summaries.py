@@ -404,6 +404,14 @@ def test_a_reason_takes_from_its_own_place_first_and_what_its_causes_lack_is_sha
     ]
 
 
+def test_steps_that_were_not_replayed_have_the_part_of_the_nearest_one() -> None:
+    steps = [replace(step_with(None, causes=(Cause("jitter", {}, 200),)), step=number) for number in (1, 2, 4, 9)]
+    reason = Reason("long sequences", ("jitter",), {}, "Reason: {share}", "look", np.array([90, 60, 30]))
+    named, _ = with_reasons(steps, Study(reasons=(reason,), steps=(8, 5, 1)))
+    parts = [(step.parts or {})["long sequences"] for step in named]
+    assert parts == [30, 30, 60, 90]
+
+
 def test_slower_ranks_none_of_which_stands_out_are_not_named_besides_a_reason_for_it() -> None:
     causes = tuple(Cause("straggler", {"rank": rank}, 70) for rank in range(3))
     (reason,) = found(steps_with(*causes), reason_with(100, ("jitter", "straggler")))
