@@ -64,7 +64,7 @@ def json_of(*arguments: str | Path) -> str:
 
 @cache
 def json_here(*arguments: str | Path) -> str:
-    """What this process reports."""
+    """The report of this process."""
     return json_of(*arguments)
 
 

@@ -324,7 +324,7 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
 def _alone(
     pp: int, dp: int, tied: bool, kv_heads: int | None, experts: ExpertOptions | None, bfloat16: bool = False
 ) -> Mix:
-    """What of a mix matters to one process."""
+    """The part of a mix that matters to one process."""
     return Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16, experts=experts)
 
 
@@ -338,7 +338,7 @@ def _expected(
     experts: ExpertOptions | None,
     steps: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...]]:
-    """What :func:`reference` has after its steps."""
+    """Parameters and losses of :func:`reference` after its steps."""
     model, losses = reference(pp, dp, tied, kv_heads, clip, experts=experts, steps=steps)
     return dict(model.state_dict()), losses
 
