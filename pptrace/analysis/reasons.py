@@ -93,7 +93,7 @@ def _to_name(study: Study, explained: Sequence[StepReport]) -> list[Reason]:
         for reason in study.reasons
         if reason.is_finding(length)
         and not (reason.name == LATE_LAUNCHES and (has_devices or not reason.where))
-        and not (reason.name == LATE_MEMBER and _gain_of_place(study, reason.where) >= reason.gain)
+        and not (reason.name == LATE_MEMBER and _gain_of_place(study, reason.where) > reason.gain)
     ]
 
 

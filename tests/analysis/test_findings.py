@@ -151,8 +151,8 @@ def test_the_gain_of_a_place_is_that_of_its_replay_and_what_its_share_is_stands_
 @pytest.mark.parametrize(
     ("rank", "waited_for", "kept"),
     [
-        (2, 100, {"straggler": 100}),
-        (2, 101, {"late member": 101}),
+        (2, 99, {"straggler": 100}),
+        (2, 100, {"late member": 100}),
         (3, 101, {"late member": 101, "straggler": 100}),
     ],
 )

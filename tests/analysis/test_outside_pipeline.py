@@ -405,7 +405,7 @@ def test_a_step_before_a_probed_one_ends_where_that_begins(tmp_path: Path, monke
     path = steps_of_100_ms(tmp_path)
     recorded = RecordedProbes(parse_probes(["F:0.5"]), {}, on_device=False)
     monkeypatch.setattr("pptrace.analysis.probes.study.read_probes", lambda _: recorded)
-    steps = load([path], cache=False).report.steps
+    steps = load([path], cache=False, on_progress=lambda *_: None).report.steps
     assert [(step.step, step.period_ns, outside(step)) for step in steps] == [
         (number, 100 * MS, {("other", "rank 0"): 60 * MS}) for number in (0, 2, 4)
     ]

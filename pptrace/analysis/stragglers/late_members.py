@@ -33,7 +33,7 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     waiting = ", ".join(map(str, sorted(peers[rank])))
     return Reason(
         LATE_MEMBER,
-        ("straggler", "jitter"),
+        ("straggler", "jitter", "communication"),
         {"rank": rank},
         "Late member: {share} is lost to " + f"rank {rank}, for which others wait inside their ops",
         f"it comes last to the collectives that it has with rank {waiting}, with as much to compute: look at its host, clocks "
