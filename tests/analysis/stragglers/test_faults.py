@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pptrace.analysis.more_microbatches import part_saved_by_twice
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.rank_messages import waits_for_peers, with_moved_times
-from pptrace.analysis.result import Finding, Report, ScheduleSummary
+from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import COMMS, Int64, make_table
 from pptrace.schedule.plan_table import PlanTable
@@ -78,7 +77,7 @@ def test_a_rank_with_time_between_all_its_ops_is_named(tmp_path: Path, table: Pl
     finding, report = only_finding(tmp_path, table, delays=delays)
     assert (finding.evidence["cause"], finding.evidence["where"]) == ("host", {"rank": DP + 1})
     assert finding.evidence["reason"] == "late launches"
-    assert "ops that begin late" in report.verdict
+    assert "ops of one rank that begin late (rank 4)" in report.verdict
     delays[:] = OP_NS // 2
     everywhere, _ = only_finding(tmp_path, table, delays=delays)
     assert everywhere.evidence["where"] == {}
@@ -100,15 +99,6 @@ def test_steps_that_are_long_for_pauses_are_no_outliers_besides(tmp_path: Path, 
     assert {outlier.step for outlier in report.step_series.outliers} == {3}
     (finding,) = findings_of(report)
     assert finding.evidence["reason"] == "pauses"
-
-
-@pytest.mark.parametrize("microbatches", [2, 8])
-def test_twice_as_many_microbatches_save_what_the_replay_of_that_plan_does(microbatches: int) -> None:
-    schedule = ScheduleSummary("1f1b", microbatches, 4, 1, "metadata", ())
-    assert part_saved_by_twice(schedule) == pytest.approx(0.5)
-    interleaved = ScheduleSummary("interleaved-1f1b", 4, 8, 2, "metadata", ())
-    assert part_saved_by_twice(interleaved) == pytest.approx(0.5)
-    assert part_saved_by_twice(ScheduleSummary("custom", 4, 8, 2, "metadata", ())) is None
 
 
 def test_an_op_whose_message_had_come_before_it_was_asked_for_is_late_for_its_host(table: PlanTable) -> None:
