@@ -241,7 +241,7 @@ def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
         "77.10 ms",
         "41.2%",
         "ideal 27.3%",
-        "<li>Communication",
+        "<li>Long ops: 10.8% of the step",
         "78.26",
     ):
         assert shown in page
