@@ -80,18 +80,20 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
 
 def _verdict(report: Report) -> Node:
     """A bar of what the typical step is made of, and three lines: this, why, and what to do first with a link to its finding."""
-    said, pieces = verdict_lines(report), bar_of(report.typical_step)
-    name: Any = {"aria-label": said.made_of}
+    verdict, pieces = verdict_lines(report), bar_of(report.typical_step)
+    name: Any = {"aria-label": verdict.made_of}
     bar = html.Div(
         [html.Span(style={"flex": f"{part.share:.4f}", "background": part.colour}, title=part.text) for part in pieces],
         className="verdict-bar",
         role="img",
         **name,
     )
-    link: list[Any] = [] if said.finding is None else [" ", html.A("the finding", href=f"#finding-{said.finding}")]
-    rows = [html.P(said.made_of, className="verdict")]
-    rows += [html.P([html.Strong("Why: "), said.cause])] if said.cause else []
-    rows += [html.P([html.Strong("First: "), said.first, *link])] if said.first else []
+    link: list[Any] = (
+        [] if verdict.finding is None else [" ", html.A("the finding", href=f"#finding-{verdict.finding}")]
+    )
+    rows = [html.P(verdict.made_of, className="verdict")]
+    rows += [html.P([html.Strong("Why: "), verdict.cause])] if verdict.cause else []
+    rows += [html.P([html.Strong("First: "), verdict.first, *link])] if verdict.first else []
     return html.Div([*([bar] if pieces else []), *rows], id="verdict")
 
 

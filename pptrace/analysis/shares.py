@@ -1,4 +1,4 @@
-"""Shares in words: of the typical step, as everywhere in a report, beside those of all steps where they differ."""
+"""Shares in words: of the typical step, as everywhere in a report, with those of all steps where they differ."""
 
 from __future__ import annotations
 

@@ -40,8 +40,12 @@ def _steps_text(numbers: Sequence[int]) -> str:
 
 def run_summary(report: Report) -> str:
     """A run as HTML: the verdict, the tiles of the typical step, what would gain most, and the steps."""
-    said = verdict_lines(report)
-    lines = [("", f"<b>{escape(said.made_of)}</b>"), ("Why: ", escape(said.cause)), ("First: ", escape(said.first))]
+    verdict = verdict_lines(report)
+    lines = [
+        ("", f"<b>{escape(verdict.made_of)}</b>"),
+        ("Why: ", escape(verdict.cause)),
+        ("First: ", escape(verdict.first)),
+    ]
     parts = [*(_paragraph(f"{head}{text}") for head, text in lines if text), _note(run_line(report))]
     typical = report.typical_step
     if typical is not None:

@@ -156,16 +156,16 @@ def _header(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     """A bar of what the step is made of, and the verdict in three lines."""
-    said = verdict_lines(report)
+    verdict = verdict_lines(report)
     pieces = "".join(
         f'<span style="flex:{part.share:.4f};background:{part.colour}" title="{escape(part.text)}"></span>'
         for part in bar_of(report.typical_step if report.hang is None else None)
     )
-    bar = f'<div class="verdict-bar" role="img" aria-label="{escape(said.made_of)}">{pieces}</div>' if pieces else ""
-    link = "" if said.finding is None else f' <a href="#finding-{said.finding}">the finding</a>'
-    why = f"<p><b>Why:</b> {escape(said.cause)}</p>" if said.cause else ""
-    first = f"<p><b>First:</b> {escape(said.first)}{link}</p>" if said.first else ""
-    return f'{bar}<p class="verdict">{escape(said.made_of)}</p>{why}{first}'
+    bar = f'<div class="verdict-bar" role="img" aria-label="{escape(verdict.made_of)}">{pieces}</div>' if pieces else ""
+    link = "" if verdict.finding is None else f' <a href="#finding-{verdict.finding}">the finding</a>'
+    why = f"<p><b>Why:</b> {escape(verdict.cause)}</p>" if verdict.cause else ""
+    first = f"<p><b>First:</b> {escape(verdict.first)}{link}</p>" if verdict.first else ""
+    return f'{bar}<p class="verdict">{escape(verdict.made_of)}</p>{why}{first}'
 
 
 def _has_no_pipeline(report: Report) -> bool:

@@ -55,12 +55,12 @@ def _parts(report: Report, amount: Amount, width: int) -> Iterable[RenderableTyp
 
 
 def _verdict(report: Report) -> Iterable[RenderableType]:
-    said = verdict_lines(report)
-    yield Text(said.made_of, style="bold")
-    if said.cause:
-        yield Text.assemble(("Why: ", "bold"), said.cause)
-    if said.first:
-        yield Text.assemble(("First: ", "bold"), said.first)
+    verdict = verdict_lines(report)
+    yield Text(verdict.made_of, style="bold")
+    if verdict.cause:
+        yield Text.assemble(("Why: ", "bold"), verdict.cause)
+    if verdict.first:
+        yield Text.assemble(("First: ", "bold"), verdict.first)
 
 
 def _header(report: Report) -> RenderableType:

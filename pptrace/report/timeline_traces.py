@@ -127,20 +127,26 @@ def bubble_traces(
                 names += [name] * len(part)
     if not ranks:
         return
+    detail = "rank %{customdata[0]:d} · %{hovertext}"
+    yield _bars_of_ranks("Bubble", _PALE_BUBBLE, ranks, parts, rows, detail, legendrank=1600, hovertext=names)
+
+
+def _bars_of_ranks(
+    name: str, colour: str, ranks: Sequence[int], parts: Sequence[Int64], rows: Rows, detail: str, **options: Any
+) -> go.Bar:
+    """Bars over intervals, ns, of which ``ranks`` has the rank of each one."""
     edges = np.concatenate(parts)
     start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
-    yield bars(
+    return bars(
         rows.y(pd.Series(ranks), rows.ops),
         rows.ops.height,
         start,
         end,
-        name="Bubble",
-        marker={"color": _PALE_BUBBLE, "line": {"width": 0}},
+        name=name,
+        marker={"color": colour, "line": {"width": 0}},
         customdata=np.stack((np.asarray(ranks), end - start), axis=1),
-        hovertext=names,
-        hovertemplate="<b>Bubble</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d} · %{hovertext}<br>"
-        "from %{base:.3f} ms<extra></extra>",
-        legendrank=1600,
+        hovertemplate=f"<b>{name}</b> · %{{customdata[1]:.3f}} ms<br>{detail}<br>from %{{base:.3f}} ms<extra></extra>",
+        **options,
     )
 
 
@@ -156,20 +162,7 @@ def exposed_traces(
             ranks += [rank] * len(part)
     if not ranks:
         return
-    edges = np.concatenate(parts)
-    start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
-    yield bars(
-        rows.y(pd.Series(ranks), rows.ops),
-        rows.ops.height,
-        start,
-        end,
-        name="Exposed transfer",
-        marker={"color": _EXPOSED, "line": {"width": 0}},
-        customdata=np.stack((np.asarray(ranks), end - start), axis=1),
-        hovertemplate="<b>Exposed transfer</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d}<br>"
-        "from %{base:.3f} ms<extra></extra>",
-        legendrank=1550,
-    )
+    yield _bars_of_ranks("Exposed transfer", _EXPOSED, ranks, parts, rows, "rank %{customdata[0]:d}", legendrank=1550)
 
 
 def _idle(ops: pd.DataFrame, window: StepWindow, lane: Lane | None) -> Int64:

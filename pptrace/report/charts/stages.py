@@ -128,7 +128,7 @@ def group_lines(samples: Sequence[OpSample]) -> list[str]:
 
 
 def _jitter(count: int) -> npt.NDArray[np.float64]:
-    """Places from −½ to ½ beside each other, always the same, so that points of equal height are seen."""
+    """Horizontal offsets from −½ to ½, always the same, so that points of equal height are seen."""
     places: npt.NDArray[np.float64] = np.arange(count, dtype=np.float64) * _GOLDEN % 1.0 - 0.5
     return places
 
