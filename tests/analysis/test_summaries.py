@@ -404,6 +404,15 @@ def test_a_reason_takes_from_its_own_place_first_and_what_its_causes_lack_is_sha
     ]
 
 
+def test_of_two_reasons_for_the_same_time_the_one_with_the_larger_gain_is_named() -> None:
+    steps = steps_with(Cause("jitter", {"rank": 1}, 110))
+    larger, smaller = reason_with(100, ("jitter",)), reason_with(90, ("jitter",), "long ops")
+    (finding,) = found(steps, smaller, larger)
+    assert (finding.evidence["reason"], finding.gain_ns) == ("long sequences", 100)
+    both = found(steps_with(Cause("jitter", {"rank": 1}, 145)), smaller, larger)  # half of it is left for the other one
+    assert [entry.evidence["reason"] for entry in both] == ["long sequences", "long ops"]
+
+
 def test_steps_that_were_not_replayed_have_the_part_of_the_nearest_one() -> None:
     steps = [replace(step_with(None, causes=(Cause("jitter", {}, 200),)), step=number) for number in (1, 2, 4, 9)]
     reason = Reason("long sequences", ("jitter",), {}, "Reason: {share}", "look", np.array([90, 60, 30]))

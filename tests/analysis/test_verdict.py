@@ -19,7 +19,8 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
-from pptrace.analysis.verdict import with_verdict
+from pptrace.analysis.verdict import VerdictLines, verdict_lines, with_verdict
+from pptrace.analysis.whole_run import RootCause
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 from pptrace.model.mesh import MeshSizes
@@ -87,6 +88,52 @@ def test_what_has_a_reason_is_a_part_of_its_own_with_its_place() -> None:
         "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% steps that begin late (rank 3), 5% unexplained; "
         "the most to win back is 0.29 ms a step of steps that begin late (rank 3)."
     )
+
+
+def lines_of(*findings: Finding, roots: tuple[RootCause, ...] = ()) -> VerdictLines:
+    report = Report(
+        *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
+        *(ClockSummary("none", {}, 0), (step_of(2_000_000, FALL, rank_of(1, 1, 1)),), (), (), findings, ()),
+    )
+    return verdict_lines(with_verdict(replace(report, root_causes=roots)))
+
+
+def test_work_that_is_moved_saves_what_is_left_when_it_is_spread() -> None:
+    heavy = {"cause": "imbalance", "where": {"stage": 1}, "gain_if_spread_ns": 300_000}
+    verdict = lines_of(Finding(Severity.WARNING, "Imbalance: stage 1", "", 900_000, heavy))
+    assert verdict.made_of.endswith("2% unexplained.")
+    assert verdict.cause == "Imbalance: stage 1."
+    assert verdict.first == (
+        "Move layers away from the slowest stage: saves 0.30 ms a step if the work is spread evenly."
+    )
+    assert verdict.finding == 0
+
+
+def test_an_interval_says_whether_a_gain_is_sure() -> None:
+    sure = replace(finding("jitter", 900_000), gain_low_ns=500_000, gain_high_ns=1_300_000)
+    assert lines_of(sure).first.endswith(": saves 0.90 ms a step (90 % interval 0.50 to 1.3).")
+    unsure = replace(sure, gain_low_ns=-1)
+    assert "may save 0.90 ms a step, which is not sure (90 % interval 0.000 to 1.3)" in lines_of(unsure).first
+    assert lines_of(finding("jitter", 900_000)).first.endswith("if it recurs, as only one step tells.")
+
+
+@pytest.mark.parametrize(("share", "asks"), [(0.2, True), (0.05, False)])
+def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool) -> None:
+    fill = Finding(Severity.INFO, "Structural", "", 400_000, {"cause": "structural", "where": {}, "share": share})
+    assert lines_of(fill).first.startswith("Ask pptrace whatif" if asks else "Nothing stands out")
+
+
+def test_a_root_cause_comes_first_with_its_advice_and_its_own_word_on_the_gain() -> None:
+    host = finding("host", 900_000)
+    follows = replace(host, evidence={**host.evidence, "where": {}, "follows_from": "cores"})
+    cores = RootCause("cores", (1,), "rank 1 was short of cores", "it waited", "look for other work")
+    verdict = lines_of(follows, roots=(cores,))
+    assert (verdict.cause, verdict.first) == (
+        "Rank 1 was short of cores: it waited.",
+        "Look for other work: the largest finding that follows from it costs 0.90 ms a step if it recurs, as only one step "
+        "tells.",
+    )
+    assert lines_of(follows, roots=(replace(cores, gain="not known"),)).first == "Look for other work: not known."
 
 
 def test_the_largest_gain_is_that_of_a_warning() -> None:
