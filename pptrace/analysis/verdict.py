@@ -45,18 +45,23 @@ def verdict_lines(report: Report) -> VerdictLines:
     actionable = [(number, found) for number, found in enumerate(report.findings) if _is_actionable(found)]
     if not actionable:
         return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
-    number, found = max(actionable, key=lambda entry: entry[1].gain_ns or 0)
-    roots = [root for root, _ in in_groups(report.root_causes, report.findings) if root is not None]
-    if not roots:
-        return VerdictLines(
-            made_of, f"{found.title}.", f"{_capital(_advice(found, step))}: {_gain_words(found)}.{few}", number
-        )
-    root = roots[0]
-    follows = found.evidence.get(FOLLOWS_FROM) == root.name
-    to_do, gain = root.advice if follows else _advice(found, step), _gain_words(found)
-    if follows:
-        gain = root.gain or f"the largest finding that follows from it {gain.replace('saves', 'costs', 1)}"
-    return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(to_do)}: {gain}.{few}", number)
+    root = next((root for root, _ in in_groups(report.root_causes, report.findings) if root is not None), None)
+    below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
+    number, found = max(below or actionable, key=lambda entry: _saved_ns(entry[1]))
+    gain = _gain_words(found)
+    if root is None or not below:
+        first = f"{_capital(_advice(found, step))}: {gain}.{few}"
+        return VerdictLines(made_of, f"{found.title}.", first, number)
+    gain = root.gain or f"the largest finding that follows from it {gain.replace('saves', 'costs', 1)}"
+    return VerdictLines(
+        made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}: {gain}.{few}", number
+    )
+
+
+def _saved_ns(finding: Finding) -> int:
+    """Time that the advice on a finding saves a step, ns: work that is moved is not gone."""
+    spread = finding.evidence.get("gain_if_spread_ns") if finding.evidence.get("cause") == "imbalance" else None
+    return int(spread if spread is not None else finding.gain_ns or 0)
 
 
 def _of_the_schedule(report: Report) -> str:
@@ -97,10 +102,10 @@ def _advice(finding: Finding, step: StepReport) -> str:
 
 
 def _gain_words(finding: Finding) -> str:
-    """Words for what the advice on a finding saves: work that is moved is not gone."""
+    """Words for what the advice on a finding saves."""
     gain, low, high = finding.gain_ns or 0, finding.gain_low_ns, finding.gain_high_ns
-    if (spread := finding.evidence.get("gain_if_spread_ns")) is not None and finding.evidence["cause"] == "imbalance":
-        return f"saves {_ms(spread)} ms a step if the work is spread evenly"
+    if _saved_ns(finding) != gain:
+        return f"saves {_ms(_saved_ns(finding))} ms a step if the work is spread evenly"
     of = f"saves {_ms(gain)} ms a step"
     if low is None or high is None:
         return f"{of} if it recurs, as only one step tells"

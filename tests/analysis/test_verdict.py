@@ -133,6 +133,10 @@ def test_a_root_cause_comes_first_with_its_advice_and_its_own_word_on_the_gain()
         "Look for other work: the largest finding that follows from it costs 0.90 ms a step if it recurs, as only one step "
         "tells.",
     )
+    heavier = finding(
+        "imbalance", 1_500_000
+    )  # which has nothing to do with it: what one does about the root comes first
+    assert lines_of(heavier, follows, roots=(cores,)) == replace(verdict, finding=1)
     assert lines_of(follows, roots=(replace(cores, gain="not known"),)).first == "Look for other work: not known."
 
 
