@@ -27,8 +27,8 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 4] if ALL else [2])
 def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops(ranks: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    steps = ("--steps", "1:3")
-    script = (EXAMPLE, "--steps", "3", *_TINY, *_SLEEP)
+    steps = ("--steps", "1:4")
+    script = (EXAMPLE, "--steps", "4", *_TINY, *_SLEEP)
     ended = pptrace("run", "-n", str(ranks), *steps, "-o", run, *script, forked=True)
     assert ended.code == 0, ended.err
     assert "Where the step went" in ended.out
@@ -48,5 +48,6 @@ def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops
         errors.append(measured_bubble / simulated_bubble - 1)
         assert step.bubble.ideal_ratio == pytest.approx((ranks - 1) / 6)
         assert step.bubble.waterfall_ns is not None
-    assert len(errors) == 2
-    assert min(map(abs, errors)) <= 0.03, errors  # a busy machine adds to each step
+    assert len(errors) == 3
+    # What lies between two ops (sending, the host) is in the measured bubble alone: a busy machine adds milliseconds there.
+    assert min(map(abs, errors)) <= 0.06, errors
