@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,18 @@ class Graph:
             transfers: shape (replays, messages).
             posted: how long after what comes before it each call is posted, shape (replays, calls); None for at once.
         """
-        taken = np.concatenate((durations, transfers), axis=1).T
+        taken = np.ascontiguousarray(np.concatenate((durations, transfers), axis=1).T)
         calls = self.num_nodes + 1
         ends = np.zeros((calls + (0 if posted is None else len(self.call_row)), len(durations)), taken.dtype)
         for level in self.levels:
             needs = level.needs_at_once if posted is None else level.needs
-            ends[level.nodes] = taken[level.nodes]
+            of_level = taken.take(level.nodes, axis=0)
             if needs.shape[1]:
-                ends[level.nodes] += ends[needs].max(axis=1)
+                latest = ends.take(needs[:, 0], axis=0)
+                for column in needs.T[1:]:
+                    np.maximum(latest, ends.take(column, axis=0), out=latest)
+                of_level += latest
+            ends[level.nodes] = of_level
             if posted is not None:
                 ends[calls + level.calls] = ends[level.after] + posted.T[level.calls]
         return ends[: self.num_rows]
@@ -129,16 +134,23 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     else:
         posts, waits = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
     end, after, row = posts
-    (after_of_call, row_of_call), call = np.unique(posts[1:], axis=1, return_inverse=True)
+    (after_of_call, row_of_call), call = _unique_pairs(posts[1:])
     call_of_end = np.full(2 * table.num_messages, -1, dtype=np.intp)
-    call_of_end[end] = call.ravel()
-    place = num_nodes + 1 + call.ravel()
+    call_of_end[end] = call
+    place = num_nodes + 1 + call
     begins = (end % 2 == 0) | (messaging is not Messaging.AHEAD)  # of receives posted ahead it is not known when
     has_next = row > after  # what a rank does before it posts keeps it from its next op too
     of_calls = np.stack((place, len(table) + end // 2))[:, begins], np.stack((place, row))[:, has_next]
     edges = np.concatenate((_edges_of_rows(table), waits, *of_calls), axis=1)
-    levels = _levels(np.unique(edges, axis=1), num_nodes, after_of_call, plan.name)
+    levels = _levels(_unique_pairs(edges)[0], num_nodes, after_of_call, plan.name)
     return Graph(len(table), num_nodes, row_of_call, call_of_end, tuple(levels))
+
+
+def _unique_pairs(pairs: Index) -> tuple[Index, Index]:
+    """(the distinct columns of pairs of places in order, of each column the number of the one that it is)."""
+    most = int(pairs[1].max(initial=0)) + 1
+    keys, number = np.unique(pairs[0] * most + pairs[1], return_inverse=True)
+    return np.stack(np.divmod(keys, most)), number
 
 
 def _edges_of_rows(table: PlanTable) -> Index:
@@ -171,7 +183,7 @@ def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
     table = plan.table
     posts: list[tuple[int, int, int]] = []
     waits: list[tuple[int, int]] = []
-    for rank, actions in enumerate(lower(plan).ranks):
+    for rank, actions in enumerate(_lowered(plan).ranks):
         row, last = int(table.rank_ptr[rank]) - 1, int(table.rank_ptr[rank + 1]) - 1
         before = -1
         awaited: list[int] = []
@@ -190,6 +202,12 @@ def _meetings(plan: Plan, *, one_by_one: bool) -> tuple[Index, Index]:
     return np.array(posts, dtype=np.intp).reshape(-1, 3).T, np.array(waits, dtype=np.intp).reshape(-1, 2).T
 
 
+@lru_cache(maxsize=2)
+def _lowered(plan: Plan) -> Plan:
+    """The plan with sends and receives, which two ways of meeting ask for."""
+    return lower(plan)
+
+
 def _message_of(plan: Plan, action: Action) -> int:
     """The number of the message that a send or receive is an end of."""
     forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
@@ -202,48 +220,55 @@ def _message_of(plan: Plan, action: Action) -> int:
 def _levels(edges: Index, num_nodes: int, after: Index, name: str) -> Iterator[_Level]:
     """The nodes level by level; ``edges`` are (needed place, node), ``after`` is the node that each call comes after."""
     node_of_place = np.concatenate((np.arange(num_nodes + 1), after))
-    at_once = np.unique(np.stack((node_of_place[edges[0]], edges[1])), axis=1)
-    freed_by, needs_of, needs_at_once_of = (
-        _Groups(at_once[::-1], num_nodes),
-        _Groups(edges, num_nodes),
-        _Groups(at_once, num_nodes),
-    )
-    calls_after = _Groups(np.stack((np.arange(len(after)), after)), num_nodes)
-    missing = np.bincount(at_once[1], minlength=num_nodes)
-    ready, num_done = np.flatnonzero(missing == 0), 0
-    while len(ready):
-        calls = calls_after.of(ready)
-        yield _Level(ready, needs_of.filled(ready), needs_at_once_of.filled(ready), calls, after[calls])
-        num_done += len(ready)
-        freed = freed_by.of(ready)
-        np.subtract.at(missing, freed, 1)
-        candidates = np.unique(freed)
-        ready = candidates[missing[candidates] == 0]
-    if num_done < num_nodes:
+    at_once, _ = _unique_pairs(np.stack((node_of_place[edges[0]], edges[1])))
+    level = _level_of_nodes(at_once, num_nodes)
+    if num_nodes and level.min() < 0:
         raise ScheduleError(f"{name}: its sends and receives cannot all meet where both ends wait")
+    bounds = np.arange(int(level.max(initial=-1)) + 2)
+    nodes, calls = np.argsort(level, kind="stable"), np.argsort(level[after], kind="stable")
+    begins, begins_of_calls = np.searchsorted(level[nodes], bounds), np.searchsorted(level[after][calls], bounds)
+    needs, needs_at_once = _Needs(edges, nodes, num_nodes), _Needs(at_once, nodes, num_nodes)
+    for number in range(len(bounds) - 1):
+        of_level = slice(begins[number], begins[number + 1])
+        posted = calls[begins_of_calls[number] : begins_of_calls[number + 1]]
+        yield _Level(nodes[of_level], needs.of(of_level), needs_at_once.of(of_level), posted, after[posted])
 
 
-class _Groups:
-    """Members of groups, one to each node, from pairs (member, node)."""
+def _level_of_nodes(edges: Index, num_nodes: int) -> Index:
+    """The length of the longest chain of nodes that leads to each; −1 where it is never reached."""
+    needed, reader = edges
+    order = np.argsort(needed, kind="stable")
+    readers, pointer = reader[order].tolist(), np.searchsorted(needed[order], np.arange(num_nodes + 1)).tolist()
+    missing = np.bincount(reader, minlength=num_nodes).tolist()
+    level, number = [-1] * num_nodes, 0
+    ready = [node for node in range(num_nodes) if not missing[node]]
+    while ready:
+        following = []
+        for node in ready:
+            level[node] = number
+            for after in readers[pointer[node] : pointer[node + 1]]:
+                missing[after] -= 1
+                if not missing[after]:
+                    following.append(after)
+        ready, number = following, number + 1
+    return np.array(level, dtype=np.intp)
 
-    def __init__(self, pairs: Index, num_nodes: int) -> None:
+
+class _Needs:
+    """What each node needs, from pairs (needed place, node), in an order of the nodes."""
+
+    def __init__(self, pairs: Index, nodes: Index, num_nodes: int) -> None:
         member, node = pairs
         order = np.argsort(node, kind="stable")
-        self._members, self._nothing = member[order], num_nodes
-        self._pointer = np.searchsorted(node[order], np.arange(num_nodes + 1))
+        members, pointer = member[order], np.searchsorted(node[order], np.arange(num_nodes + 1))
+        begin = pointer[nodes]
+        self._counts = pointer[nodes + 1] - begin
+        column = np.arange(int(self._counts.max(initial=0)))
+        places = np.minimum(begin[:, np.newaxis] + column, max(len(members) - 1, 0))
+        is_needed = column < self._counts[:, np.newaxis]
+        self._filled = np.where(is_needed, members[places], num_nodes) if len(members) else places
 
-    def of(self, nodes: Index) -> Index:
-        """The members of some groups, one group behind the other."""
-        begin, end = self._pointer[nodes], self._pointer[nodes + 1]
-        counts = end - begin
-        offsets = np.repeat(end - np.cumsum(counts), counts)
-        members: Index = self._members[np.arange(int(counts.sum())) + offsets]
-        return members
-
-    def filled(self, nodes: Index) -> Index:
-        """The members of some groups, shape (groups, the most that one has); nothing's place where one has fewer."""
-        begin = self._pointer[nodes]
-        counts = self._pointer[nodes + 1] - begin
-        column = np.arange(int(counts.max(initial=0)))
-        places = np.minimum(begin[:, np.newaxis] + column, max(len(self._members) - 1, 0))
-        return np.where(column < counts[:, np.newaxis], self._members[places], self._nothing)
+    def of(self, nodes: slice) -> Index:
+        """What some nodes need, shape (nodes, the most that one does); nothing's place where one needs less."""
+        needs: Index = self._filled[nodes, : int(self._counts[nodes].max(initial=0))]
+        return needs

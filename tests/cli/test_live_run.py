@@ -93,7 +93,7 @@ def test_a_slow_rank_is_named_within_three_steps(lines: list[dict]) -> None:  # 
     assert min(named) <= _SLOW_SINCE + 2
     assert all(ranks == [1] for ranks in named.values())
     excesses = [slow["excess"] for line in lines for slow in line["slow_ranks"]]
-    assert median(excesses) == pytest.approx(1.0, abs=0.25)  # a busy machine
+    assert median(excesses) == pytest.approx(1.0, abs=0.4)  # a busy machine: what all ranks wait for is in both sleeps
 
 
 def test_records_agree_with_the_traces_of_the_same_steps(run: _Run, lines: list[dict]) -> None:  # type: ignore[type-arg]

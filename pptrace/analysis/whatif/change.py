@@ -149,7 +149,7 @@ def op_costs(costs: StageCosts, change: Change, name: str) -> OpCosts:
     """The usual costs of each rank's ops and of a message, ns, for schedules that are searched; these have a stage per rank."""
     shares = stage_map_of(costs, change, costs.plan.pp, name).shares
     ops = np.maximum(shares.sum(axis=2).T * costs.parts_of_ops * change.microbatch_size, np.finfo(np.float64).tiny)
-    usual = costs.typical()
+    usual = costs.typical
     work, fixed = (np.einsum("ons,so->no", shares, part) for part in (usual, costs.fixed_shares * usual))
     of_stages = (work + fixed * (1 / ops - 1)) * change.microbatch_size
     of_ranks = tuple(

@@ -114,7 +114,7 @@ def _with_stage(costs: StageCosts, name: str, stage: int) -> StageCosts:
     """Ops of a stage shortened to what those of the other stages usually take."""
     if not stage < costs.num_stages:
         raise UsageError(f"--ideal {name}: the run has stages 0 to {costs.num_stages - 1}")
-    typical = costs.typical()
+    typical = costs.typical
     factors = np.ones((*costs.owners.shape, len(Output)))
     factors[stage] = _shortening(typical[stage], np.delete(typical, stage, axis=0))
     return _scaled(costs, slice(None), factors)

@@ -83,6 +83,14 @@ class Baseline:
         return replays
 
     @cached_property
+    def other_fixed(self) -> tuple[tuple[float, StageCosts], ...]:
+        """Fixed parts that ops may have instead, as parts of the usual one, each with the costs; none where a user gives it."""
+        if self.costs.assumed.fixed is not None:
+            return ()
+        parts = (0.0, _MOST_FIXED) if self.costs.fixed.any() else (_MOST_FIXED,)
+        return tuple((part, with_fixed_share(self.costs, part)) for part in parts)
+
+    @cached_property
     def graphs(self) -> Graphs:
         """Graphs of the run's own plan that were made so far."""
         return {}
@@ -149,7 +157,10 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     others = () if change.prefetch is not None else baseline.other_messaging
     wanted = (change, plan.chain_length, plan.name)
     maps = other_stage_maps(baseline.costs, *wanted)
-    parts = [(part, stage_map_of(with_fixed_share(baseline.costs, part), *wanted)) for part in _other_fixed(costs)]
+    parts = [
+        (fixed if costs is baseline.costs else with_fixed_share(costs, part), stage_map_of(fixed, *wanted))
+        for part, fixed in baseline.other_fixed
+    ]
     usual = float(typical(replayed.spans))  # drawn steps may all be longer
     bounds = [(usual, usual), *(_bounds(*one) for one in _variants(costs, target, replayed, others, maps, parts))]
     margin = baseline.error_of_steps + baseline.between_runs
@@ -201,13 +212,13 @@ def _variants(
     replayed: Replayed,
     others: Iterable[Messaging] = (),
     maps: Iterable[StageMap] = (),
-    parts: Iterable[tuple[float, StageMap]] = (),
+    parts: Iterable[tuple[StageCosts, StageMap]] = (),
 ) -> Iterator[tuple[StageCosts, Target, Replayed]]:
     """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
     latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
     another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied. ``parts``
-    are other fixed parts of ops, each with the stages that come of it.
+    are the costs with other fixed parts of ops, each with the stages that come of it.
     """
     yield costs, target, replayed
     for messaging in others:
@@ -218,20 +229,13 @@ def _variants(
     shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
     assumed = [(with_weight_share(costs, share), target) for share in shares]
     if changes_ops(costs, target):
-        assumed += [(with_fixed_share(costs, part), replace(target, stages=stages)) for part, stages in parts]
+        assumed += [(fixed, replace(target, stages=stages)) for fixed, stages in parts]
         assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
     if target.changes_messages and not costs.knows_latency:
         assumed.append((costs, replace(target, latency_share=1.0)))
     if not target.stages.is_identity:
         assumed += [(costs, replace(target, stages=stages)) for stages in maps]
     yield from ((*variant, replay(*variant)) for variant in assumed)
-
-
-def _other_fixed(costs: StageCosts) -> tuple[float, ...]:
-    """Fixed parts that ops may have instead, as parts of the usual one; none where a user gives it."""
-    if costs.assumed.fixed is not None:
-        return ()
-    return (0.0, _MOST_FIXED) if costs.fixed.any() else (_MOST_FIXED,)
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

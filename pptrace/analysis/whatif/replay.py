@@ -81,7 +81,7 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
     for part in _parts(costs, len(table)):
         work, late = builder.durations(part)
         spans[part] = np.rint(graph.ends(work + late, builder.transfers(part)).max(axis=0))
-        compute[part] = (work - builder.inner(part)).sum(axis=1)
+        compute[part] = ((work - builder.inner(part)) if costs.has_inner else work).sum(axis=1)
     longest = longest_of_steps(costs.step, spans)
     of_step = np.flatnonzero(np.diff(costs.step, prepend=costs.step[0] - 1))
     total, windows = np.add.reduceat(compute, of_step), np.diff(np.append(of_step, len(costs.step)))
@@ -151,7 +151,7 @@ class _Builder:
 
     def durations(self, windows: slice) -> tuple[Floats, Floats]:
         """(length of each row, its delay), ns, shape (windows, rows)."""
-        late = self.costs.delay[windows][:, self.target.stages.source][:, self._stage, self._source, self._output]
+        late = _at(self.costs.delay[windows], self.target.stages.source[self._stage], self._source, self._output)
         if self.target.scales_delays:
             late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[self._output, self._stage]
         return self._rows(self.costs.work, windows), late
@@ -181,7 +181,9 @@ class _Builder:
         stage, source, output = where
 
         def of(values: Floats) -> Floats:
-            return values[:, stage, source, output] + np.where(whole, values[:, stage, source, W], 0.0)
+            ops = _at(values, stage, source, output)
+            ops[:, whole] += _at(values, stage[whole], source[whole], np.full(int(whole.sum()), W))
+            return ops
 
         ops = of(by_output)
         return ops if fixed is None else ops + of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
@@ -291,6 +293,13 @@ class _Builder:
             and plan.num_chains == measured.num_chains
             and self.target.placement is None
         )
+
+
+def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Floats:
+    """Values of shape (windows, stages, microbatches, outputs) at chosen places, shape (windows, places)."""
+    places = np.ravel_multi_index((stage, microbatch, output), values.shape[1:])
+    chosen: Floats = values.reshape(len(values), -1).take(places, axis=1)
+    return chosen
 
 
 class _MeasuredGroups:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +46,7 @@ class Assumed:
 NOTHING_ASSUMED = Assumed()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StageCosts:
     """Costs in windows of steps, ns.
 
@@ -136,6 +137,12 @@ class StageCosts:
         }
         return replace(self, step=step, ranks=self.ranks[windows], **values)
 
+    @cached_property
+    def has_inner(self) -> bool:
+        """Return whether some op communicates."""
+        return bool(self.inner.any())
+
+    @cached_property
     def typical(self) -> Floats:
         """The median of an op, shape (model stages, outputs)."""
         medians: Floats = np.median(self.work, axis=(0, 2))
@@ -144,13 +151,13 @@ class StageCosts:
     @property
     def fixed_shares(self) -> Floats:
         """The part of an op of each stage that is its fixed part, shape (model stages, outputs)."""
-        usual = self.typical()
+        usual = self.typical
         shares: Floats = np.minimum(np.divide(self.fixed, usual, out=np.zeros(usual.shape), where=usual > 0), 1.0)
         return shares
 
     def of_layers(self) -> Floats:
         """The median of an op without its fixed part, shape (model stages, outputs)."""
-        return self.typical() * (1 - self.fixed_shares)
+        return self.typical * (1 - self.fixed_shares)
 
     @property
     def parts_of_ops(self) -> Floats:
@@ -334,4 +341,4 @@ def with_weight_share(costs: StageCosts, share: float) -> StageCosts:
 
 def with_fixed_share(costs: StageCosts, share: float) -> StageCosts:
     """The costs with a fixed part of every op: so much of that of the usual stage."""
-    return replace(costs, fixed=share * np.median(costs.typical(), axis=0))
+    return replace(costs, fixed=share * np.median(costs.typical, axis=0))

@@ -479,7 +479,7 @@ def _slowest(costs: StageCosts) -> list[Ideal]:
     """The stage whose microbatch takes longest."""
     if costs.num_stages < 2:
         return []
-    return [parse_ideal(f"stage={int(costs.typical().sum(axis=1).argmax())}")]
+    return [parse_ideal(f"stage={int(costs.typical.sum(axis=1).argmax())}")]
 
 
 def _with_front(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:

@@ -145,7 +145,7 @@ def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> 
                     at = microbatch * costs.plan.num_microbatches // plan.num_microbatches
                     num_ops = sum(shares[output, stage].sum() * weights[output] for output in outputs) * scale
                     for output in outputs:
-                        stays = np.minimum(costs.fixed[output] / costs.typical()[:, output], 1)
+                        stays = np.minimum(costs.fixed[output] / costs.typical[:, output], 1)
                         factors = shares[output, stage] * (1 - stays + stays / num_ops)
                         total += factors @ costs.work[window + 1, :, at, output]
                         of_inner += factors @ costs.inner[window + 1, :, at, output]
@@ -159,7 +159,7 @@ def test_rows_of_another_plan_are_made_of_the_parts_of_the_measured_stages() -> 
 def test_the_run_itself_has_its_own_ops_and_half_of_them_another_size() -> None:
     _, costs = measured(1, "1f1b")
     layers = (1,) * costs.num_stages
-    same = stage_map(costs.typical(), layers, layers)
+    same = stage_map(costs.typical, layers, layers)
     assert same.is_identity
     assert not changes_ops(costs, Target(costs.plan, same))
     assert changes_ops(costs, Target(costs.plan, same, scale=0.5))
@@ -170,7 +170,7 @@ def test_messages_go_where_the_measured_ones_go_or_take_what_those_of_their_link
         _, costs = measured(seed, "1f1b", "interleaved-1f1b")
         table = costs.plan.table
         layers = (1,) * costs.num_stages
-        own = stage_map(costs.typical(), layers, layers)
+        own = stage_map(costs.typical, layers, layers)
         senders = table.dep[table.dep_is_message]
         outputs = [F if table.kind[sender] == Kind.F.code else BACKWARD for sender in senders]
         readers = table.rank[table.dep_reader[table.dep_is_message]].tolist()
@@ -244,9 +244,9 @@ def test_a_step_is_as_long_as_the_longer_of_its_pipelines() -> None:
             [median(costs.work[:, stage, :, output].ravel().tolist()) for output in range(3)]
             for stage in range(costs.num_stages)
         ]
-        assert costs.typical().tolist() == medians
+        assert costs.typical.tolist() == medians
         layers = (1,) * costs.num_stages
-        target = Target(costs.plan, stage_map(costs.typical(), layers, layers))
+        target = Target(costs.plan, stage_map(costs.typical, layers, layers))
         builder, table = _Builder(costs, target), costs.plan.table
         work, late = builder.durations(slice(0, 6))
         transfers, inner = builder.transfers(slice(0, 6)), builder.inner(slice(0, 6))
@@ -311,7 +311,7 @@ def test_halves_of_pairs_take_what_their_stages_ops_do_outside_of_pairs() -> Non
 def test_assumptions_are_varied_within_their_bounds() -> None:
     _, costs = measured(1, "1f1b")
     layers = (1,) * costs.num_stages
-    own = stage_map(costs.typical(), layers, layers)
+    own = stage_map(costs.typical, layers, layers)
     same = Target(costs.plan, own)
     replayed = replay(costs, same)
     parts = [(0.06, own)]
@@ -319,7 +319,7 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     half = Target(costs.plan, own, scale=0.5)
     fixed, targets, spans = zip(
         *(
-            ((of.fixed / np.median(costs.typical(), axis=0)).tolist(), target, replayed.spans)
+            ((of.fixed / np.median(costs.typical, axis=0)).tolist(), target, replayed.spans)
             for of, target, replayed in _variants(costs, half, replay(costs, half), parts=parts)
         ),
         strict=True,
@@ -338,7 +338,7 @@ def test_delays_may_go_in_proportion_to_what_ops_do() -> None:
     """Stages of one, two, … layers become one stage each of as many halves, with microbatches of three times the size."""
     _, costs = measured(1, "1f1b")
     layers = tuple(range(1, costs.num_stages + 1))
-    none = np.zeros_like(costs.typical())
+    none = np.zeros_like(costs.typical)
     halves = stage_map(none, layers, [count / 2 for count in layers for _ in range(2)])
     plan = build("interleaved-1f1b", costs.plan.pp, costs.plan.num_microbatches).compute_only()
     target = Target(plan, halves, scale=3.0)
