@@ -29,7 +29,7 @@ from pptrace.analysis.step_parts import OutsidePart
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.marks import Collective
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
-from pptrace.slices import Slice
+from pptrace.slices import Slice, distinct_of
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.step_bounds import StepBounds, step_bounds
 from pptrace.timeline.windows import StepWindow
@@ -236,9 +236,13 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
 
 def _most_transfer(kinds: Sequence[str], axes: Sequence[str], rows: Slice) -> Int64:
     """Longest transfer that collectives of a rank may have, ns: the shortest call of their like; none of a barrier."""
+    if not len(kinds):
+        return np.empty(0, dtype=np.int64)
     took = np.maximum(rows["end_ns"] - rows["start_ns"], 0)
-    like = pd.DataFrame({"kind": list(kinds), "axis": list(axes), "bytes": rows["bytes"], "ns": took})
-    shortest = like.groupby(["kind", "axis", "bytes"])["ns"].transform("min").to_numpy(dtype=np.int64)
+    like, _ = distinct_of([np.array(kinds), np.array(axes), rows["bytes"]])
+    of_like = np.full(int(like.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(of_like, like, took)
+    shortest = of_like[like]
     transfer: Int64 = np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest)
     return transfer
 

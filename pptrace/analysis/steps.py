@@ -71,6 +71,8 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase,
 
 _LEAST_SHARED = 500_000
 """Ops from which other processes help to explain them: each needs memory of its own, and fewer take a second or two."""
+_LEAST_SHARED_OF_RANK = 1_000
+"""The same of each rank: in every part that is explained by itself a rank takes its time, however few ops it has there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def report_steps(
     ``routing`` is what equal rows of experts would change of ops.
     """
     parts = StepParts.of(steps, data, mesh)
-    if parts.num_ops < _LEAST_SHARED:
+    if parts.num_ops < max(_LEAST_SHARED, _LEAST_SHARED_OF_RANK * len(parts.of_rank)):
         return _report_together(parts, data, mesh, routing)
     graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
     tasks = [

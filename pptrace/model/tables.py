@@ -149,7 +149,7 @@ def _column(values: Any, dtype: str) -> Any:
 
 
 def empty_table(schema: Schema) -> pd.DataFrame:
-    return _empty(tuple(schema.items())).copy()
+    return _empty(tuple(schema.items())).copy(deep=False)  # there are no values that it could share
 
 
 @cache

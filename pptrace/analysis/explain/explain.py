@@ -35,7 +35,6 @@ _CELLS = 60_000
 """Steps × ops that are explained together: more would take much memory."""
 _LEAST_CELLS = 80_000
 _MOST_PARTS = 16
-"""Parts of a run whose ranks are gone through one after the other: each rank takes a while, however few ops it has there."""
 _MOST_OPS = 10
 """Ops that a step's blame names."""
 

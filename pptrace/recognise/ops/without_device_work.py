@@ -27,7 +27,7 @@ def with_places_on_device(ops: pd.DataFrame, comms: pd.DataFrame, work: DeviceWo
     kind have kernels, or none follows, device events may be lost, and the host's times stay. Their ``clock`` stays "host",
     since no device event shows them.
     """
-    rows = _launching_nothing(ops)
+    rows = _launching_nothing(ops) if len(work) else np.empty(0, dtype=np.int64)
     if not len(rows):
         return ops
     start, end = ops["start_ns"].to_numpy(copy=True), ops["end_ns"].to_numpy(copy=True)
