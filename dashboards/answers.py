@@ -6,10 +6,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, TypeVar
 
 import pptrace
+from dashboards.predicting import Predicting
 from dashboards.store import Loaded, Store
 from pptrace.analysis.op_costs import OpCost, op_costs
 from pptrace.analysis.op_samples import OpSample, op_samples
@@ -18,7 +18,7 @@ from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
-from pptrace.api.whatif import ALL, Predictions, Wishes, predict_changes, study_of, verified
+from pptrace.api.whatif import ALL, Predictions, Wishes, study_of, verified
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.ingest.job.disk_cache import Packed
@@ -34,7 +34,7 @@ _MOST_ACTIONS = 200_000
 _MOST_SEARCHED = 20_000
 """Most actions of a plan that is searched for, which takes more than a hundred times as long."""
 _MOST_S = 60.0
-"""Time after which no further change is predicted for a request, s."""
+"""Time for which a request waits for predictions, s."""
 
 Answer = TypeVar("Answer")
 
@@ -104,8 +104,28 @@ class Answers:
         Raises:
             PptraceError: it cannot be predicted.
         """
+        progress = self.predicting(wishes).wait(_MOST_S)
+        if not progress.is_over or progress.predictions is None:
+            of_all = "" if progress.num_changes is None else f" of {progress.num_changes}"
+            raise UsageError(
+                f"{progress.done}{of_all} changes are predicted after {_MOST_S:.0f} s, the most that a page waits; ask for one "
+                "change, or use pptrace whatif, which has no limit"
+            )
+        return progress.predictions
+
+    def predicting(self, wishes: Wishes) -> Predicting:
+        """The same predictions, which are made while somebody asks for them.
+
+        Raises:
+            PptraceError: they are too many for a page.
+        """
         run = self.whole_run()
-        return self._keep(("whatif", wishes), lambda: _predict(run, wishes))
+
+        def make() -> Predicting:
+            _require_small(run, wishes)
+            return Predicting(lambda: self.study(wishes.assumed), wishes)
+
+        return self._keep(("predicting", wishes), make)
 
     def verified(self, wishes: Wishes, most_s: float) -> Scenario:
         """Run what is wished for in real processes; its first scenario, with what it took.
@@ -234,20 +254,6 @@ def _with_tables(run: Run) -> Run:
             "at fewer steps"
         )
     return run
-
-
-def _predict(run: Run, wishes: Wishes) -> Predictions:
-    _require_small(run, wishes)
-    ends_s = monotonic() + _MOST_S
-
-    def stop_late(done: int, num_changes: int) -> None:
-        if done < num_changes and monotonic() > ends_s:
-            raise UsageError(
-                f"{done} of {num_changes} changes are predicted after {_MOST_S:.0f} s, the most that a page waits; ask for one "
-                "change, or use pptrace whatif, which has no limit"
-            )
-
-    return predict_changes(run.analysis, wishes, on_count=stop_late)
 
 
 def _require_small(run: Run, wishes: Wishes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -10,21 +9,17 @@ from dash.exceptions import PreventUpdate
 
 from dashboards.address import NOTHING, Query
 from dashboards.answers import Answers
-from dashboards.components import Node, lines, panel
-from dashboards.exports import whole_files
-from dashboards.pages import try_change
-from dashboards.parts import chart, data_table, empty, guarded, no_steps, waiting, with_files
+from dashboards.components import Node
+from dashboards.pages import predictions, try_change
+from dashboards.parts import chart, data_table, empty, guarded, no_steps
 from dashboards.store import Loaded, Store
-from dashboards.wishes import ASSUMED, wishes_of
 from pptrace.analysis.result import StepReport
 from pptrace.report.charts.causes import blame_chart, causes_chart
-from pptrace.report.charts.changes import changes_chart
 from pptrace.report.figures import waterfall
 from pptrace.report.tables import Amount
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.ranks import bounds_table
 from pptrace.report.tables.waterfall import causes_table
-from pptrace.report.whatif import headline, replay_line, whatif_tables
 
 _NOT_EXPLAINED = (
     "The trace lacks ops of the plan or ranks of the pipeline, there is no plan to compare with, or the "
@@ -43,7 +38,7 @@ def _whatif(loaded: Loaded, answers: Answers, query: Query) -> list[Node]:
         return [empty("What another schedule would gain cannot be predicted", reason, "no-prediction")]
     return [
         *try_change.layout(loaded, _BASIS, query),
-        waiting(id="whatif-body"),
+        *predictions.layout(),
     ]
 
 
@@ -55,15 +50,7 @@ def register(app: Dash, store: Store, answers: Answers) -> None:
             raise PreventUpdate
         return guarded(lambda: body(loaded, step), "Bubbles", "bubbles-failed")
 
-    @app.callback(
-        Output("whatif-body", "children"),
-        Input("whatif-body", "id"),
-        *(Input(try_change.field(name), "value") for name in ASSUMED),
-    )
-    def all_changes(_id: str, *values: Any) -> Any:
-        assumed = dict(zip(ASSUMED, values, strict=False))
-        return guarded(lambda: changes(answers, assumed), "No prediction", "whatif-refused")
-
+    predictions.register(app, answers)
     try_change.register(app, answers)
 
 
@@ -106,26 +93,3 @@ def _waterfall(step: StepReport) -> Any:
 
 def _has_blame(step: StepReport) -> bool:
     return step.blame is not None and step.blame.total_ns > 0
-
-
-def changes(answers: Answers, assumed: Mapping[str, object]) -> list[Node]:
-    """All sensible changes, the best first: the sentence, the front of gain and memory, and the table."""
-    wishes = wishes_of(assumed)
-    result = answers.whatif(wishes).result
-    head = panel(
-        "What would get it back",
-        html.P(headline(result), className="verdict", id="whatif-headline"),
-        html.P(replay_line(result), className="note"),
-        *([lines(result.warnings, "whatif-warnings")] if result.warnings else []),
-    )
-    with_files(head, whole_files("whatif.html"))
-    if not result.scenarios:
-        return [head]
-    front = chart(
-        "Gain and memory",
-        changes_chart(result),
-        "whatif-front",
-        "No change that can be had was predicted.",
-        note="up: more gained; left: less memory",
-    )
-    return [head, front, *(data_table(table, "whatif", options=assumed) for table in whatif_tables(result))]

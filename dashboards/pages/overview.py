@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
 from dashboards.evidence import evidence_of
 from dashboards.exports import picture_files, table_files
-from dashboards.parts import with_files
+from dashboards.parts import shortened, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
 from pptrace.analysis.result import Finding, Report, StepReport
@@ -22,8 +22,15 @@ from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording_line import recording_line
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn
-from pptrace.report.tables import OF_WHOLE_RUN, Amount, tables_of, tables_of_step, unknown_line, warning_lines
-from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables import (
+    OF_WHOLE_RUN,
+    Amount,
+    ReportTable,
+    tables_of,
+    tables_of_step,
+    unknown_line,
+    warning_lines,
+)
 from pptrace.report.units import milliseconds
 from pptrace.report.verdict_bar import bar_of
 
@@ -73,8 +80,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         _messages(report, step),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         *_steps(report, step),
-        *_tables(step),
-        *_of_whole_traces(report, step),
+        *_tables(report, step),
     ]
 
 
@@ -207,35 +213,54 @@ def _messages(report: Report, step: StepReport | None = None) -> Node:
     )
 
 
-_NOTES = {
-    "phases": "F/B: forwards and backwards of the phase",
-    "comms": "overlap: hidden behind compute; bus B/s: bandwidth by the factors of nccl-tests, per second",
+_ELSEWHERE: Mapping[str, str] = {
+    "blame": "Bubbles",
+    "comms": "Communication",
+    "links": "Communication",
+    "late-ranks": "Communication",
+    "interconnect": "Communication",
+    "memory": "Memory",
+    "stragglers": "Stages",
 }
+"""The page that has a table, by the table's key, besides those of experts: the overview has a link there in its place."""
+_NOTES = {"phases": "F/B: forwards and backwards of the phase"}
 
 
-def _tables(step: StepReport) -> list[Node]:
-    """The tables of a step without those that figures show."""
-    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
-    return [_with_files(report_table(table, _NOTES.get(table.key, "")), table.key, step.step) for table in wanted]
+def _tables(report: Report, step: StepReport) -> list[Node]:
+    """The tables that neither pictures nor other pages show, and links to those of other pages."""
+    of_step = [table for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
+    of_run = [table for table in tables_of(report, report.typical_step, Amount.WHOLE) if table.key in OF_WHOLE_RUN]
+    here = [
+        *(_with_files(table, step.step) for table in of_step if _page_of(table) is None),
+        *(_with_files(table, None) for table in of_run if _page_of(table) is None),
+    ]
+    titles: dict[str, list[str]] = {"Steps": ["All steps"]} if len(report.steps) > 1 else {}
+    for table in (*of_step, *of_run):
+        if (page := _page_of(table)) is not None:
+            titles.setdefault(page, []).append(table.title)
+    return [*here, *_links(titles)]
 
 
-def _with_files(box: Node, key: str, step: int | None = None) -> Node:
+def _page_of(content: ReportTable) -> str | None:
+    return "Experts" if content.key.startswith("expert") else _ELSEWHERE.get(content.key)
+
+
+def _links(titles: Mapping[str, Sequence[str]]) -> list[Node]:
+    """Names of pages with what they have more about the run."""
+    items = [
+        html.Li([dcc.Link(name, href=f"/{name.lower()}"), f": {'; '.join(of_page)}"])
+        for name, of_page in titles.items()
+    ]
+    return [panel("On other pages", html.Ul(items, className="lines"), id="other-pages")] if items else []
+
+
+def _with_files(content: ReportTable, step: int | None) -> Node:
     """A table with its files, if it has any."""
-    options = {} if step is None else {"step": step}
-    return with_files(box, table_files(key, options)) if key in TABLES else box
+    box, options = report_table(shortened(content), _NOTES.get(content.key, "")), {} if step is None else {"step": step}
+    return with_files(box, table_files(content.key, options)) if content.key in TABLES else box
 
 
-_OF_WHOLE_TRACES = OF_WHOLE_RUN | {"steps"}
-
-
-def _of_whole_traces(report: Report, step: StepReport | None = None) -> list[Node]:
-    """Tables that are not of one step: all steps, stragglers, links, devices, and where there are no steps communication."""
-    tables = [
-        table if step is None or table.key != "steps" else steps_table(report, step, Amount.WHOLE, "chosen")
-        for table in tables_of(report, report.typical_step, Amount.WHOLE)
-    ]
-    return [
-        _with_files(report_table(table), table.key)
-        for table in tables
-        if table.key in _OF_WHOLE_TRACES and (table.key != "steps" or len(report.steps) > 1)
-    ]
+def _of_whole_traces(report: Report) -> list[Node]:
+    """All tables of traces without steps."""
+    tables = tables_of(report, report.typical_step, Amount.WHOLE)
+    return [_with_files(table, None) for table in tables if table.key in OF_WHOLE_RUN]

@@ -18,7 +18,9 @@ from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.paste import goes_round, paste_options
 from pptrace.api.whatif import Wishes
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
+from pptrace.report.tables import Amount
 from pptrace.report.tables.stages import stages_table
+from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.whatif import span_words
 from pptrace.schedule.plan import Plan
 
@@ -32,10 +34,10 @@ def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
 def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]:
     """The page; it is of all steps."""
     assert loaded.analysis is not None
-    costs = answers.stages()
+    costs, report = answers.stages(), loaded.analysis.report
     if not costs:
-        return [_no_stages(loaded.analysis.report)]
-    samples = answers.stage_samples()
+        return [_no_stages(report)]
+    samples, slow = answers.stage_samples(), report.stragglers
     points = stage_points(samples)
     note = (
         "bars: the median op; whiskers: eight in ten ops"
@@ -64,6 +66,7 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
             id="split",
         ),
         data_table(stages_table(costs), "stages"),
+        *([data_table(stragglers_table(slow, Amount.WHOLE), "stragglers")] if slow and has_slowdown(slow) else []),
     ]
 
 

@@ -66,7 +66,18 @@ class Wishes:
     """The part of an op that it takes however much it does: no change."""
 
     def __bool__(self) -> bool:
-        return replace(self, layers=None, memory_limit=None, links=(), wgrad_share=None, fixed_share=None) != Wishes()
+        return self != self.assumed
+
+    @property
+    def assumed(self) -> Wishes:
+        """What is wished for without the changes."""
+        return Wishes(
+            layers=self.layers,
+            memory_limit=self.memory_limit,
+            links=self.links,
+            wgrad_share=self.wgrad_share,
+            fixed_share=self.fixed_share,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +146,18 @@ def predict_changes(
         PptraceError: the run has no whole step, or a wish does not fit it; the message is one line.
     """
     study = study_of(analysis, wishes)
-    changes = list(dict(_changes(study, wishes)).items()) if wishes else all_changes(study)
+    changes = changes_of(study, wishes)
     predictions = Predictions(study, changes, answer(study, changes, on_count))
     return verified(analysis, predictions, most=None if wishes else 1) if verify else predictions
+
+
+def changes_of(study: Study, wishes: Wishes) -> list[tuple[str, Change]]:
+    """The changes that a user wishes, each with its name; without any, all sensible ones.
+
+    Raises:
+        PptraceError: a wish does not fit the run; the message is one line.
+    """
+    return list(dict(_changes(study, wishes)).items()) if wishes else all_changes(study)
 
 
 def verified(analysis: Analysis, predictions: Predictions, most: int | None = None) -> Predictions:

@@ -17,11 +17,24 @@ import pytest
 from dashboards import more_pages
 from dashboards.answers import Answers
 from dashboards.app import create_app
-from dashboards.pages import bubbles, communication, compare, experts, hang, memory, overview, stages, steps, try_change
+from dashboards.pages import (
+    bubbles,
+    communication,
+    compare,
+    experts,
+    hang,
+    memory,
+    overview,
+    predictions,
+    stages,
+    steps,
+    try_change,
+)
 from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import PartChange
 from pptrace.analysis.result import Report
+from pptrace.api.whatif import Wishes
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable
 from pptrace.report.to_files import write_csv
@@ -74,7 +87,7 @@ def pages_of(path: Path) -> dict[str, list[Any]]:
     makes: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps.body(loaded, step),
         "bubbles": lambda: bubbles.body(loaded, step),
-        "whatif": lambda: bubbles.changes(answers, {}),
+        "whatif": lambda: predictions.changes(answers.predicting(Wishes()).wait(60), {}),
         "try": lambda: try_change.tried(answers, {"schedule": "zb-h1"}),
         "communication": lambda: [*communication.of_step(loaded, step), *communication.of_links(report, axis)],
         "memory": lambda: memory.body(loaded),

@@ -162,7 +162,12 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
         for part, fixed in baseline.other_fixed
     ]
     usual = float(typical(replayed.spans))  # drawn steps may all be longer
-    bounds = [(usual, usual), *(_bounds(*one) for one in _variants(costs, target, replayed, others, maps, parts))]
+    own = _bounds(costs, target, replayed)
+    bounds = [
+        (usual, usual),
+        own,
+        *_bounds_of_variants((costs, target), own, _variants(costs, target, others, maps, parts)),
+    ]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(usual * factor)
     return Prediction(
@@ -206,36 +211,50 @@ def _bounds(costs: StageCosts, target: Target, replayed: Replayed) -> tuple[floa
     return float(low), float(high)
 
 
+def _bounds_of_variants(
+    usual: tuple[StageCosts, Target], own: tuple[float, float], variants: Iterable[tuple[StageCosts, Target]]
+) -> Iterator[tuple[float, float]]:
+    """The interval of the typical step with each of other assumptions, ns.
+
+    Of many steps some are replayed both ways: the interval is then that with the usual ones, ``own``, times the ratio of both.
+    """
+    costs, target = usual
+    length = 0 if costs.few is costs else typical(replay(costs.few, target).spans)
+    for other, other_target in variants:
+        with suppress(ScheduleError):  # the plan cannot run to its end so
+            replayed = replay(other.few, other_target)
+            if length:
+                ratio = typical(replayed.spans) / length
+                yield own[0] * ratio, own[1] * ratio
+            else:
+                yield _bounds(other, other_target, replayed)
+
+
 def _variants(
     costs: StageCosts,
     target: Target,
-    replayed: Replayed,
     others: Iterable[Messaging] = (),
     maps: Iterable[StageMap] = (),
     parts: Iterable[tuple[StageCosts, StageMap]] = (),
-) -> Iterator[tuple[StageCosts, Target, Replayed]]:
-    """The replay, and those with other assumptions: on W where the plan splits backwards that the run did not; on what an op
+) -> Iterator[tuple[StageCosts, Target]]:
+    """What may be assumed instead: of W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
     latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
     another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied. ``parts``
     are the costs with other fixed parts of ops, each with the stages that come of it.
     """
-    yield costs, target, replayed
-    for messaging in others:
-        with suppress(ScheduleError):  # the plan cannot run to its end so
-            other = replace(target, messaging=messaging)
-            yield costs, other, replay(costs, other)
+    yield from ((costs, replace(target, messaging=messaging)) for messaging in others)
     is_known = costs.splits_backward or costs.assumed.weight_share is not None
     shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
-    assumed = [(with_weight_share(costs, share), target) for share in shares]
+    yield from ((with_weight_share(costs, share), target) for share in shares)
     if changes_ops(costs, target):
-        assumed += [(fixed, replace(target, stages=stages)) for fixed, stages in parts]
-        assumed += [(costs, replace(target, scales_delays=True))] if costs.delay.any() else []
+        yield from ((fixed, replace(target, stages=stages)) for fixed, stages in parts)
+        if costs.delay.any():
+            yield costs, replace(target, scales_delays=True)
     if target.changes_messages and not costs.knows_latency:
-        assumed.append((costs, replace(target, latency_share=1.0)))
+        yield costs, replace(target, latency_share=1.0)
     if not target.stages.is_identity:
-        assumed += [(costs, replace(target, stages=stages)) for stages in maps]
-    yield from ((*variant, replay(*variant)) for variant in assumed)
+        yield from ((costs, replace(target, stages=stages)) for stages in maps)
 
 
 def _drawn(costs: StageCosts) -> StageCosts:

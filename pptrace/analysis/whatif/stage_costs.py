@@ -46,6 +46,10 @@ class Assumed:
 NOTHING_ASSUMED = Assumed()
 
 
+_FEW_STEPS = 16
+_OF_WINDOWS = ("step", "ranks", "work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner")
+
+
 @dataclass(frozen=True, eq=False)
 class StageCosts:
     """Costs in windows of steps, ns.
@@ -132,10 +136,20 @@ class StageCosts:
         index = orders[:, np.newaxis, :, np.newaxis]
         values: dict[str, Any] = {
             name: np.take_along_axis(getattr(self, name)[windows], index, axis=2)
-            for name in ("work", "inner", "delay", "transfer", "latency", "routed_work", "routed_inner")
+            for name in _OF_WINDOWS[2:]
             if getattr(self, name) is not None
         }
         return replace(self, step=step, ranks=self.ranks[windows], **values)
+
+    @cached_property
+    def few(self) -> StageCosts:
+        """The costs of some of the steps, evenly spaced, where there are many more than what is assumed has to be tried with."""
+        steps = np.unique(self.step)
+        if len(steps) < 2 * _FEW_STEPS:
+            return self
+        windows = np.isin(self.step, steps[:: len(steps) // _FEW_STEPS][:_FEW_STEPS])
+        values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
+        return replace(self, **values)
 
     @cached_property
     def has_inner(self) -> bool:

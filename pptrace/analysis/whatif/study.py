@@ -91,6 +91,17 @@ class Study:
         """The measured step, ns: its period where that is known, else its pipeline's span."""
         return self.baseline.measured_span if self.outside.period_ns is None else self.outside.period_ns
 
+    @property
+    def refusal(self) -> str | None:
+        """The reason why no change is predicted: the replay of the run itself is too far off; None where it is not."""
+        error = self.baseline.error
+        if error <= MOST_ERROR:
+            return None
+        return (
+            f"the replay of this run is {error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from it; "
+            "`pptrace analyze` says what the time is that ops and messages do not explain"
+        )
+
     @cached_property
     def today(self) -> Scenario:
         """The run as it was."""
@@ -325,41 +336,42 @@ def _warning_of_waits(baseline: Baseline) -> Iterator[str]:
 
 
 def answer(study: Study, changes: Sequence[tuple[str, Change]], on_count: OnCount | None = None) -> WhatIf:
-    """Predict changes by their names: what is sure to help first, then by standing, each by gain.
-
-    What costs less than it does and gains next to nothing is left out of several changes.
+    """Predict changes by their names.
 
     ``on_count`` is called before each of them, and after the last one.
 
     Raises:
         PptraceError: one of the changes cannot be made.
     """
-    baseline = study.baseline
-    known = (baseline.measured_span, baseline.replay_span, baseline.error)
-    periods = (study.outside.period_ns, study.outside.period_of(baseline.replay_span))
-    if baseline.error > MOST_ERROR:
-        refusal = (
-            f"the replay of this run is {baseline.error:.1%} off (limit {MOST_ERROR:.0%}), so that no change is predicted from "
-            "it; `pptrace analyze` says what the time is that ops and messages do not explain"
-        )
-        lines = (*study.warnings, refusal)
-        return WhatIf(*known, (), None, len(baseline.measured), lines, *periods, doubts=study.doubts)
-    warnings = list(study.warnings)
-    least = _LEAST_GAIN * study.measured_length if len(changes) > 1 else -math.inf
-    scenarios = []
-    for done, (name, change) in enumerate(changes):
+    scenarios: list[Scenario] = []
+    for done, (name, change) in enumerate(changes if study.refusal is None else ()):
         if on_count is not None:
             on_count(done, len(changes))
         scenarios.append(study.scenario(change, name))
-    if on_count is not None:
+    if on_count is not None and study.refusal is None:
         on_count(len(changes), len(changes))
+    return ranked(study, changes, scenarios)
+
+
+def ranked(study: Study, changes: Sequence[tuple[str, Change]], scenarios: Sequence[Scenario]) -> WhatIf:
+    """The answer from scenarios of changes, of all or of the first ones: what is sure to help first, then by standing and gain.
+
+    What costs less than it does and gains next to nothing is left out of several changes.
+    """
+    baseline = study.baseline
+    known = (baseline.measured_span, baseline.replay_span, baseline.error)
+    periods = (study.outside.period_ns, study.outside.period_of(baseline.replay_span))
+    if study.refusal is not None:
+        lines = (*study.warnings, study.refusal)
+        return WhatIf(*known, (), None, len(baseline.measured), lines, *periods, doubts=study.doubts)
+    least = _LEAST_GAIN * study.measured_length if len(changes) > 1 else -math.inf
     is_alone = {name: change == Change(ideals=change.ideals, link_speed=change.link_speed) for name, change in changes}
     scenarios = [one for one in scenarios if not is_alone[one.name] or one.gain_ns >= least]
-    warnings += _warnings_of_limit(study, scenarios)
     order = list(Standing)
-    ranked = sorted(scenarios, key=lambda scenario: (order.index(scenario.standing), -scenario.gain_ns))
+    best_first = sorted(scenarios, key=lambda scenario: (order.index(scenario.standing), -scenario.gain_ns))
+    warnings = (*study.warnings, *_warnings_of_limit(study, scenarios))
     return WhatIf(
-        *(*known, _with_front(ranked), study.today, len(baseline.measured), tuple(warnings), *periods),
+        *(*known, _with_front(best_first), study.today, len(baseline.measured), warnings, *periods),
         framework="" if study.framework is None else study.framework.name,
         doubts=study.doubts,
     )

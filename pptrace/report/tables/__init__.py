@@ -8,7 +8,6 @@ kind. Means are over what is known.
 from __future__ import annotations
 
 from pptrace.analysis.result import Report, StepReport
-from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table, host_window_table
 from pptrace.report.tables.experts import expert_tables
@@ -18,7 +17,7 @@ from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.probes import probes_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
-from pptrace.report.tables.stragglers import stragglers_table
+from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
@@ -69,7 +68,7 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
             tables.append(comm_totals_table(report, amount))
     if report.experts is not None:
         tables += expert_tables(report.experts, amount)
-    if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:
+    if report.stragglers is not None and has_slowdown(report.stragglers):
         tables.append(stragglers_table(report.stragglers, amount))
     if report.probes:
         tables.append(probes_table(report.probes))

@@ -7,6 +7,16 @@ from pptrace.analysis.whole_run import Stragglers
 from pptrace.report import units
 from pptrace.report.tables.table import MORE, Amount, ReportTable
 
+_MEANING = (
+    "slowdown: of all steps, with this alone as measured and all else typical; slowdowns overlap, what a change gains is in the "
+    "findings"
+)
+
+
+def has_slowdown(stragglers: Stragglers | None) -> bool:
+    """Return whether the table has anything to say."""
+    return stragglers is not None and stragglers.slowdown >= LEAST_SLOWDOWN
+
 
 def stragglers_table(stragglers: Stragglers, amount: Amount) -> ReportTable:
     """The stages, workers and kinds with a slowdown of their own, the largest of each first; of a brief table that alone."""
@@ -21,7 +31,7 @@ def stragglers_table(stragglers: Stragglers, amount: Amount) -> ReportTable:
         shown = slow if amount is Amount.WHOLE else slow[:1]
         rows += [(what, name, f"{slowdown:.3f}") for what, name, slowdown in shown]
         num_more += len(slow) - len(shown)
-    notes = (*([MORE.format(num_more)] if num_more else []), _shares(stragglers))
+    notes = (*([MORE.format(num_more)] if num_more else []), _shares(stragglers), _MEANING)
     columns = ("alone as measured", "", "slowdown")
     return ReportTable("stragglers", "Stragglers", columns, tuple(rows), notes, num_labels=2)
 

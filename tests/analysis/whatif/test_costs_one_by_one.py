@@ -11,9 +11,17 @@ import pytest
 
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.whatif.change import even_split
-from pptrace.analysis.whatif.predict import Baseline, _variants, typical
+from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants, typical
 from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
-from pptrace.analysis.whatif.stage_costs import BACKWARD, F, StageCosts, W, stage_costs, with_weight_share
+from pptrace.analysis.whatif.stage_costs import (
+    BACKWARD,
+    F,
+    StageCosts,
+    W,
+    stage_costs,
+    with_fixed_share,
+    with_weight_share,
+)
 from pptrace.analysis.whatif.stage_map import StageMap, end_shares, layer_overlap, stage_map
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -312,26 +320,39 @@ def test_assumptions_are_varied_within_their_bounds() -> None:
     _, costs = measured(1, "1f1b")
     layers = (1,) * costs.num_stages
     own = stage_map(costs.typical, layers, layers)
-    same = Target(costs.plan, own)
-    replayed = replay(costs, same)
-    parts = [(0.06, own)]
-    assert [of.fixed.tolist() for of, _, _ in _variants(costs, same, replayed, parts=parts)] == [[0, 0, 0]]
+    parts = [(with_fixed_share(costs, 0.06), own)]
+    assert not list(_variants(costs, Target(costs.plan, own), parts=parts))
     half = Target(costs.plan, own, scale=0.5)
-    fixed, targets, spans = zip(
-        *(
-            ((of.fixed / np.median(costs.typical, axis=0)).tolist(), target, replayed.spans)
-            for of, target, replayed in _variants(costs, half, replay(costs, half), parts=parts)
-        ),
-        strict=True,
-    )
-    assert fixed == ([0.0] * 3, pytest.approx([0.06] * 3), [0.0] * 3, [0.0] * 3)
-    assert [target.scales_delays for target in targets] == [False, False, True, False]
-    assert [target.latency_share for target in targets] == [0.0, 0.0, 0.0, 1.0]
-    assert (spans[1] > spans[0]).all()
+    variants = list(_variants(costs, half, parts=parts))
+    fixed = [(of.fixed / np.median(costs.typical, axis=0)).tolist() for of, _ in variants]
+    assert fixed == [pytest.approx([0.06] * 3), [0.0] * 3, [0.0] * 3]
+    assert [target.scales_delays for _, target in variants] == [False, True, False]
+    assert [target.latency_share for _, target in variants] == [0.0, 0.0, 1.0]
+    assert (replay(*variants[0]).spans > replay(costs, half).spans).all()
     punctual = replace(costs, delay=np.zeros_like(costs.delay))
-    assert not any(target.scales_delays for _, target, _ in _variants(punctual, half, replay(punctual, half)))
+    assert not any(target.scales_delays for _, target in _variants(punctual, half))
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
-    assert [of.weight_share for of, _, _ in _variants(costs, split, replay(costs, split))][:3] == [0.5, 0.4, 0.6]
+    assert [of.weight_share for of, _ in _variants(costs, split)][:2] == [0.4, 0.6]
+
+
+def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_those_with_all() -> None:
+    _, measured_costs = measured(1, "1f1b")
+    rng = np.random.default_rng(2)
+    windows = rng.integers(0, len(measured_costs.step), 40)
+    orders = np.array([rng.permutation(measured_costs.plan.num_microbatches) for _ in windows])
+    many = measured_costs.drawn(windows, np.arange(40), orders)
+    assert len(np.unique(many.few.step)) == 16
+    assert many.few.few is many.few
+    layers = (1,) * many.num_stages
+    own_map = stage_map(many.typical, layers, layers)
+    half = Target(many.plan, own_map, scale=0.5)
+    variants = list(_variants(many, half, parts=[(with_fixed_share(many, 0.5), own_map)]))
+    assert len(variants) == 3
+    own = _bounds(many, half, replay(many, half))
+    with_some = list(_bounds_of_variants((many, half), own, variants))
+    with_all = [_bounds(*variant, replay(*variant)) for variant in variants]
+    assert np.array(with_some) == pytest.approx(np.array(with_all), rel=0.1)
+    assert with_some[0][1] > own[1] * 1.2, "with half of each op fixed steps are far longer"
 
 
 def test_delays_may_go_in_proportion_to_what_ops_do() -> None:
