@@ -109,7 +109,7 @@ def _summaries(
         step_index, axis_index = divmod(rest, len(axes))
         name = axes[axis_index], kinds[kind_index]
         algorithm = num_bytes / transfer_ns if transfer_ns and matched and has_bytes else None
-        factor = None if uneven else BUS_FACTORS[name[1]](size) if name[1] in BUS_FACTORS else 1.0
+        factor = None if uneven else _bus_factor(name[1], size)
         volume = None if predicted is None else predicted[step_index].get(name, Calls(0, 0))
         yield (
             step_index,
@@ -129,6 +129,13 @@ def _summaries(
                 free_ns=(0 if name[0] == "pp" else unneeded) if matched and behind is not None else None,
             ),
         )
+
+
+def _bus_factor(kind: str, size: int) -> float | None:
+    """Bus bandwidth in parts of that of the algorithm; None of a group of one, which has no bus, or of unknown size."""
+    if kind not in BUS_FACTORS:
+        return 1.0
+    return BUS_FACTORS[kind](size) if size > 1 else None
 
 
 def total_comms(comms: Slice, compute: Int64 | None) -> tuple[CommTotal, ...]:
@@ -154,8 +161,7 @@ def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTota
     is_placed = not (rows["clock"] == "none").any()
     on_device = bool(rows.among("clock", ("device", "none")).all())
     algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
-    factor = (BUS_FACTORS[kind](size) if size > 0 else None) if kind in BUS_FACTORS else 1.0
-    factor = None if _are_uneven(rows).any() else factor
+    factor = None if _are_uneven(rows).any() else _bus_factor(kind, size)
     return CommTotal(
         axis=axis,
         kind=kind,

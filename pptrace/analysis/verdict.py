@@ -68,7 +68,8 @@ def _of_the_schedule(report: Report) -> str:
     """Advice where nothing but the schedule costs."""
     fill = max((found.evidence["share"] for found in report.findings if _is_structural(found)), default=0.0)
     if fill < _RULES:
-        return "Nothing stands out: no change of this run is sure to help."
+        has_pipeline = report.typical_step is not None and report.typical_step.has_pipeline
+        return f"Nothing stands out{'; pptrace whatif tells what another schedule would gain' * has_pipeline}."
     return f"Ask pptrace whatif which schedule or number of microbatches has less fill and drain, here {fill:.0%} of the step."
 
 

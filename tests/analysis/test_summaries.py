@@ -137,7 +137,7 @@ def test_what_moved_in_no_time_has_no_bandwidth_and_one_rank_waits_for_nobody() 
     (instant,) = summarise_comms(comms_of(times(3, 8, 8, 8)), EMPTY)
     assert (instant.wait_ns, instant.exposed_ns, instant.overlap_ratio, instant.algbw_gbps) == (5, 0, None, None)
     (alone,) = summarise_comms(comms_of(times(3, 3, 8, 8) | {"match": -1, "group_size": 1}), EMPTY)
-    assert (alone.wait_ns, alone.exposed_ns, alone.algbw_gbps, alone.busbw_gbps) == (0, 5, 200, 0)
+    assert (alone.wait_ns, alone.exposed_ns, alone.algbw_gbps, alone.busbw_gbps) == (0, 5, 200, None)
     (empty,) = summarise_comms(comms_of(times(0, 0, 4, 4) | {"bytes": 0}), EMPTY)
     assert (empty.bytes, empty.algbw_gbps) == (0, 0)
 
@@ -182,7 +182,7 @@ def test_a_total_of_messages_or_of_unknown_groups_or_of_no_time() -> None:
     unknown = total_of(times(0, 0, 0, 20) | {"group_size": -1})
     assert (unknown.group_size, unknown.algbw_gbps, unknown.busbw_gbps) == (None, 50, None)
     alone = total_of(times(0, 0, 0, 20) | {"group_size": 1})
-    assert (alone.group_size, alone.algbw_gbps, alone.busbw_gbps) == (1, 50, 0)
+    assert (alone.group_size, alone.algbw_gbps, alone.busbw_gbps) == (1, 50, None)
     instant = total_of(times(9, 9, 9, 9), compute=[[0, 20]])
     assert (instant.total_ns, instant.busy_ns, instant.overlap_ratio, instant.algbw_gbps) == (0, 0, None, None)
 

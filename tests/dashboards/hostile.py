@@ -1,4 +1,4 @@
-"""A run whose every name is markup: of kernels, ranges, groups, hosts, schedules, scripts, errors and its own folder."""
+"""A run whose every name is markup, or thousands of letters: of kernels, ranges, groups, hosts, scripts, errors, its folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ MARKUP = (
     '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script><b>bold</b>'
     "<a href='javascript:window.attacked=1'>x</a><iframe srcdoc='<script>parent.attacked=1</script>'></iframe>"
 )
+LONG = "n" * 3000
 FOLDER = "<img src=x onerror=window.attacked=1>"
 _CATEGORIES = ("cpu_op", "kernel", "user_annotation", "gpu_user_annotation", "python_function", MARKUP)
 
@@ -38,7 +39,7 @@ def _events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     start, end = min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events)
     times = [start + (end - start) * share / 6 for share in range(6)]
     made = [
-        {"cat": category, "name": MARKUP, "tid": 7 if category == "kernel" else 1, "ts": ts, "dur": 3000.0}
+        {"cat": category, "name": MARKUP + LONG, "tid": 7 if category == "kernel" else 1, "ts": ts, "dur": 3000.0}
         for category in _CATEGORIES
         for ts in times
     ]
@@ -58,7 +59,8 @@ def _spoil_run_file(path: Path) -> None:
     run = json.loads(path.read_text())
     names = ("script", "started_at", "status", "profiler", "host", "note")
     run |= dict.fromkeys(names, MARKUP) | {"command": [MARKUP], "environment": {MARKUP: MARKUP}}
+    run |= {"script": LONG, "host": LONG}
     run["hang"] = {"verdict": MARKUP, "detail": MARKUP, "ranks": [1], "edges": []}
     for entry in run["ranks"]:
-        entry |= {"error": MARKUP, "note": MARKUP, "status": MARKUP}
+        entry |= {"error": MARKUP + LONG, "note": MARKUP, "status": MARKUP}
     path.write_text(json.dumps(run))

@@ -37,10 +37,26 @@ def test_every_page_is_accessible_and_shows_hostile_names_as_text(
         settle(page)
         assert FOLDER in page.inner_text("#run-title")
         assert page.evaluate(FOREIGN) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         assert page.evaluate("window.attacked") is None, name
         assert violations(page, in_dark=name in IN_DARK) == [], name
     page.goto(address)
     assert MARKUP in settle(page).inner_text("#run-errors"), "shown as it is"
+
+
+def test_an_open_page_says_that_its_server_has_ended_until_one_answers(serve: Serve, browser: Any) -> None:
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(serve([SAMPLES / "1f1b_p2"]))
+    page.wait_for_selector("#facts .fact")
+    page.route("**/timeline-data/opening", lambda route: route.abort())
+    page.clock.run_for(5_000)
+    page.wait_for_selector("#ended[role=alert]")
+    assert page.inner_text("#ended").startswith("The server has ended or cannot be reached")
+    page.unroute("**/timeline-data/opening")
+    page.clock.run_for(5_000)
+    page.wait_for_selector("#ended", state="detached")
+    page.close()
 
 
 STATE = "document.querySelector('#timeline').timeline"
