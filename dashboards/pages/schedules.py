@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -12,7 +13,7 @@ from dashboards.address import NOTHING, Query, choice_of, keep_fields, keeper, n
 from dashboards.components import Node, height_of, held, panel, report_table, still_picture
 from dashboards.exports import picture_files, table_files
 from dashboards.paper import OnPaper, on_paper
-from dashboards.parts import with_files
+from dashboards.parts import waiting, with_files
 from dashboards.store import Loaded, Store
 from pptrace.errors import PptraceError
 from pptrace.model.wording import counted
@@ -46,7 +47,8 @@ def layout(loaded: Loaded, query: Query = NOTHING) -> Node:
     for (key, label, hint, least), value in zip(_NUMBERS, values, strict=True):
         number = dcc.Input(id=f"plan-{key}", type="number", value=value, min=least, step="any", debounce=True)
         fields.append(html.Label([html.Span(label), number], title=hint))
-    return html.Div([html.Div(fields, className="panel plan-fields"), html.Div(id="plan-body"), keeper("plan")])
+    later = waiting(id="plan-sweeps")
+    return html.Div([html.Div(fields, className="panel plan-fields"), html.Div(id="plan-body"), later, keeper("plan")])
 
 
 def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, float]:
@@ -58,9 +60,16 @@ def _of_run(loaded: Loaded) -> tuple[str, int, int, int | None, float, float, fl
 
 def register(app: Dash, _store: Store) -> None:
     names = [key for key, *_ in _NUMBERS]
+    for place, parts in (("plan-body", body), ("plan-sweeps", sweeps)):
+        _show(app, place, names, parts)
+    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in names))
+
+
+def _show(app: Dash, place: str, names: Sequence[str], parts: Callable[[OnPaper], list[Node]]) -> None:
+    """Fill a place of the page by itself: the plan is there before the sweeps, which take longer."""
 
     @app.callback(
-        Output("plan-body", "children"),
+        Output(place, "children"),
         Input("plan-schedule", "value"),
         *(Input(f"plan-{key}", "value") for key in names),
         State("location", "pathname"),
@@ -69,22 +78,35 @@ def register(app: Dash, _store: Store) -> None:
         *numbers, path = values
         if path != "/schedules":
             raise PreventUpdate
-        return body(on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True))))
-
-    keep_fields(app, "plan", "plan-schedule", *(f"plan-{key}" for key in names))
+        return parts(on_paper({"schedule": schedule} | dict(zip(names, numbers, strict=True))))
 
 
 def body(form: OnPaper) -> list[Node]:
-    """The plan drawn in time, its idle time by cause, the bubbles of all schedules over m, and the schedule's throughput; or the
-    line that says why not.
-    """
+    """The plan drawn in time and its idle time by cause, or the line that says why not."""
+    return _or_refused([_plan], form)
+
+
+def sweeps(form: OnPaper) -> list[Node]:
+    """The bubbles of all schedules over m, and the throughput; or a line, where the plan's own does not say why not."""
+    try:
+        form.step()
+    except PptraceError as err:
+        known = str(err)
+    else:
+        known = ""
+    return _or_refused([_bubbles, _throughput], form, known)
+
+
+def _or_refused(parts: Sequence[Callable[[OnPaper], list[Node]]], form: OnPaper, known: str = "") -> list[Node]:
+    """Parts of the page, and the line of the first one that there cannot be, unless it is ``known``."""
     shown: list[Node] = []
-    for part in (_plan, _bubbles, _throughput):
+    for part in parts:
         try:
             shown += part(form)
-        except PptraceError as err:  # what is wrong with the sizes is shown once
-            if not any(getattr(node, "id", "") == _REFUSED for node in shown):
+        except PptraceError as err:
+            if not known:
                 shown.append(html.P(str(err), className="panel problem", id=_REFUSED))
+                known = str(err)
     return shown
 
 
