@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,11 +14,11 @@ from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.verdict import with_verdict
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import OnProgress, open_inputs, read_each
-from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
-from pptrace.ingest.inputs.resolve import OpenedInputs
-from pptrace.model.traces import InputFormat
+from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
+from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.rank import RankRecording
@@ -30,6 +30,10 @@ from pptrace.workflow.unrecorded import undo_recording
 if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
     from pptrace.workflow.remote_rank import RemoteRank
+
+
+_SMALL_BYTES = 32 << 20
+"""Text of all files up to which their traces are kept until they are corrected."""
 
 
 def load(
@@ -63,7 +67,9 @@ def load(
         if analysis is not None:
             return analysis
     read_files = None if engine is None else engine.read_files
-    result = read_each(request.inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
+    traces = _SmallTraces() if engine is None and _are_small(request.inputs) else None
+    recognise = recognise_trace if traces is None else traces.recognise
+    result = read_each(request.inputs, recognise, jobs, on_progress, RankStore() if cache else None, read_files)
     taken, read_warnings = [result.traces], result.warnings
     recordings = {rank.number: rank.recording for rank in result.traces}
     del result  # so that the analysis has them alone and lets go of them
@@ -79,8 +85,8 @@ def load(
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     del analysis
     read = partial(recognise_corrected, undone.corrections)
-    store = RankStore(corrections=undone.corrections.digest) if cache else None
-    again = read_each(request.inputs, read, jobs, None, store, read_files)
+    store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
+    again = read_each(request.inputs, read, jobs, None, store if traces is None else traces.store(read), read_files)
     analysis = _analyse_read(request, [again.traces], again.warnings)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
@@ -92,6 +98,45 @@ def _as_recorded(analysis: Analysis, recordings: Mapping[int, RankRecording]) ->
     """The analysis of the recording, with what is known of the steps without it."""
     recording = undo_recording(analysis, recordings, as_recorded=True).report
     return analysis.with_report(replace(analysis.report, recording=recording))
+
+
+def _are_small(inputs: OpenedInputs) -> bool:
+    return sum(num_text_bytes(file.path) for file in inputs.files) <= _SMALL_BYTES
+
+
+class _SmallTraces:
+    """The traces of small files, which are not read again to be corrected."""
+
+    def __init__(self) -> None:
+        self._of_path: dict[str, list[Trace]] = {}
+
+    def recognise(self, trace: Trace) -> RecognisedRank:
+        """Recognise a trace, and keep it."""
+        self._of_path.setdefault(trace.path, []).append(trace)
+        return recognise_trace(trace)
+
+    def store(self, recognise: Callable[[Trace], RecognisedRank]) -> _Recognised:
+        """A store that has the ranks of all kept files, recognised once more."""
+        return _Recognised(self._of_path, recognise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recognised:
+    """A store of ranks that are recognised from traces when they are asked for."""
+
+    traces: Mapping[str, Sequence[Trace]]
+    recognise: Callable[[Trace], RecognisedRank]
+
+    def peek(self, file: InputFile) -> None:
+        """Nothing: a file counts as read when its ranks are asked for."""
+
+    def get(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
+        """The ranks of a file; None where it could not be read."""
+        traces = self.traces.get(str(file.path))
+        return None if traces is None else tuple(map(self.recognise, traces))
+
+    def put(self, file: InputFile, ranks: Sequence[RecognisedRank]) -> None:
+        """Nothing: the ranks of a file that is read after all are not asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
