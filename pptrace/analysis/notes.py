@@ -11,6 +11,7 @@ import pandas as pd
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.result import RankDevice, StepReport
+from pptrace.analysis.shared_devices import SharedDevice, devices_by_identity
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock
@@ -19,15 +20,13 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.schedule_info import WithPlan
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.traces import OP_TABLE
-from pptrace.model.wording import listed, numbered
+from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
 
 _FEW = 8
-DEVICE_ID = "device_id"
-"""The fact of a rank that is equal to another one's exactly if they share a GPU."""
 _CERTAIN = 0.1
 """An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
@@ -45,8 +44,10 @@ def explain_nulls(
     ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already, and
     ``doubts`` those of :func:`doubts_of_times`, where they are known.
     """
+    if doubts is None:
+        doubts = doubts_of_times(run, clock, steps, devices_by_identity(run.facts))
     return (
-        *(doubt.line for doubt in (doubts_of_times(run, clock, steps) if doubts is None else doubts)),
+        *(doubt.line for doubt in doubts),
         *_absent_ranks(run, steps),
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
@@ -62,11 +63,13 @@ def explain_nulls(
     )
 
 
-def doubts_of_times(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> tuple[Doubt, ...]:
-    """Doubts that all times of a run hang on: clocks that are off, ranks that share a GPU."""
+def doubts_of_times(
+    run: RecognisedRun, clock: Clock, steps: Sequence[StepReport], sharing: Sequence[SharedDevice]
+) -> tuple[Doubt, ...]:
+    """Doubts that all times of a run hang on: clocks that are off, ranks that share a GPU (``sharing``)."""
     return (
         *(Doubt(InDoubt.CLOCK, line) for line in _clocks(run, clock, steps)),
-        *(Doubt(InDoubt.DEVICE, line) for line in _shared_devices(run)),
+        *(Doubt(InDoubt.DEVICE, line) for line in map(_shared_device, sharing)),
     )
 
 
@@ -107,18 +110,13 @@ def is_plan_of_all(run: WithPlan) -> bool:
     return plan is not None and not run.mesh.is_cut and plan.pp >= (run.mesh.pp or 1)
 
 
-def _shared_devices(run: RecognisedRun) -> Iterator[str]:
+def _shared_device(device: SharedDevice) -> str:
     """Name the ranks that share a GPU."""
-    ranks_of: dict[object, list[int]] = {}
-    for rank, facts in sorted(run.facts.items()):
-        if facts.get(DEVICE_ID):
-            ranks_of.setdefault(facts[DEVICE_ID], []).append(rank)
-    for ranks in ranks_of.values():
-        if len(ranks) > 1:
-            yield (
-                f"ranks {numbered(ranks)} share a GPU, where their work takes turns: kernels of one rank last, and begin late, "
-                "for as long as the others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
-            )
+    known = f" ({device.how_known})" if device.how_known else ""
+    return (
+        f"{device.who} share a GPU, where their work takes turns{known}: kernels of one rank last, and begin late, for as long "
+        "as the others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+    )
 
 
 def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pptrace.analysis.core_waits import wait_behind
-from pptrace.analysis.notes import DEVICE_ID
 from pptrace.analysis.result import Finding
+from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.links import SLOW_LINK
 from pptrace.analysis.whole_run import CoreWait, RootCause
@@ -36,27 +35,26 @@ def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list
 
 def with_root_causes(
     findings: Sequence[Finding],
-    facts: Mapping[int, Mapping[str, Any]],
+    sharing: Sequence[SharedDevice],
     waits: Sequence[CoreWait],
     step_ns: int,
 ) -> tuple[tuple[RootCause, ...], tuple[Finding, ...]]:
     """(root causes from which findings follow, the findings, each with the first one that it follows from).
 
-    ``step_ns`` is the length of a mean step.
+    ``sharing`` are the GPUs that several ranks have, ``step_ns`` is the length of a mean step.
     """
-    groups, named = list(_sharing(facts)), list(findings)
+    named = list(findings)
     roots: list[RootCause] = []
-    if groups:
-        sharing = [rank for group in groups for rank in group]
+    if sharing:
         for index, finding in enumerate(named):
             if finding.evidence.get("cause") not in (None, "structural"):
                 named[index] = _following(finding, SHARED_DEVICE)
-        who = " and ranks ".join(numbered(group) for group in groups)
+        known = next((f" ({device.how_known})" for device in sharing if device.how_known), "")
         roots.append(
             RootCause(
                 SHARED_DEVICE,
-                tuple(sharing),
-                f"ranks {who} share a GPU, where their work takes turns",
+                tuple(rank for device in sharing for rank in device.ranks),
+                f"{' and '.join(device.who for device in sharing)} share a GPU, where their work takes turns{known}",
                 "kernels of one rank last, and begin late, for as long as the others run",
                 "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
                 "what that saves is not known, as these times are not those of such a run",
@@ -99,12 +97,3 @@ def in_groups(
 
 def _following(finding: Finding, name: str) -> Finding:
     return replace(finding, evidence={**finding.evidence, FOLLOWS_FROM: name})
-
-
-def _sharing(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[list[int]]:
-    """The ranks of each GPU that several have."""
-    ranks_of: dict[object, list[int]] = {}
-    for rank, of_rank in sorted(facts.items()):
-        if of_rank.get(DEVICE_ID):
-            ranks_of.setdefault(of_rank[DEVICE_ID], []).append(rank)
-    yield from (ranks for ranks in ranks_of.values() if len(ranks) > 1)

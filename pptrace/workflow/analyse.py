@@ -43,6 +43,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.root_causes import above_doubt, with_root_causes
+from pptrace.analysis.shared_devices import SharedDevice, shared_devices
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -86,7 +87,7 @@ class Analysis:
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
-    they are as recorded.
+    they are as recorded. ``sharing`` are GPUs that several ranks have.
     """
 
     report: Report
@@ -99,6 +100,7 @@ class Analysis:
     run: Mapping[str, Any] = field(default_factory=dict)
     expert_traffic: TrafficMatrix | None = None
     corrections: Corrections | None = None
+    sharing: tuple[SharedDevice, ...] = ()
 
     @property
     def num_ops(self) -> int:
@@ -137,6 +139,7 @@ def analyse_ranks(
     num_ranks: int | None = None,
     warnings: Sequence[str] = (),
     jobs: int | None = 1,
+    sharing: tuple[SharedDevice, ...] | None = None,
 ) -> Analysis:
     """Analyse a run.
 
@@ -147,6 +150,7 @@ def analyse_ranks(
         num_ranks: the number of ranks of the run, None if unknown.
         warnings: lines from reading the traces, put before those of the analysis.
         jobs: processes that work, where they can be forked (None: one per core).
+        sharing: the GPUs that several ranks have; None: as the traces tell.
 
     Raises:
         UsageError: there is no such step or schedule.
@@ -179,7 +183,10 @@ def analyse_ranks(
     costs = with_routing(reported.costs, routing)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)
-    doubts = doubts_of_times(run, clock, steps)
+    if sharing is None:
+        plan = run.schedule.plan
+        sharing = shared_devices(run.facts, data.lanes, steps, None if plan is None else plan.num_microbatches)
+    doubts = doubts_of_times(run, clock, steps, sharing)
     lines = (
         *warnings,
         *run.warnings,
@@ -187,12 +194,14 @@ def analyse_ranks(
         *_unknown_group_warnings(data, steps),
         *explain_nulls(run, clock, steps, stragglers=study.stragglers, doubts=doubts),
     )
-    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study, missing)
+    device = _device_of_ranks(run)
+    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing)
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data), doubts=doubts)
+    traffic = experts.traffic.matrix
     return Analysis(
-        report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=experts.traffic.matrix
+        report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=traffic, sharing=sharing
     )
 
 
@@ -207,6 +216,7 @@ def make_report(
     warnings: tuple[str, ...],
     study: Study,
     missing: tuple[MissingEvidence, ...],
+    sharing: Sequence[SharedDevice] = (),
 ) -> Report:
     """The report from its parts.
 
@@ -214,13 +224,14 @@ def make_report(
         ops: of all ranks, on one clock.
         step: the only step of the report, if it is of one.
         missing: what there is too little evidence for.
+        sharing: the GPUs that several ranks have.
     """
     summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
     marked = marked_steps(ops if step is None else ops[ops["step"] == step])
     steps, study = with_reasons(steps, study, series)
     found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
     roots, findings = with_root_causes(
-        above_doubt(found, clock.uncertainty_ns), run.facts, waits, mean_length(steps) if steps else 0
+        above_doubt(found, clock.uncertainty_ns), sharing, waits, mean_length(steps) if steps else 0
     )
     report = Report(
         pptrace_version=__version__,

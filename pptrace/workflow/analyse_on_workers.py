@@ -35,6 +35,7 @@ from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
+from pptrace.analysis.shared_devices import devices_by_identity
 from pptrace.analysis.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.clock import Clock, estimate_clock, shift
@@ -134,7 +135,8 @@ def analyse_on_workers(
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
-    doubts = doubts_of_times(run, clock, steps)
+    sharing = devices_by_identity(run.facts)
+    doubts = doubts_of_times(run, clock, steps, sharing)
     lines = (
         *warnings,
         *run.warnings,
@@ -142,9 +144,8 @@ def analyse_on_workers(
         *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers, doubts),
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
-    report = make_report(
-        inputs, run, clock, steps, data.ops, step, device, lines, study, missing_evidence(steps, costs)
-    )
+    missing = missing_evidence(steps, costs)
+    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing)
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)

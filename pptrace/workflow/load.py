@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.recording import recorded_figures, with_recording
+from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.verdict import with_verdict
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import OnProgress, open_inputs, read_each
@@ -83,11 +84,12 @@ def load(
     if undone.corrections is None:
         return analysis.with_report(with_recording(analysis.report, undone.report))
     recorded, device = recorded_figures(analysis.report), analysis.report.device
+    sharing = analysis.sharing  # kernels take turns as they were recorded
     del analysis
     read = partial(recognise_corrected, undone.corrections)
     store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
     again = read_each(request.inputs, read, jobs, None, store if traces is None else traces.store(read), read_files)
-    analysis = _analyse_read(request, [again.traces], again.warnings)
+    analysis = _analyse_read(request, [again.traces], again.warnings, sharing)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
     report = with_recording(replace(analysis.report, device=device), recording)
@@ -176,8 +178,13 @@ def _load_on_workers(
     return _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
 
 
-def _analyse_read(request: _Request, taken: list[tuple[RecognisedRank, ...]], read_warnings: Sequence[str]) -> Analysis:
-    """Analyse the ranks in ``taken``, which are taken out of it."""
+def _analyse_read(
+    request: _Request,
+    taken: list[tuple[RecognisedRank, ...]],
+    read_warnings: Sequence[str],
+    sharing: tuple[SharedDevice, ...] | None = None,
+) -> Analysis:
+    """Analyse the ranks in ``taken``, which are taken out of it; ``sharing`` as :func:`analyse_ranks` takes it."""
     run = request.inputs.run or {}
     dumps, unreadable = read_dumps(request.inputs.dumps)
     ranks, dump_warnings = with_dumps(taken.pop(), dumps)
@@ -187,7 +194,7 @@ def _analyse_read(request: _Request, taken: list[tuple[RecognisedRank, ...]], re
     del ranks
     # The ranks are an argument of their own, and no part of a tuple, which would keep them for the whole call.
     analysis = analyse_ranks(
-        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings=warnings, jobs=request.jobs
+        alone.pop(), request.schedule, request.step, _num_ranks(run), warnings, request.jobs, sharing
     )
     report = analysis.report if hang is None else with_verdict(replace(analysis.report, hang=hang))
     return replace(analysis, report=report, run=run)

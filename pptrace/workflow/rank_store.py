@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.links.network import PORTS
-from pptrace.analysis.notes import DEVICE_ID
+from pptrace.analysis.shared_devices import DEVICE_ID
 from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile

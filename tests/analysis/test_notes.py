@@ -12,6 +12,7 @@ import pytest
 from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.result import CommSummary, RankStep, StepReport
+from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.clock import Clock, ClockMethod
@@ -422,7 +423,7 @@ def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:
         "others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
     ]
     assert not [line for line in explain_nulls(run, ONE_CLOCK, ()) if "share a GPU" in line]
-    (doubt,) = doubts_of_times(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ())
+    (doubt,) = doubts_of_times(run, ONE_CLOCK, (), [SharedDevice((0, 2))])
     assert (doubt.cause, doubt.line in shared) == (InDoubt.DEVICE, True)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.analysis.notes import DEVICE_ID
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.root_causes import CORES, SHARED_DEVICE, above_doubt, in_groups, with_root_causes
+from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.whole_run import CoreWait
 
 STEP_NS = 1000
@@ -17,21 +17,24 @@ def finding(cause: str, gain_ns: int = 100, **evidence: Any) -> Finding:
 
 
 HOST, JITTER, SCHEDULE, EXPOSED = (finding(cause) for cause in ("host", "jitter", "structural", "communication"))
-ALONE: dict[int, dict[str, Any]] = {0: {DEVICE_ID: "a"}, 1: {DEVICE_ID: "b"}, 2: {}, 3: {}}
 
 
 def test_ranks_that_share_a_device_are_named_once_and_all_but_the_schedule_follows() -> None:
-    facts = {0: {DEVICE_ID: "a"}, 1: {DEVICE_ID: "b"}, 2: {DEVICE_ID: "a"}, 3: {}}
-    roots, found = with_root_causes([HOST, SCHEDULE, EXPOSED], facts, (CoreWait(0, 0.9),), STEP_NS)
-    assert [(root.name, root.ranks) for root in roots] == [(SHARED_DEVICE, (0, 2))]
+    devices = (SharedDevice((0, 2)), SharedDevice((1, 3), by_chance=12))
+    roots, found = with_root_causes([HOST, SCHEDULE, EXPOSED], devices, (CoreWait(0, 0.9),), STEP_NS)
+    assert [(root.name, root.ranks) for root in roots] == [(SHARED_DEVICE, (0, 2, 1, 3))]
+    assert roots[0].title == (
+        "ranks 0, 2 and ranks 1, 3 share a GPU, where their work takes turns (no kernel of one overlaps a kernel of another, "
+        "where by chance 12 pairs would)"
+    )
     assert [one.evidence.get("follows_from") for one in found] == [SHARED_DEVICE, None, SHARED_DEVICE]
-    assert with_root_causes([SCHEDULE], facts, (), STEP_NS) == ((), (SCHEDULE,))
-    assert with_root_causes([HOST], ALONE, (), STEP_NS) == ((), (HOST,))
+    assert with_root_causes([SCHEDULE], devices, (), STEP_NS) == ((), (SCHEDULE,))
+    assert with_root_causes([HOST], (), (), STEP_NS) == ((), (HOST,))
 
 
 def test_ranks_short_of_cores_are_named_once_with_what_follows() -> None:
     waits = (CoreWait(0, 0.02), CoreWait(1, 0.4))
-    roots, found = with_root_causes([HOST, EXPOSED, JITTER], {}, waits, STEP_NS)
+    roots, found = with_root_causes([HOST, EXPOSED, JITTER], (), waits, STEP_NS)
     assert [(root.name, root.ranks) for root in roots] == [(CORES, (1,))]
     assert roots[0].title == "rank 1 was short of processor cores"
     assert [one.evidence.get("follows_from") for one in found] == [CORES, None, CORES]
@@ -42,7 +45,7 @@ def test_ranks_short_of_cores_are_named_once_with_what_follows() -> None:
 
 def test_of_several_ranks_short_of_cores_the_one_that_waited_most_is_named() -> None:
     slow = [finding("straggler", where={"rank": rank}) for rank in (1, 2)]
-    roots, _ = with_root_causes(slow, {}, (CoreWait(1, 0.2), CoreWait(2, 0.3)), STEP_NS)
+    roots, _ = with_root_causes(slow, (), (CoreWait(1, 0.2), CoreWait(2, 0.3)), STEP_NS)
     assert roots[0].title == "ranks 1, 2 were short of processor cores"
     assert roots[0].detail.startswith("rank 2 most: on average 0.30 of its threads")
 

@@ -129,7 +129,7 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
         line for line in explain_nulls(recognise(RECORDING.traces()), clock, (step,)) if line.startswith("the clocks")
     ]
     assert [line.rpartition(" are ")[2] for line in lines] == ([] if doubt is None else [doubt])
-    doubts = doubts_of_times(recognise(RECORDING.traces()), clock, (step,))
+    doubts = doubts_of_times(recognise(RECORDING.traces()), clock, (step,), ())
     assert [found.line for found in doubts if found.cause is InDoubt.CLOCK] == lines
 
 

@@ -1,0 +1,115 @@
+"""GPUs that several ranks have: by the identity that a recorder wrote, or because kernels of different ranks take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pptrace.analysis.result import StepReport
+from pptrace.intervals import Int64, intersect, length, union
+from pptrace.model.traces import HOST_NAME
+from pptrace.model.wording import numbered
+from pptrace.timeline.lanes import Lane
+
+DEVICE_ID = "device_id"
+"""The fact of a rank that is equal to another one's exactly if they share a GPU."""
+_LEAST_CHANCE = 10.0
+"""Pairs of kernels that would overlap by chance from which none that does is no accident (once in 20,000 such runs)."""
+_MOST_RANKS = 64
+"""Ranks of a host that are compared, each with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDevice:
+    """Ranks that share a GPU. ``by_chance`` is how many of their kernels would overlap one of another rank by chance, where that
+    none does is how it is known; None where their recorders wrote which GPU they had.
+    """
+
+    ranks: tuple[int, ...]
+    by_chance: int | None = None
+
+    @property
+    def who(self) -> str:
+        """The ranks, in words."""
+        return f"ranks {numbered(self.ranks)}"
+
+    @property
+    def how_known(self) -> str:
+        """The evidence where it is not that of a recorder, in words; "" where it is."""
+        if self.by_chance is None:
+            return ""
+        return f"no kernel of one overlaps a kernel of another, where by chance {self.by_chance:,} pairs would"
+
+
+def devices_by_identity(facts: Mapping[int, Mapping[str, Any]]) -> tuple[SharedDevice, ...]:
+    """The GPUs that several ranks have by what their recorders wrote."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, of_rank in sorted(facts.items()):
+        if of_rank.get(DEVICE_ID):
+            ranks_of.setdefault(str(of_rank[DEVICE_ID]), []).append(rank)
+    return tuple(SharedDevice(tuple(ranks)) for ranks in ranks_of.values() if len(ranks) > 1)
+
+
+def shared_devices(
+    facts: Mapping[int, Mapping[str, Any]],
+    lanes: Mapping[int, Lane],
+    steps: Sequence[StepReport],
+    num_microbatches: int | None,
+) -> tuple[SharedDevice, ...]:
+    """The same, and of ranks without such a fact those whose kernels of compute take turns in steps as they were recorded.
+
+    A GPU runs kernels of one process at a time, unless they are longer than its slices of time: short ones never overlap.
+    On GPUs of their own, those of ranks that work at the same time do about as often as chance would have it. Ranks of a pipeline
+    without a second microbatch never work at the same time.
+    """
+    known = devices_by_identity(facts)
+    if known or not steps or num_microbatches == 1:
+        return known
+    of_host: dict[str, list[int]] = {}
+    for rank, lane in sorted(lanes.items()):
+        of_rank = facts.get(rank, {})
+        if lane.on_device and not of_rank.get(DEVICE_ID):
+            of_host.setdefault(str(of_rank.get("host") or of_rank.get(HOST_NAME)), []).append(rank)
+    bounds = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
+    within = union(bounds[:, 0], bounds[:, 1])
+    return tuple(group for ranks in of_host.values() for group in _taking_turns(ranks, lanes, within))
+
+
+def _taking_turns(ranks: Sequence[int], lanes: Mapping[int, Lane], within: Int64) -> Iterator[SharedDevice]:
+    """Groups of ranks of a host, of which no kernel of one overlaps a kernel of another."""
+    if not 1 < len(ranks) <= _MOST_RANKS:
+        return
+    kernels = {rank: intersect(lanes[rank].compute, within) for rank in ranks}
+    active = {rank: _hulls(kernels[rank], within) for rank in ranks}
+    left = list(ranks)
+    while left:
+        first, *others = left
+        group, by_chance = [first], 0.0
+        for rank in others:
+            found = [
+                _chance(kernels[rank], kernels[member], intersect(active[rank], active[member])) for member in group
+            ]
+            if all(overlaps == 0 for overlaps, _ in found):
+                group.append(rank)
+                by_chance += sum(expected for _, expected in found)
+        left = [rank for rank in left if rank not in group]
+        if by_chance >= _LEAST_CHANCE:
+            yield SharedDevice(tuple(group), round(by_chance))
+
+
+def _hulls(kernels: Int64, within: Int64) -> Int64:
+    """From the first to the last kernel of each of some intervals."""
+    first, last = np.searchsorted(kernels[:, 0], within[:, 0]), np.searchsorted(kernels[:, 0], within[:, 1])
+    has = last > first
+    return np.stack((kernels[first[has], 0], kernels[last[has] - 1, 1]), axis=1)
+
+
+def _chance(one: Int64, other: Int64, both: Int64) -> tuple[int, float]:
+    """(pairs of kernels of two ranks that overlap, those that would by chance) while both ranks are active."""
+    one, other, total = intersect(one, both), intersect(other, both), length(both)
+    if not total:
+        return 0, 0.0
+    return len(intersect(one, other)), (len(one) * length(other) + len(other) * length(one)) / total
