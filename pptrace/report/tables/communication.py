@@ -17,7 +17,7 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     entries = sorted(
         ((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms), key=lambda row: row[:3]
     )
-    times = ("time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
+    times = ("time ms", "wait ms", "hidden ms", "not hidden ms", "overlap")
     measured = [
         (f"{axis} {kind}, rank {rank}", comm)
         for axis, kind, rank, comm in entries
@@ -29,13 +29,15 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
         notes += ("times are sums over calls, which may go on at the same time and beyond the step",)
     free = sum(comm.free_ns or 0 for _, _, _, comm in entries)
     if free:
-        exposed = f"free: {units.milliseconds(free)} ms of what is exposed lies behind the last op of a rank"
-        notes += (f"{exposed} whose pipeline goes on, and costs the step nothing",)
+        more = f"not hidden: without {units.milliseconds(free)} ms behind the last op of a rank whose pipeline goes on"
+        notes += (f"{more}, which costs the step nothing",)
+    if any(comm.exposed_ns for _, _, _, comm in entries):
+        notes += ("not hidden: by compute; what of it keeps a rank waiting is its exposed communication",)
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
         rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
         return ReportTable("comms", "Communication", columns, tuple(rows), notes, 2, leave_out=(10, 7, 11, 3, 6))
-    columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most exposed")
+    columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most not hidden")
     rows = [
         (*key, *_comm_means([(rank, comm) for _, _, rank, comm in group]))
         for key, group in groupby(entries, key=lambda row: row[:2])
@@ -49,19 +51,24 @@ def _comm(comm: CommSummary) -> tuple[str, ...]:
     return (
         str(comm.count),
         units.num_bytes(comm.bytes),
-        *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, comm.exposed_ns)),
+        *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, _not_hidden(comm))),
         units.percent(comm.overlap_ratio),
         units.bandwidth(comm.algbw_gbps),
         units.bandwidth(comm.busbw_gbps),
     )
 
 
+def _not_hidden(comm: CommSummary) -> int | None:
+    """Transfer that no compute hides, but for what is free, ns; None where it is not known."""
+    return None if comm.exposed_ns is None else comm.exposed_ns - (comm.free_ns or 0)
+
+
 def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
-    """One row for the ranks of an axis and kind: means, hidden over all transfer, and the rank that exposes most."""
+    """One row for the ranks of an axis and kind: means, hidden over all transfer, and the rank that hides least."""
     hidden, exposed = (
         mean(value) for value in zip(*((comm.hidden_ns, comm.exposed_ns) for _, comm in comms), strict=True)
     )
-    measured = [(comm.exposed_ns - (comm.free_ns or 0), rank) for rank, comm in comms if comm.exposed_ns is not None]
+    measured = [(left, rank) for rank, comm in comms if (left := _not_hidden(comm)) is not None]
     most, where = max(measured, default=(None, 0))
     rates = [comm.busbw_gbps for _, comm in comms]
     return (
@@ -71,7 +78,7 @@ def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
         units.milliseconds(mean(comm.total_ns for _, comm in comms)),
         units.milliseconds(mean(comm.wait_ns for _, comm in comms)),
         units.milliseconds(hidden),
-        units.milliseconds(exposed),
+        units.milliseconds(mean(_not_hidden(comm) for _, comm in comms)),
         units.percent(None if hidden is None or exposed is None else share(hidden, hidden + exposed)),
         units.bandwidth(None if None in rates else fmean(rate for rate in rates if rate is not None)),
         f"rank {where}: {units.milliseconds(most)}" if most and len(comms) > 1 else "",
