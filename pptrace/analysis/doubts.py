@@ -19,3 +19,7 @@ class Doubt:
 
     cause: InDoubt
     line: str
+
+
+CLOCKS_OFF = "the clocks may be off by"
+"""Beginning of the line that says by how much, and where that is much."""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.doubts import Doubt, InDoubt
+from pptrace.analysis.doubts import CLOCKS_OFF, Doubt, InDoubt
 from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.analysis.shared_devices import SharedDevice, devices_by_identity
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
@@ -89,7 +89,7 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     if all(step.span_ns is None for step in steps):
         doubt = "not known, since that is more than half a step"
     yield (
-        f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
+        f"{CLOCKS_OFF} ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
         f"waiting and transfers, which compare ranks, are {doubt}"
     )
 
@@ -99,7 +99,7 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
     shortest = min(step.end_ns - step.start_ns for step in steps)
     if uncertainty_ns > _CERTAIN * shortest:
         yield (
-            f"the clocks may be off by ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
+            f"{CLOCKS_OFF} ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
             f"transfers, which compare ranks, are {'not known' if 2 * uncertainty_ns > shortest else 'only that exact'}"
         )
 

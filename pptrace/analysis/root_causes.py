@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pptrace.analysis.core_waits import wait_behind
+from pptrace.analysis.doubts import CLOCKS_OFF, Doubt
 from pptrace.analysis.result import Finding
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
@@ -13,11 +14,13 @@ from pptrace.analysis.stragglers.links import SLOW_LINK
 from pptrace.analysis.whole_run import CoreWait, RootCause
 from pptrace.model.wording import numbered
 
-SHARED_DEVICE, CORES = "shared device", "cores"
+SHARED_DEVICE, CLOCKS, CORES = "shared device", "clocks", "cores"
 FOLLOWS_FROM = "follows_from"
 """Evidence of a finding that follows from a root cause: its name."""
 _OF_CLOCKS = frozenset({"communication", "unexplained", SLOW_LINK, LATE_RECEIVES})
 """Causes and reasons that compare moments of different ranks."""
+_MUCH = 0.1
+"""Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
 
 def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list[Finding]:
@@ -26,10 +29,7 @@ def above_doubt(findings: Sequence[Finding], uncertainty_ns: int | None) -> list
     return [
         finding
         for finding in findings
-        if "is_outside" in finding.evidence
-        or not {finding.evidence.get("cause"), finding.evidence.get("reason")} & _OF_CLOCKS
-        or finding.gain_ns is None
-        or finding.gain_ns > doubt
+        if not _compares_moments(finding) or finding.gain_ns is None or finding.gain_ns > doubt
     ]
 
 
@@ -38,10 +38,13 @@ def with_root_causes(
     sharing: Sequence[SharedDevice],
     waits: Sequence[CoreWait],
     step_ns: int,
+    doubts: Sequence[Doubt] = (),
+    uncertainty_ns: int | None = None,
 ) -> tuple[tuple[RootCause, ...], tuple[Finding, ...]]:
     """(root causes from which findings follow, the findings, each with the first one that it follows from).
 
-    ``sharing`` are the GPUs that several ranks have, ``step_ns`` is the length of a mean step.
+    ``sharing`` are the GPUs that several ranks have, ``step_ns`` is the length of a mean step,
+    ``uncertainty_ns`` what the clocks may be off by; ``doubts`` say whether that is much.
     """
     named = list(findings)
     roots: list[RootCause] = []
@@ -58,6 +61,23 @@ def with_root_causes(
                 "kernels of one rank last, and begin late, for as long as the others run",
                 "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
                 "what that saves is not known, as these times are not those of such a run",
+            )
+        )
+    line = next((doubt.line for doubt in doubts if doubt.line.startswith(CLOCKS_OFF)), "")
+    if line and uncertainty_ns is not None:
+        for index, finding in enumerate(named):
+            if _hangs_on_clocks(finding, uncertainty_ns):
+                named[index] = _following(finding, CLOCKS)
+        title, _, detail = line.partition(": ")
+        roots.append(
+            RootCause(
+                CLOCKS,
+                (),
+                title,
+                detail,
+                "record the ranks of a host in one run of pptrace run, which relates their clocks, and keep the clocks of hosts "
+                "together (PTP, chrony)",
+                "what that costs is known no better than the clocks are",
             )
         )
     behind = [None if FOLLOWS_FROM in finding.evidence else wait_behind(finding, waits, step_ns) for finding in named]
@@ -81,6 +101,21 @@ def with_root_causes(
         )
     following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
     return tuple(root for root in roots if root.name in following), tuple(named)
+
+
+def _hangs_on_clocks(finding: Finding, uncertainty_ns: int) -> bool:
+    """Return whether a finding compares moments of ranks whose clocks may be off by much of what it gains."""
+    return (
+        FOLLOWS_FROM not in finding.evidence
+        and _compares_moments(finding)
+        and finding.gain_ns is not None
+        and uncertainty_ns >= _MUCH * finding.gain_ns
+    )
+
+
+def _compares_moments(finding: Finding) -> bool:
+    is_outside = "is_outside" in finding.evidence
+    return not is_outside and bool({finding.evidence.get("cause"), finding.evidence.get("reason")} & _OF_CLOCKS)
 
 
 def in_groups(

@@ -43,9 +43,11 @@ def verdict_lines(report: Report) -> VerdictLines:
         return VerdictLines(report.verdict)
     made_of, few = _without_gain(report.verdict)
     actionable = [(number, found) for number, found in enumerate(report.findings) if _is_actionable(found)]
-    if not actionable:
-        return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
     root = next((root for root, _ in in_groups(report.root_causes, report.findings) if root is not None), None)
+    if not actionable:
+        if root is None:
+            return VerdictLines(made_of, "", f"{_of_the_schedule(report)}{few}")
+        return VerdictLines(made_of, f"{_capital(root.title)}: {root.detail}.", f"{_capital(root.advice)}.{few}")
     below = [entry for entry in actionable if root is not None and entry[1].evidence.get(FOLLOWS_FROM) == root.name]
     number, found = max(below or actionable, key=lambda entry: _saved_ns(entry[1]))
     gain = _gain_words(found)

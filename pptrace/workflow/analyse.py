@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of
+from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.counts import routes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
@@ -195,10 +196,10 @@ def analyse_ranks(
         *explain_nulls(run, clock, steps, stragglers=study.stragglers, doubts=doubts),
     )
     device = _device_of_ranks(run)
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing)
+    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data), doubts=doubts)
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     traffic = experts.traffic.matrix
     return Analysis(
         report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=traffic, sharing=sharing
@@ -216,7 +217,8 @@ def make_report(
     warnings: tuple[str, ...],
     study: Study,
     missing: tuple[MissingEvidence, ...],
-    sharing: Sequence[SharedDevice] = (),
+    sharing: Sequence[SharedDevice],
+    doubts: tuple[Doubt, ...],
 ) -> Report:
     """The report from its parts.
 
@@ -225,14 +227,14 @@ def make_report(
         step: the only step of the report, if it is of one.
         missing: what there is too little evidence for.
         sharing: the GPUs that several ranks have.
+        doubts: those that all times hang on.
     """
     summary, series, waits = _schedule_summary(run.schedule), series_of(steps), core_waits_of(run.facts)
     marked = marked_steps(ops if step is None else ops[ops["step"] == step])
     steps, study = with_reasons(steps, study, series)
     found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
-    roots, findings = with_root_causes(
-        above_doubt(found, clock.uncertainty_ns), sharing, waits, mean_length(steps) if steps else 0
-    )
+    step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
+    roots, findings = with_root_causes(above_doubt(found, off_ns), sharing, waits, step_ns, doubts, off_ns)
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
@@ -252,6 +254,7 @@ def make_report(
         missing_evidence=missing,
         core_waits=waits,
         root_causes=roots,
+        doubts=doubts,
         memory=report_memory(steps, run.mesh, run.schedule, predicted_volume(run), run.facts),
     )
     return with_verdict(report)

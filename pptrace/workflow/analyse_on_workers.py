@@ -145,11 +145,11 @@ def analyse_on_workers(
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
     missing = missing_evidence(steps, costs)
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing)
+    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
     report = with_experts(report, experts, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data), doubts=doubts)
+    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.result import Finding, Severity
-from pptrace.analysis.root_causes import CORES, SHARED_DEVICE, above_doubt, in_groups, with_root_causes
+from pptrace.analysis.root_causes import CLOCKS, CORES, SHARED_DEVICE, above_doubt, in_groups, with_root_causes
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.analysis.whole_run import CoreWait
 
@@ -57,3 +58,25 @@ def test_what_compares_ranks_and_gains_less_than_the_clocks_may_be_off_by_is_lef
     assert above_doubt(every, 50) == [HOST, EXPOSED, outside]
     assert above_doubt(every, 100) == [HOST, outside]
     assert above_doubt(every, None) == every
+
+
+OFF = Doubt(InDoubt.CLOCK, "the clocks may be off by ±30 µs where the median op lasts 9 µs: waits are only that exact")
+
+
+def test_clocks_that_are_off_by_much_of_a_gain_are_what_it_follows_from() -> None:
+    sure, unsure = finding("communication", 301), finding("unexplained", 300)
+    outside = finding("communication", 100, is_outside=True)
+    roots, found = with_root_causes([sure, unsure, HOST, outside], (), (), STEP_NS, (OFF,), 30)
+    assert [one.evidence.get("follows_from") for one in found] == [None, CLOCKS, None, None]
+    (root,) = roots
+    assert (root.name, root.ranks) == (CLOCKS, ())
+    assert root.title == "the clocks may be off by ±30 µs where the median op lasts 9 µs"
+    assert root.detail == "waits are only that exact"
+    other = Doubt(InDoubt.CLOCK, "rank 2 has no messages")
+    for doubts, uncertainty in (((), 30), ((other,), 30), ((OFF,), None), ((OFF,), 29)):
+        assert with_root_causes([unsure], (), (), STEP_NS, doubts, uncertainty)[0] == (), (doubts, uncertainty)
+
+
+def test_a_shared_device_comes_before_the_clocks() -> None:
+    roots, _ = with_root_causes([EXPOSED], (SharedDevice((0, 1)),), (), STEP_NS, (OFF,), 90)
+    assert [root.name for root in roots] == [SHARED_DEVICE]

@@ -123,6 +123,17 @@ def test_where_the_schedule_alone_costs_whatif_is_asked(share: float, asks: bool
     assert lines_of(fill).first.startswith("Ask pptrace whatif" if asks else "Nothing stands out")
 
 
+def test_clocks_in_doubt_come_first_where_nothing_else_can_be_acted_on() -> None:
+    unexplained = finding("unexplained", 900_000)
+    follows = replace(unexplained, evidence={**unexplained.evidence, "follows_from": "clocks"})
+    clocks = RootCause(
+        "clocks", (), "the clocks may be off by 1 ms", "waits are not exact", "keep clocks together", "-"
+    )
+    verdict = lines_of(follows, roots=(clocks,))
+    assert verdict.cause == "The clocks may be off by 1 ms: waits are not exact."
+    assert (verdict.first, verdict.finding) == ("Keep clocks together.", None)
+
+
 def test_a_root_cause_comes_first_with_its_advice_and_its_own_word_on_the_gain() -> None:
     host = finding("host", 900_000)
     follows = replace(host, evidence={**host.evidence, "where": {}, "follows_from": "cores"})
