@@ -92,12 +92,11 @@ def without_transfers_that_vary(costs: StageCosts) -> StageCosts:
 
 
 def _without_jitter(costs: StageCosts) -> StageCosts:
-    """Ops and messages at the median of their stage in their pipeline, over microbatches and steps."""
-    parts = {name: getattr(costs, name).copy() for name in ("work", "inner", "delay", "transfer")}
+    """What ops compute at the median of their kind in their stage of their pipeline, as the part *jitter* has it."""
+    computed = costs.work - costs.inner
     for _, windows in costs.pipelines():
-        for values in parts.values():
-            values[windows] = np.median(values[windows], axis=(0, 2), keepdims=True)
-    return replace(costs, **parts)
+        computed[windows] = np.median(computed[windows], axis=(0, 2), keepdims=True)
+    return replace(costs, work=computed + costs.inner)
 
 
 def _with_equal_routes(costs: StageCosts) -> StageCosts:

@@ -450,7 +450,7 @@ def all_changes(study: Study) -> list[tuple[str, Change]]:
     split = study.best_split
     if split is not None and split != costs.layers:
         changes.append((f"split {','.join(map(str, split))}", Change(split=split)))
-    words = ("jitter", "communication", "host", "stragglers", *(("routing",) if costs.routed_work is not None else ()))
+    words = ("jitter", "communication", "host", *(("routing",) if costs.routed_work is not None else ()))
     outside = [f"outside={part}" for part in study.outside.of_parts]
     ideals = [*map(parse_ideal, (*words, *outside)), *_slowest(costs)]
     return [*changes, *((f"ideal {ideal.name}", Change(ideals=(ideal,))) for ideal in ideals)]
