@@ -158,7 +158,7 @@ def _waterfall(step: StepReport) -> Node:
     if step.span_parts is None:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
-    note = "what the step would be shorter by without each cause: the plan replayed with all others"
+    note = "what the step would be shorter by without this cause alone, by replay of the plan"
     below = html.P(note, className="note")  # in the narrower column a head has no room for it
     picture = panel("Where the step went", still_picture(waterfall(step), "waterfall"), below)
     return with_files(picture, picture_files("waterfall"))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from pptrace.analysis.result import Finding
@@ -21,6 +22,8 @@ CORE_WAIT = 0.2
 from run to run. Runs of one program deviated by 0.16 % where they waited for 0.9 %, with ops a quarter as long by 0.4 % where
 they waited for 1.9 %, and by 3 to 5 % where they waited for 20 to 50 %.
 """
+_DOUBTFUL = 0.1
+"""Share of the time for which ranks wait for a core from which on a report says so."""
 _LEAST_SHARE = 0.05
 """Smaller shares are named in no finding."""
 _CAUSES = frozenset({"host", "jitter", "straggler", "unexplained"})
@@ -41,6 +44,17 @@ def _share(recorded: object) -> float | None:
     waited, elapsed = recorded.get("wait_ns"), recorded.get("elapsed_ns")
     is_known = isinstance(waited, int) and isinstance(elapsed, int) and waited >= 0 and elapsed > 0
     return waited / elapsed if is_known else None  # type: ignore[operator]
+
+
+def line_of_waits(waits: Sequence[CoreWait]) -> str:
+    """The line about waits that make times of a run doubtful; "" where they are short or not known."""
+    share = fmean(wait.share for wait in waits) if waits else 0.0
+    if share <= _DOUBTFUL:
+        return ""
+    return (
+        f"ranks waited for a core for {share:.1%} of the time, because of other work on the machine or more threads than cores: "
+        "what ops take has that in it; record on a quiet machine"
+    )
 
 
 def wait_behind(finding: Finding, waits: Sequence[CoreWait], step_ns: int) -> CoreWait | None:

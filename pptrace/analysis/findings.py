@@ -137,8 +137,8 @@ def find(
     named = [
         with_synchronisations(_with_axes(finding, explained, of_axes), explained) for finding in candidates if finding
     ]
-    has_fill = "structural" in losses and losses["structural"].total > 0
-    structural = [_structural(losses["structural"], shares, schedule)] if has_fill else []
+    structural = [_structural(losses["structural"], shares, schedule)] if "structural" in losses else []
+    structural = [finding for finding in structural if finding.evidence["share"] >= _LEAST_FILL]
     unordered = (*of_reasons, *named, *of_series, *others, *structural)
     return (*findings, *_in_order(unordered))[:_MOST_FINDINGS]
 
@@ -327,14 +327,27 @@ def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
     return () if finding is None else (with_synchronisations(finding, known),)
 
 
+_OF_SPLIT_BACKWARDS = ("zb", "v-half", "v-min", "dualpipe")
+"""Parts of the names of schedules that fill their bubbles with gradients of weights."""
+_LEAST_FILL = 0.01
+"""Part of a step from which on its fill and drain are a finding."""
+
+
+def _with_less_fill(schedule: ScheduleSummary) -> str:
+    """Kinds of schedules that have less fill and drain than that of the run."""
+    splits = any(part in schedule.name for part in _OF_SPLIT_BACKWARDS)
+    kinds = [*([] if (schedule.num_chunks or 1) > 1 else ["interleaved"]), *([] if splits else ["zero-bubble"])]
+    return f" ({', '.join(kinds)})" if kinds else ""
+
+
 def _structural(loss: _Loss, shares: Shares, schedule: ScheduleSummary) -> Finding:
     (low, high), gain = gain_interval(loss.of_steps), loss.total // len(loss.of_steps)
     words, share = shares.text("structural", gain)
     return Finding(
         Severity.INFO,
         f"Structural: {words} is the fill and drain of {schedule.name} itself",
-        "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it: pptrace whatif says "
-        "by how much",
+        f"more microbatches, or a schedule with a smaller bubble{_with_less_fill(schedule)}, would shrink it: pptrace whatif "
+        "says by how much",
         gain_ns=gain,
         evidence={"cause": "structural", "where": {}, "share": share},
         gain_low_ns=low,

@@ -114,8 +114,8 @@ def _shared_device(device: SharedDevice) -> str:
     """Name the ranks that share a GPU."""
     known = f" ({device.how_known})" if device.how_known else ""
     return (
-        f"{device.who} share a GPU, where their work takes turns{known}: kernels of one rank last, and begin late, for as long "
-        "as the others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+        f"{device.who} share a GPU, where their work takes turns{known}: kernels begin late and run long while "
+        "those of another rank run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
     )
 
 

@@ -103,7 +103,7 @@ _WORDS: Mapping[str, PartWords] = {
         "receive kernels that run on after the send",
         advice="look at the network, and at what else the receivers' devices run",
     ),
-    INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several at once"),
+    INTERACTION: PartWords("interaction", "shared by several causes", "comes back only without several"),
     "unexplained": PartWords("unexplained", "unexplained", "what neither ops nor transfers show"),
 }
 

@@ -19,6 +19,8 @@ FOLLOWS_FROM = "follows_from"
 """Evidence of a finding that follows from a root cause: its name."""
 _OF_CLOCKS = frozenset({"communication", "unexplained", SLOW_LINK, LATE_RECEIVES})
 """Causes and reasons that compare moments of different ranks."""
+_ALSO_SHORT = 0.5
+"""Part of the wait of the rank that waited most for a core from which on another one was short of them too."""
 _MUCH = 0.1
 """Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
@@ -58,7 +60,7 @@ def with_root_causes(
                 SHARED_DEVICE,
                 tuple(rank for device in sharing for rank in device.ranks),
                 f"{' and '.join(device.who for device in sharing)} share a GPU, where their work takes turns{known}",
-                "kernels of one rank last, and begin late, for as long as the others run",
+                "kernels begin late and run long while those of another rank run",
                 "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
                 "what that saves is not known, as these times are not those of such a run",
             )
@@ -88,14 +90,15 @@ def with_root_causes(
             named[index] = _following(replace(named[index], evidence=evidence), CORES)
     if short:
         most = max(short.values(), key=lambda wait: wait.share)
-        who = f"rank {most.rank} was" if len(short) == 1 else f"ranks {numbered(sorted(short))} were"
-        which = "" if len(short) == 1 else f"rank {most.rank} most: "
+        ranks = sorted({*short, *(wait.rank for wait in waits if wait.share >= _ALSO_SHORT * most.share)})
+        who = f"rank {most.rank} was" if len(ranks) == 1 else f"ranks {numbered(ranks)} were"
+        whose = "its threads" if len(ranks) == 1 else f"the threads of rank {most.rank}"
         roots.append(
             RootCause(
                 CORES,
-                tuple(sorted(short)),
+                tuple(ranks),
                 f"{who} short of processor cores",
-                f"{which}on average {most.share:.2f} of its threads were runnable and waited for a core",
+                f"on average {most.share:.2f} of {whose} were runnable and waited for a core",
                 "look for other work on the machine, and for more threads than cores (OMP_NUM_THREADS)",
             )
         )

@@ -312,7 +312,7 @@ def _waterfall_parts(step: StepReport, measured: Mapping[str, int], length_ns: i
         if is_period
         else "from the first op's start to the last one's end"
     )
-    return [*parts, _Part("Measured step", detail, OTHER, 0, length_ns, f"{milliseconds(length_ns)} ms")]
+    return [*parts, _Part("Step", detail, OTHER, 0, length_ns, f"{milliseconds(length_ns)} ms")]
 
 
 def _label(value: int, total: int, *, first: bool) -> str:

@@ -105,7 +105,7 @@ def replay_line(result: WhatIf) -> str:
     error = abs(result.replay_ns - result.measured_ns) / max(result.measured_ns, 1)
     what = "typical of" if result.measured_period_ns is not None else "the pipeline's span, typical of"
     return (
-        f"replay of the run as it was: {units.milliseconds(result.replay_ns)} ms, measured "
+        f"replay of the run as it was: {units.milliseconds(result.replay_ns)} ms, its step "
         f"{units.milliseconds(result.measured_ns)} ms ({what} {steps}): {error:.2%} off"
     )
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
-from pptrace.analysis.core_waits import core_waits_of
+from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.counts import routes_of_run
@@ -233,6 +233,7 @@ def make_report(
     marked = marked_steps(ops if step is None else ops[ops["step"] == step])
     steps, study = with_reasons(steps, study, series)
     found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
+    line = line_of_waits(waits)
     step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
     roots, findings = with_root_causes(above_doubt(found, off_ns), sharing, waits, step_ns, doubts, off_ns)
     report = Report(
@@ -248,7 +249,7 @@ def make_report(
         marked_steps=marked,
         device=device,
         findings=findings,
-        warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
+        warnings=(*warnings, *explain_unknown_idle(steps, device, run.work), *([line] if line else [])),
         step_series=series,
         stragglers=study.stragglers,
         missing_evidence=missing,

@@ -419,8 +419,8 @@ def test_ranks_that_share_a_device_are_named_and_others_are_not() -> None:
     uuids: list[dict[str, object]] = [{"device_id": "a"}, {"device_id": "b"}, {"device_id": "a"}, {}]
     shared = explain_nulls(replace(run, facts=dict(enumerate(uuids))), ONE_CLOCK, ())
     assert [line for line in shared if "share a GPU" in line] == [
-        "ranks 0, 2 share a GPU, where their work takes turns: kernels of one rank last, and begin late, for as long as the "
-        "others run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
+        "ranks 0, 2 share a GPU, where their work takes turns: kernels begin late and run long while those of "
+        "another rank run; give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does"
     ]
     assert not [line for line in explain_nulls(run, ONE_CLOCK, ()) if "share a GPU" in line]
     (doubt,) = doubts_of_times(run, ONE_CLOCK, (), [SharedDevice((0, 2))])

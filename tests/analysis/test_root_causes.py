@@ -48,7 +48,7 @@ def test_of_several_ranks_short_of_cores_the_one_that_waited_most_is_named() -> 
     slow = [finding("straggler", where={"rank": rank}) for rank in (1, 2)]
     roots, _ = with_root_causes(slow, (), (CoreWait(1, 0.2), CoreWait(2, 0.3)), STEP_NS)
     assert roots[0].title == "ranks 1, 2 were short of processor cores"
-    assert roots[0].detail.startswith("rank 2 most: on average 0.30 of its threads")
+    assert roots[0].detail.startswith("on average 0.30 of the threads of rank 2 were runnable")
 
 
 def test_what_compares_ranks_and_gains_less_than_the_clocks_may_be_off_by_is_left_out() -> None:

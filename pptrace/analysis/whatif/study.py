@@ -287,7 +287,7 @@ def study_run(
     if baseline.other_messaging:
         others = " or ".join(baseline.other_messaging)
         warnings.append(
-            f"taken as a run in which {baseline.messaging}; its steps do not tell whether {others}: intervals have all of these"
+            f"it is assumed that {baseline.messaging}; the steps fit as well if {others}: intervals cover that too"
         )
     typical_one = report.typical_step
     if len(whole) > 1 or typical_one is None or typical_one.step not in of_plan:  # others do other work

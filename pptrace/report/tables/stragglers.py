@@ -44,7 +44,7 @@ def _shares(stragglers: Stragglers) -> str:
         "and message at its kind's typical cost"
     )
     shares = {_slowest(len(stragglers.workers)): stragglers.m_w, "last stage": stragglers.m_s}
-    known = [f"{_part(share)} of that goes with the {name}" for name, share in shares.items() if share is not None]
+    known = [f"the {name} explains {_part(share)} of it" for name, share in shares.items() if share is not None]
     return "; ".join((line, *known))
 
 

@@ -30,7 +30,7 @@ def test_what_is_slow_is_listed_by_what_it_is_the_slowest_first() -> None:
     )
     note, meaning = table.notes
     assert note.startswith("7 steps replayed take 1.250 times as long as with every op")
-    assert note.endswith("; 25.0% of that goes with the slowest worker; none of that goes with the last stage")
+    assert note.endswith("; the slowest worker explains 25.0% of it; the last stage explains none of it")
     assert "slowdowns overlap" in meaning
 
 
@@ -45,9 +45,9 @@ def test_a_brief_table_has_the_slowest_of_each_and_counts_the_others() -> None:
 
 def test_what_goes_with_the_slowest_is_all_at_most() -> None:
     note, _ = stragglers_table(stragglers_of(2, m_w=2.399), Amount.WHOLE).notes
-    assert "; all of that goes with the slowest worker" in note
+    assert "; the slowest worker explains all of it" in note
 
 
 def test_shares_that_are_not_known_are_not_mentioned() -> None:
     note, _ = stragglers_table(stragglers_of(0, m_w=None), Amount.WHOLE).notes
-    assert "goes with" not in note
+    assert "explains" not in note
