@@ -32,7 +32,7 @@ from pptrace.report.tables import (
     warning_lines,
 )
 from pptrace.report.units import milliseconds
-from pptrace.report.verdict_bar import bar_of
+from pptrace.report.verdict_bar import BarPart, bar_of
 
 
 def layout() -> Node:
@@ -89,7 +89,7 @@ def _verdict(report: Report) -> Node:
     verdict, pieces = verdict_lines(report), bar_of(report.typical_step)
     name: Any = {"aria-label": verdict.made_of}
     bar = html.Div(
-        [html.Span(style={"flex": f"{part.share:.4f}", "background": part.colour}, title=part.text) for part in pieces],
+        [_piece(part) for part in pieces],
         className="verdict-bar",
         role="img",
         **name,
@@ -101,6 +101,11 @@ def _verdict(report: Report) -> Node:
     rows += [html.P([html.Strong("Why: "), verdict.cause])] if verdict.cause else []
     rows += [html.P([html.Strong("First: "), verdict.first, *link])] if verdict.first else []
     return html.Div([*([bar] if pieces else []), *rows], id="verdict")
+
+
+def _piece(part: BarPart) -> Node:
+    style = {"flex": f"{part.share:.4f}", "background": part.colour, "color": part.ink}
+    return html.Span(part.label, style=style, title=part.text)
 
 
 def _recording(report: Report) -> list[Node]:

@@ -158,7 +158,8 @@ def _verdict(report: Report) -> str:
     """A bar of what the step is made of, and the verdict in three lines."""
     verdict = verdict_lines(report)
     pieces = "".join(
-        f'<span style="flex:{part.share:.4f};background:{part.colour}" title="{escape(part.text)}"></span>'
+        f'<span style="flex:{part.share:.4f};background:{part.colour};color:{part.ink}" title="{escape(part.text)}">'
+        f"{escape(part.label)}</span>"
         for part in bar_of(report.typical_step if report.hang is None else None)
     )
     bar = f'<div class="verdict-bar" role="img" aria-label="{escape(verdict.made_of)}">{pieces}</div>' if pieces else ""

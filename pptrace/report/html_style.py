@@ -9,8 +9,8 @@ h1 small { font-weight: 400; font-size: 17px; color: #66717f; }
 h2 { font-size: 19px; margin: 32px 0 8px; }
 h3 { font-size: 15px; margin: 20px 0 6px; }
 .verdict { font-size: 17px; margin: 0 0 8px; }
-.verdict-bar { display: flex; height: 18px; gap: 1px; margin: 0 0 8px; }
-.verdict-bar span { min-width: 1px; }
+.verdict-bar { display: flex; height: 18px; gap: 1px; margin: 0 0 8px; font-size: 12px; line-height: 18px; text-align: center; }
+.verdict-bar span { min-width: 1px; overflow: hidden; white-space: nowrap; }
 .note { color: #66717f; font-size: 13px; margin: 4px 0; }
 dl { display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 0 0 20px; }
 dl div { display: flex; flex-direction: column; }

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 from pptrace.analysis.part_words import cause_of_part, place_of_part, words_of_part
 from pptrace.analysis.result import StepReport
-from pptrace.report.colours import OUTSIDE_COLOUR, PART_COLOURS
+from pptrace.report.colours import OUTSIDE_COLOUR, PART_COLOURS, ink
 from pptrace.report.units import milliseconds, percent
+
+_HAS_ROOM = 0.08
+"""Share of the bar from which on a piece has room for its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One piece of the bar: its colour, what it says, and its share of all pieces."""
+    """One piece of the bar: its colour, that of text on it, what it says, its share, and the name that it has room for."""
 
     colour: str
+    ink: str
     text: str
     share: float
+    label: str = ""
 
 
 def bar_of(step: StepReport | None) -> tuple[BarPart, ...]:
@@ -24,12 +29,10 @@ def bar_of(step: StepReport | None) -> tuple[BarPart, ...]:
     if step is None or not (parts := step.parts) or not step.length_ns:
         return ()
     longer = {name: ns for name, ns in parts.items() if ns > 0}
-    return tuple(
-        BarPart(
-            PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR),
-            f"{words_of_part(step, name).phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, "
-            f"{percent(ns / step.length_ns)}",
-            ns / sum(longer.values()),
-        )
-        for name, ns in longer.items()
-    )
+    return tuple(_piece(step, name, ns, step.length_ns, ns / sum(longer.values())) for name, ns in longer.items())
+
+
+def _piece(step: StepReport, name: str, ns: int, length_ns: int, share: float) -> BarPart:
+    words, colour = words_of_part(step, name), PART_COLOURS.get(cause_of_part(step, name), OUTSIDE_COLOUR)
+    text = f"{words.phrase}{place_of_part(step, name)}: {milliseconds(ns)} ms, {percent(ns / length_ns)}"
+    return BarPart(colour, ink(colour), text, share, words.label if share >= _HAS_ROOM else "")
