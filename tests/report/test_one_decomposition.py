@@ -119,3 +119,43 @@ def test_the_compute_of_each_rank_in_each_step_is_what_a_reader_of_its_own_count
                 depth += change
                 counted += (then - at) * (depth > 0)
             assert of_rank.compute_ns == counted
+
+
+def test_the_exposed_time_of_collectives_is_what_a_reader_of_its_own_counts() -> None:
+    """Expert exchanges over NCCL: the k-th kernel of a group on each of its ranks is one call, which moves data from when all
+    have begun; what of that no other kernel overlaps is exposed.
+    """
+    sample = next(path for path in GPU if path.name == "gpu_nccl_experts_pp2_ep2")
+    report = load(sample, as_recorded=True).report
+    calls: dict[str, dict[int, list[tuple[int, int]]]] = {}
+    compute: dict[int, list[tuple[int, int]]] = {}
+    for path in sorted(sample.glob("rank*.json.gz")):
+        trace, rank = json.loads(gzip.decompress(path.read_bytes())), int(re.findall(r"\d+", path.name)[0])
+        offset = report.clock.offsets_ns[str(rank)] + int(trace["baseTimeNanoseconds"])
+        kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+        for event in sorted(kernels, key=lambda event: event["ts"]):
+            start = round(1000 * event["ts"]) + offset
+            times = (start, start + round(1000 * event["dur"]))
+            if event["args"].get("Process Group Description") == "mesh_ep":
+                calls.setdefault(event["args"]["Process Group Ranks"], {}).setdefault(rank, []).append(times)
+            elif "nccl" not in event["name"]:
+                compute.setdefault(rank, []).append(times)
+    assert {len(of_ranks) for of_ranks in calls.values()} == {2}
+    for step in report.steps:
+        for of_ranks in calls.values():
+            for rank, own in of_ranks.items():
+                begun = [
+                    max(starts)
+                    for starts in zip(*([start for start, _ in of] for of in of_ranks.values()), strict=True)
+                ]
+                moving = [(max(all_there, start), end) for all_there, (start, end) in zip(begun, own, strict=True)]
+                moving = [times for times in moving if step.start_ns <= times[0] and times[1] <= step.end_ns]
+                overlapped = sum(
+                    max(0, min(end, kernel_end) - max(start, kernel_start))
+                    for start, end in moving
+                    for kernel_start, kernel_end in compute[rank]
+                )
+                (of_rank,) = (entry for entry in step.ranks if entry.rank == rank)
+                (exchange,) = (comm for comm in of_rank.comms if comm.axis == "ep")
+                assert exchange.count == len(moving) == 10
+                assert exchange.exposed_ns == sum(end - start for start, end in moving) - overlapped
