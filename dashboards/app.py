@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _INDEX = """<!DOCTYPE html>
 <body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
 </html>
 """
+_STORE = "pptrace store"
 _CLOCKS = {
     "single-rank": "one rank",
     "same-host": "one host",
@@ -51,7 +53,7 @@ def create_app(
     has_metrics: bool = False,
     as_recorded: bool = False,
 ) -> Dash:
-    """The dashboard of some traces or of a run directory. Nothing is read before the first request.
+    """The dashboard of some traces or of a run directory. Nothing is read before the first request, or :func:`begin_reading`.
 
     ``hosts`` are names under which it may be asked for, besides addresses and this machine's own name; ``other`` is a second run
     to compare with. Only who knows the ``secret``, where there is one, is answered.
@@ -82,7 +84,13 @@ def create_app(
     else:
         refuse_metrics(app.server)
     guard(app, hosts, secret)
+    app.server.extensions[_STORE] = store
     return app
+
+
+def begin_reading(app: Dash) -> None:
+    """Read the run in a thread of its own, while a browser opens: the first request waits for the rest alone."""
+    threading.Thread(target=app.server.extensions[_STORE].get, name="first reading", daemon=True).start()
 
 
 def _shell() -> Node:

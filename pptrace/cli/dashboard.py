@@ -65,7 +65,7 @@ def _require_single(paths: Sequence[Path]) -> None:
 
 def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None:
     from dashboards.access import address_with, secret_of
-    from dashboards.app import create_app
+    from dashboards.app import begin_reading, create_app
     from dashboards.serve import bind, open_browser, reach_of, serve, url_of
     from pptrace.ingest import require_path
     from pptrace.memory import return_large_memory
@@ -85,4 +85,5 @@ def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None
             click.echo(f"pptrace: {warning}", err=True)
         if not options.no_open:
             open_browser(url_of(listener))  # without the token: others can see what a process was started with
+        begin_reading(app)
         serve(app, listener)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import dashboards.store
+from dashboards.app import begin_reading, create_app
 from dashboards.store import Loaded, Opening, Store
 
 
@@ -56,3 +58,14 @@ def test_a_mistake_of_our_own_is_a_line_too(tmp_path: Path, monkeypatch: pytest.
 
 def test_several_paths_are_named_after_the_first(tmp_path: Path) -> None:
     assert Loaded((tmp_path / "a", tmp_path / "b")).title == "a and 1 more"
+
+
+def test_a_run_is_read_while_the_browser_opens(run_p4: Path) -> None:
+    app = create_app([run_p4])
+    client = app.server.test_client()
+    assert not client.get("/timeline-data/opening").get_json()["is_open"]
+    begin_reading(app)
+    ends = time.monotonic() + 60
+    while not client.get("/timeline-data/opening").get_json()["is_open"]:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
