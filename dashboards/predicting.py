@@ -60,7 +60,7 @@ class Predicting:
             self._is_paused = True
 
     def progress(self) -> Progress:
-        """What is predicted so far.
+        """The predictions so far.
 
         Raises:
             PptraceError: it cannot be predicted.

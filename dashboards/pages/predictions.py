@@ -90,7 +90,7 @@ def _count(progress: Progress) -> str:
 
 
 def changes(progress: Progress, assumed: Mapping[str, object]) -> list[Node]:
-    """What is predicted so far, the best first: the sentence, the front of gain and memory, and the tables."""
+    """The predictions so far, the best first: the sentence, the front of gain and memory, and the tables."""
     if progress.predictions is None or not (progress.done or progress.is_over):
         return []
     result = progress.predictions.result

@@ -255,7 +255,7 @@ def _level_of_nodes(edges: Index, num_nodes: int) -> Index:
 
 
 class _Needs:
-    """What each node needs, from pairs (needed place, node), in an order of the nodes."""
+    """Needs of nodes, in an order of these, from pairs (needed place, node)."""
 
     def __init__(self, pairs: Index, nodes: Index, num_nodes: int) -> None:
         member, node = pairs
@@ -269,6 +269,6 @@ class _Needs:
         self._filled = np.where(is_needed, members[places], num_nodes) if len(members) else places
 
     def of(self, nodes: slice) -> Index:
-        """What some nodes need, shape (nodes, the most that one does); nothing's place where one needs less."""
+        """The needs of some nodes, shape (nodes, the most that one has); nothing's place where one has fewer."""
         needs: Index = self._filled[nodes, : int(self._counts[nodes].max(initial=0))]
         return needs

@@ -70,7 +70,7 @@ class Wishes:
 
     @property
     def assumed(self) -> Wishes:
-        """What is wished for without the changes."""
+        """The same without the changes."""
         return Wishes(
             layers=self.layers,
             memory_limit=self.memory_limit,

@@ -88,7 +88,9 @@ def load(
     del analysis
     read = partial(recognise_corrected, undone.corrections)
     store: Any = RankStore(corrections=undone.corrections.digest) if cache else None
-    again = read_each(request.inputs, read, jobs, None, store if traces is None else traces.store(read), read_files)
+    if traces is not None:
+        store = traces.store(read, store)
+    again = read_each(request.inputs, read, jobs, None, store, read_files)
     analysis = _analyse_read(request, [again.traces], again.warnings, sharing)
     recording = replace(undone.report, as_recorded=recorded)
     # What is of whole traces is of the recordings.
@@ -117,28 +119,36 @@ class _SmallTraces:
         self._of_path.setdefault(trace.path, []).append(trace)
         return recognise_trace(trace)
 
-    def store(self, recognise: Callable[[Trace], RecognisedRank]) -> _Recognised:
-        """A store that has the ranks of all kept files, recognised once more."""
-        return _Recognised(self._of_path, recognise)
+    def store(self, recognise: Callable[[Trace], RecognisedRank], cache: RankStore | None) -> _Recognised:
+        """A store that has the ranks of all kept files, from the cache or recognised once more."""
+        return _Recognised(self._of_path, recognise, cache)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recognised:
-    """A store of ranks that are recognised from traces when they are asked for."""
+    """A store of ranks that are recognised from traces when they are asked for, unless a cache has them."""
 
     traces: Mapping[str, Sequence[Trace]]
     recognise: Callable[[Trace], RecognisedRank]
+    cache: RankStore | None
 
-    def peek(self, file: InputFile) -> None:
-        """Nothing: a file counts as read when its ranks are asked for."""
+    def peek(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
+        """The ranks of a file that the cache has."""
+        return None if self.cache is None else self.cache.peek(file)
 
     def get(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
-        """The ranks of a file; None where it could not be read."""
-        traces = self.traces.get(str(file.path))
-        return None if traces is None else tuple(map(self.recognise, traces))
+        """The ranks of a file; None where its traces were not kept: it could not be read, or the cache had it."""
+        cached, traces = None if self.cache is None else self.cache.get(file), self.traces.get(str(file.path))
+        if cached is not None or traces is None:
+            return cached
+        ranks = tuple(map(self.recognise, traces))
+        self.put(file, ranks)
+        return ranks
 
     def put(self, file: InputFile, ranks: Sequence[RecognisedRank]) -> None:
-        """Nothing: the ranks of a file that is read after all are not asked for again."""
+        """Keep the ranks of a file in the cache."""
+        if self.cache is not None:
+            self.cache.put(file, ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
     page = run._repr_html_()
     for shown in (
         run.report.verdict.partition("; the most")[0],
-        "Why: Rank 1 was short of processor cores",
+        "Why: Ranks 0 to 3 were short of processor cores",
         "4 ranks, 1f1b, steps 3 and 4",
         "77.10 ms",
         "41.2%",

@@ -171,6 +171,7 @@ def test_a_terminal_of_80_columns_keeps_what_a_message_costs() -> None:
     print_report(WHOLE, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     head = lines[lines.index("Communication, means over the ranks") + 1]
-    assert {"axis", "kind", "exposed", "overlap", "most"} <= set(head.split())
+    assert {"axis", "kind", "overlap", "most"} <= set(head.split())
+    assert " not hidden ms " in " ".join(head.split())
     phases = lines[lines.index("Phases") + 1]
     assert phases.split().count("bubble") == 3

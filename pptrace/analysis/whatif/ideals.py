@@ -92,7 +92,7 @@ def without_transfers_that_vary(costs: StageCosts) -> StageCosts:
 
 
 def _without_jitter(costs: StageCosts) -> StageCosts:
-    """What ops compute at the median of their kind in their stage of their pipeline, as the part *jitter* has it."""
+    """Ops that compute the median of their kind in their stage of their pipeline, as the part *jitter* has it."""
     computed = costs.work - costs.inner
     for _, windows in costs.pipelines():
         computed[windows] = np.median(computed[windows], axis=(0, 2), keepdims=True)

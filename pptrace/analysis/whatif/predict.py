@@ -237,7 +237,7 @@ def _variants(
     maps: Iterable[StageMap] = (),
     parts: Iterable[tuple[StageCosts, StageMap]] = (),
 ) -> Iterator[tuple[StageCosts, Target]]:
-    """What may be assumed instead: of W where the plan splits backwards that the run did not; on what an op
+    """The costs and targets with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
     latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
     another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied. ``parts``

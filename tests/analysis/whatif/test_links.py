@@ -108,4 +108,4 @@ def test_where_two_ways_of_messages_explain_a_run_the_interval_has_both() -> Non
     assert result.replay_error == 0
     assert scenario.span_ns < 0.95 * (end - begin)
     assert scenario.low_ns <= end - begin <= scenario.high_ns
-    assert "its steps do not tell" in result.warnings[-1]
+    assert "the steps fit as well if" in result.warnings[-1]
