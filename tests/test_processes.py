@@ -111,7 +111,7 @@ def report(jobs):
 
 alone, few = report(1), report(2)
 of_few = [len(pids), len(whole)]
-steps._LEAST_SHARED = 0
+steps._LEAST_SHARED = steps._LEAST_SHARED_OF_RANK = 0
 together = report(2)
 print(json.dumps({
     "same": alone == few == together, "few": of_few, "here": len(pids), "blamed": alone.count('"blame": {')

@@ -12,6 +12,7 @@ import threading
 from types import FrameType
 
 from instrument.launch.call_log import CallLog
+from pptrace.garbage import paused_gc
 
 _EVERY_S = 0.1
 _QUIET_S = 0.5
@@ -33,11 +34,14 @@ class PythonMotion:
 
     def look(self) -> None:
         """Compare the functions that the main thread is in with those of the last time."""
-        frame: FrameType | None = sys._current_frames().get(self._main or 0)
         functions: list[int] = []
-        while frame is not None:
-            functions.append(id(frame.f_code))
-            frame = frame.f_back
+        with (
+            paused_gc()
+        ):  # up to Python 3.11 a collection within f_back lets the other thread leave the frame that is being read
+            frame: FrameType | None = sys._current_frames().get(self._main or 0)
+            while frame is not None:
+                functions.append(id(frame.f_code))
+                frame = frame.f_back
         if tuple(functions) != self._functions:
             self._functions = tuple(functions)
             self._log.note_motion()

@@ -458,6 +458,7 @@ def test_kernels_and_operators_open_below_a_rank_are_searched_and_summed(
         page.keyboard.press(key)
         assert page.locator(".timeline-tip").is_hidden(), key
     page.keyboard.press("f")
+    drawn(page)
     page.mouse.move(*place_of(page, "F", 0, 0))
     page.keyboard.press("e")
     page.wait_for_function(f"() => {STATE}.lanesOfEvents.size === 1 && {STATE}.numReading === 0")

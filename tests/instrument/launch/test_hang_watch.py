@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -238,6 +240,23 @@ def test_a_script_that_goes_from_function_to_function_moves_and_a_loop_in_one_do
     elsewhere()
     assert job.watch.has_moved([0, 1], 0.1)
     assert not job.watch.has_moved([1], 0.1)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_collection_runs_while_the_frames_of_the_script_are_read(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to Python 3.11 one of them within ``f_back`` let the script leave the frame: a segmentation fault."""
+    motion, seen, frames = PythonMotion(CallLog(call_log_path(tmp_path, 0))), [], sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: (seen.append(gc.isenabled()), frames())[1])
+    was_on = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        motion.look()
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+    assert seen == [False]
 
 
 def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:
