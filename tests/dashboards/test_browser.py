@@ -48,7 +48,7 @@ def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, 
     slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
     assert page.text_content("#tile-slowest") == f"rank {slowest.rank}"
     assert page.text_content("#tile-exposed") == percent(step.parts["communication"] / step.length_ns)
-    assert page.text_content("#verdict").startswith(report.verdict.partition("; the most")[0])
+    assert page.text_content("#verdict .verdict").startswith(report.verdict.partition("; the most")[0])
     assert page.locator("#verdict .verdict-bar span").count() == sum(ns > 0 for ns in step.parts.values())
     page.wait_for_selector("#rank-bars .barlayer .bars")
     shown = page.locator("#rank-bars .ytick").all_text_contents()
