@@ -88,10 +88,10 @@ def test_pages_show_what_there_is_and_can_stop_and_go_on(study: Study, monkeypat
 
 def test_where_nobody_asks_any_more_nothing_more_is_predicted(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     assert study.today is not None, "known before: it is no change"
-    monkeypatch.setattr(dashboards.predicting, "_IDLE_S", 0.05)
     gate, going = Gate(monkeypatch), Predicting(lambda: study, Wishes())
     going.go_on()
     until(lambda: gate.entered == 1)
+    monkeypatch.setattr(dashboards.predicting, "_IDLE_S", 0.05)
     time.sleep(0.1)
     gate.let(50)
     time.sleep(0.3)
