@@ -257,10 +257,10 @@ _COLUMNS = (
 
 _IDEAL_COLUMNS = ("if", "", "ms", "90 % from", "to", "gain ms", "gain", "notes")
 _MEANS = {
-    "jitter": "every op and message takes what is usual of its stage",
+    "jitter": "every op computes what is usual of its stage",
     "communication": "messages and waits inside ops take nothing",
     "stragglers": "every op takes what its kind does on average, none is late",
-    "host": "no op begins late",
+    "host": "no op begins late, nor after a late receive",
     "routing": "all experts have equally many rows",
     "stage": "the stage takes what the others do",
     "rank": "the rank takes what its replicas do, or the other ranks",
