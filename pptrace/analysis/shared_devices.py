@@ -18,8 +18,10 @@ DEVICE_ID = "device_id"
 """The fact of a rank that is equal to another one's exactly if they share a GPU."""
 _LEAST_CHANCE = 10.0
 """Pairs of kernels that would overlap by chance from which none that does is no accident (once in 20,000 such runs)."""
-_MOST_RANKS = 64
-"""Ranks of a host that are compared, each with each."""
+_LEAST_OF_RANK = 3.0
+"""The same of one rank: one that never works while the others do shows nothing."""
+_MOST_RANKS, _MOST_KERNELS = 32, 5_000
+"""Ranks of a host that are compared, each with each, and kernels of each that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +84,25 @@ def _taking_turns(ranks: Sequence[int], lanes: Mapping[int, Lane], within: Int64
     """Groups of ranks of a host, of which no kernel of one overlaps a kernel of another."""
     if not 1 < len(ranks) <= _MOST_RANKS:
         return
-    kernels = {rank: intersect(lanes[rank].compute, within) for rank in ranks}
+    kernels = {rank: intersect(lanes[rank].compute, within)[:_MOST_KERNELS] for rank in ranks}
     active = {rank: _hulls(kernels[rank], within) for rank in ranks}
+    by_chance = dict.fromkeys(ranks, 0.0)
     left = list(ranks)
     while left:
-        first, *others = left
-        group, by_chance = [first], 0.0
-        for rank in others:
-            found = [
-                _chance(kernels[rank], kernels[member], intersect(active[rank], active[member])) for member in group
-            ]
-            if all(overlaps == 0 for overlaps, _ in found):
-                group.append(rank)
-                by_chance += sum(expected for _, expected in found)
+        group = left[:1]
+        for rank in left[1:]:
+            found = [_chance(kernels[rank], kernels[one], intersect(active[rank], active[one])) for one in group]
+            if any(overlaps for overlaps, _ in found):
+                continue
+            for member, (_, expected) in zip(group, found, strict=True):
+                by_chance[member] += expected
+                by_chance[rank] += expected
+            group.append(rank)
         left = [rank for rank in left if rank not in group]
-        if by_chance >= _LEAST_CHANCE:
-            yield SharedDevice(tuple(group), round(by_chance))
+        shown = tuple(rank for rank in group if by_chance[rank] >= _LEAST_OF_RANK)
+        total = sum(by_chance[rank] for rank in shown) / 2  # each pair is of two
+        if len(shown) > 1 and total >= _LEAST_CHANCE:
+            yield SharedDevice(shown, round(total))
 
 
 def _hulls(kernels: Int64, within: Int64) -> Int64:

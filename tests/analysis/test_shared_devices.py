@@ -65,6 +65,8 @@ def test_kernels_that_overlap_as_chance_has_it_are_of_several() -> None:
 def test_without_time_in_which_ranks_work_together_nothing_tells() -> None:
     halves = {0: lane(kernels(0)[:250]), 1: lane(kernels(20)[250:])}
     assert shared_devices({}, halves, (STEP,), 8) == (), "one after the other"
+    away = TURNS | {3: lane(kernels(5)[-1:] + 100 * MS)}
+    assert [device.ranks for device in shared_devices({}, away, (replace(STEP, end_ns=201 * MS),), 8)] == [(0, 1, 2)]
     assert shared_devices({}, TURNS, (STEP,), 1) == (), "one microbatch, which the ranks have one after the other"
     assert shared_devices({}, {rank: replace(of, on_device=False) for rank, of in TURNS.items()}, (STEP,), 8) == ()
     assert shared_devices({}, {rank: lane(kernels(20 * rank, 20_000)) for rank in range(3)}, (STEP,), 8) == (), "few"
