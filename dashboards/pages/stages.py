@@ -28,16 +28,25 @@ _MOST_LINES = 12
 
 
 def layout(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> Node:
-    return html.Div(guarded(lambda: body(loaded, answers, query), "Stages", "stages-failed"), id="stages-body")
+    parts = guarded(lambda: body(loaded, answers, query), "Stages", "stages-failed")
+    return html.Div([*parts, *_stragglers(loaded)], id="stages-body")
+
+
+def _stragglers(loaded: Loaded) -> list[Node]:
+    """The study of stragglers, which is kept of runs whose ops are not."""
+    slow = None if loaded.analysis is None else loaded.analysis.report.stragglers
+    if slow is None or not has_slowdown(slow):
+        return []
+    return [data_table(stragglers_table(slow, Amount.WHOLE), "stragglers")]
 
 
 def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]:
     """The page; it is of all steps."""
     assert loaded.analysis is not None
-    costs, report = answers.stages(), loaded.analysis.report
+    costs = answers.stages()
     if not costs:
-        return [_no_stages(report)]
-    samples, slow = answers.stage_samples(), report.stragglers
+        return [_no_stages(loaded.analysis.report)]
+    samples = answers.stage_samples()
     points = stage_points(samples)
     note = (
         "bars: the median op; whiskers: eight in ten ops"
@@ -66,7 +75,6 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
             id="split",
         ),
         data_table(stages_table(costs), "stages"),
-        *([data_table(stragglers_table(slow, Amount.WHOLE), "stragglers")] if slow and has_slowdown(slow) else []),
     ]
 
 
