@@ -11,7 +11,7 @@ from dashboards.answers import Answers
 from dashboards.components import Node, lines, panel
 from dashboards.exports import whole_files
 from dashboards.pages import try_change
-from dashboards.parts import chart, data_table, guarded, with_files
+from dashboards.parts import chart, data_table, empty, guarded, with_files
 from dashboards.predicting import Progress
 from dashboards.wishes import ASSUMED, wishes_of
 from pptrace.errors import PptraceError
@@ -67,20 +67,15 @@ def _answer(answers: Answers, assumed: Mapping[str, object], shown: str | None, 
             predicting.go_on()
         progress = predicting.progress()
     except PptraceError as err:
-        return (_refused(err), "gone", "0", "1", "", "Stop", True, "")
+        return ([empty("No prediction", str(err), "whatif-refused")], "gone", "0", "1", "", "Stop", True, "")
     state = f"{progress.done} of {progress.num_changes} {sorted(assumed.items())}"
-    body = no_update if state == shown else changes(progress, assumed)
+    body = (
+        no_update if state == shown else guarded(lambda: changes(progress, assumed), "No prediction", "whatif-refused")
+    )
     place = "gone" if progress.is_over else "predicting"
     most = "1" if progress.num_changes is None else f"{progress.num_changes}"
     button = "Go on" if is_paused else "Stop"
     return (body, place, f"{progress.done}", most, _count(progress), button, is_paused or progress.is_over, state)
-
-
-def _refused(error: PptraceError) -> list[Node]:
-    def refuse() -> list[Node]:
-        raise error
-
-    return guarded(refuse, "No prediction", "whatif-refused")
 
 
 def _count(progress: Progress) -> str:

@@ -48,7 +48,7 @@ def load(*arguments: Any, **options: Any) -> Any:
 
 
 def _state_of(paths: tuple[Path, ...]) -> State | None:
-    """Files that could be read at the paths and beside them; None where that cannot be told."""
+    """Files that could be read at the paths and in their folders; None where that is not known."""
     try:
         folders = {path if path.is_dir() else path.parent for path in paths}
         found = [*islice((path for folder in folders for path in folder.rglob("*")), MOST_FILES)]

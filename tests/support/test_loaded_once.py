@@ -27,4 +27,4 @@ def test_what_did_not_change_is_analysed_once_in_some_rooms(
     changed = load([path])
     assert changed.report.steps != first.report.steps
     (tmp_path / "comms.csv").write_text("rank,step,kind,axis,start_ns,end_ns\n0,0,all_reduce,dp,0,9\n")
-    assert load([path]) is not changed, "what lies beside a table is read with it"
+    assert load([path]) is not changed, "other tables of its folder are read with it"
