@@ -35,9 +35,8 @@ class PythonMotion:
     def look(self) -> None:
         """Compare the functions that the main thread is in with those of the last time."""
         functions: list[int] = []
-        with (
-            paused_gc()
-        ):  # up to Python 3.11 a collection within f_back lets the other thread leave the frame that is being read
+        # Up to Python 3.11 a collection within f_back lets the other thread leave the frame that is being read.
+        with paused_gc():
             frame: FrameType | None = sys._current_frames().get(self._main or 0)
             while frame is not None:
                 functions.append(id(frame.f_code))

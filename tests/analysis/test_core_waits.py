@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.core_waits import core_waits_of, wait_behind
+from pptrace.analysis.core_waits import core_waits_of, line_of_waits, wait_behind
 from pptrace.analysis.result import Finding, Severity
 from pptrace.analysis.whole_run import CoreWait
 
@@ -67,3 +67,10 @@ def test_nothing_is_behind_a_finding_where_nothing_is_known_or_it_has_no_cause()
     assert wait_behind(finding("host"), (), 100_000) is None
     off_plan = Finding(Severity.CRITICAL, "The run does not follow the plan", "3 of its orders differ")
     assert wait_behind(off_plan, WAITS, 100_000) is None
+
+
+def test_a_report_says_so_where_ranks_wait_for_a_tenth_of_the_time() -> None:
+    assert line_of_waits((CoreWait(0, 0.0), CoreWait(1, 0.3))).startswith(
+        "ranks waited for a core for 15.0% of the time"
+    )
+    assert line_of_waits((CoreWait(0, 0.05), CoreWait(1, 0.15))) == line_of_waits(()) == ""

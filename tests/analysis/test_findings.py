@@ -399,3 +399,18 @@ def test_an_outlier_of_which_a_reason_explains_half_is_none(ns: int, is_explaine
     little = replace(study, reasons=(reason_with([228 * (number == 5) for number in range(STEPS)], ("host",)),))
     found = find(steps, SCHEDULE, little, series_of(outlier(5, 400)))
     assert [5] in [finding.evidence.get("steps") for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "kinds"),
+    [("1f1b", 1, " (interleaved, zero-bubble)"), ("interleaved-1f1b", 2, " (zero-bubble)"), ("zbv", 2, "")],
+)
+def test_schedules_that_have_what_the_run_has_already_are_not_advised(name: str, chunks: int, kinds: str) -> None:
+    schedule = replace(SCHEDULE, name=name, num_chunks=chunks)
+    (structural,) = find(run_with(Cause("structural", {}, 300)), schedule)
+    assert f"a schedule with a smaller bubble{kinds}, would shrink it" in structural.detail
+
+
+def test_fill_and_drain_of_less_than_a_hundredth_is_no_finding() -> None:
+    shares = {ns: len(find(run_with(Cause("structural", {}, ns)), SCHEDULE)) for ns in (9, 10)}
+    assert shares == {9: 0, 10: 1}

@@ -51,6 +51,12 @@ def test_of_several_ranks_short_of_cores_the_one_that_waited_most_is_named() -> 
     assert roots[0].detail.startswith("on average 0.30 of the threads of rank 2 were runnable")
 
 
+def test_ranks_that_waited_about_as_long_are_short_of_cores_too() -> None:
+    waits = (CoreWait(0, 0.2), CoreWait(1, 0.4), CoreWait(2, 0.19))
+    roots, _ = with_root_causes([finding("straggler", where={"rank": 1})], (), waits, STEP_NS)
+    assert (roots[0].title, roots[0].ranks) == ("ranks 0, 1 were short of processor cores", (0, 1))
+
+
 def test_what_compares_ranks_and_gains_less_than_the_clocks_may_be_off_by_is_left_out() -> None:
     link, outside = finding("communication", 50, reason="slow link"), finding("communication", 50, is_outside=True)
     every = [HOST, EXPOSED, link, outside]
