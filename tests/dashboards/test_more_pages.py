@@ -38,6 +38,7 @@ from pptrace.api.whatif import Wishes
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable
 from pptrace.report.to_files import write_csv
+from pptrace.report.verdict_bar import bar_of
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.analysis.experts.test_experts import Experts
@@ -408,3 +409,36 @@ def _without_counts(report: Report) -> Report:
 )
 def test_parts_of_which_it_is_not_known_are_not_called_chance(marks: tuple[bool | None, ...], words: str) -> None:
     assert compare._note_of([PartChange("bubble", {}, 1, 2, 1, mark) for mark in marks]) == words
+
+
+def test_the_overview_leads_to_the_tables_of_other_pages() -> None:
+    loaded = Store([SAMPLES / "faults_pp2_dp2"]).get()
+    page = overview.body(loaded, loaded.steps[0].step)
+    (box,) = (node for node in nodes(page) if getattr(node, "id", "") == "other-pages")
+    links = {node.href: text(item) for item in nodes(box) if type(item).__name__ == "Li" for node in item.children[:1]}
+    assert set(links) == {"/steps", "/bubbles", "/communication", "/stages", "/memory"}
+    assert set(links) <= set(more_pages.PAGES)
+    assert "Stragglers" in links["/stages"]
+    assert "phases" in str(page)
+    assert not {"comms", "links", "memory", "stragglers"} & ids(page)
+
+
+def test_stragglers_are_shown_where_the_ops_of_a_run_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store([SAMPLES / "faults_pp2_dp2"])
+    answers = Answers(store)
+
+    def let_go() -> None:
+        raise PptraceError("this run has so many ops")
+
+    monkeypatch.setattr(answers, "stages", let_go)
+    page = stages.layout(store.get(), answers)
+    assert "stages-failed" in ids(page)
+    assert "Stragglers" in text(page)
+
+
+def test_pieces_of_the_bar_have_their_names_where_there_is_room() -> None:
+    step = load([SAMPLES / "uneven_p4"]).report.typical_step
+    pieces = bar_of(step)
+    assert [piece.label for piece in pieces if piece.share >= 0.08] == ["compute", "structural", "imbalance"]
+    assert {piece.label for piece in pieces if piece.share < 0.08} == {""}
+    assert {piece.ink for piece in pieces} <= {"#ffffff", "#16181d"}
