@@ -21,7 +21,7 @@ _HEAD_START_NS = 20_000_000
 """From the order to begin until a step begins: all processes have read it by then."""
 _MOST_RANKS = 64
 _START_S = 60.0
-_LIMIT_TIMES, _LIMIT_S = 20, 30.0
+_LIMIT_TIMES, _LIMIT_S = 20, 60.0
 """A step that takes so many times as long as predicted, and this beyond it, is given up."""
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from dashboards.app import create_app
 from tests.dashboards.attacker import attacked
+from tests.dashboards.canvas import STATE, difference, picture
 from tests.support.extent import ALL
 
 pytestmark = pytest.mark.browser
 
-DRAWN = "#timeline[data-complete=true]"
-STATE = "document.querySelector('#timeline').timeline"
 ANSWERS_MS = 120_000
 LINKS = (
     "step=2",
@@ -41,21 +40,6 @@ AGAIN = """link => {
 }"""
 
 
-def picture(page: Any) -> str:
-    """The pixels of the timeline when they no longer change."""
-    page.bring_to_front()  # those behind it are drawn once a second
-    before = ""
-    while True:
-        page.wait_for_selector(DRAWN)
-        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        page.wait_for_selector(DRAWN)
-        pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
-        if pixels == before:
-            return pixels
-        before = pixels
-        page.wait_for_timeout(100)
-
-
 def test_pages_at_once_have_their_pictures_and_a_server_that_comes_again_has_the_same(
     run_p4: Path, browser: Any
 ) -> None:
@@ -79,7 +63,7 @@ def test_pages_at_once_have_their_pictures_and_a_server_that_comes_again_has_the
         first.wait_for_timeout(200)
         for link, expected in [*zip(SHOWN, pictures, strict=True), (first.url.partition("?")[2], near)]:
             last.evaluate(AGAIN, link)
-            assert picture(last) == expected, link
+            assert difference(last, expected) == "", link
     for page in pages:
         page.close()
     assert errors == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,22 +15,13 @@ import pytest
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from tests.dashboards.accessibility import violations
+from tests.dashboards.canvas import STATE, difference, drawn, picture
 from tests.dashboards.conftest import Visit, visiting
 
 pytestmark = pytest.mark.browser
 
 Serve = Callable[[Sequence[Path]], str]
-DRAWN = "#timeline[data-complete=true]"
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
-STATE = "document.querySelector('#timeline').timeline"
-
-
-def drawn(page: Any) -> Any:
-    """The page when all its tiles have come."""
-    page.wait_for_selector(DRAWN)
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    page.wait_for_selector(DRAWN)
-    return page
 
 
 def view(page: Any) -> tuple[float, float]:
@@ -62,20 +52,6 @@ def place_of(page: Any, kind: str, microbatch: int, rank: int) -> tuple[float, f
         [kind, microbatch, rank],
     )
     return x, y
-
-
-def picture(page: Any) -> str:
-    """The pixels of the canvas."""
-    pixels: str = page.evaluate(f"{STATE}.canvas.toDataURL()")
-    return pixels
-
-
-def picture_like(page: Any, expected: str, seconds: float = 10) -> str:
-    """The pixels of the canvas: those expected as soon as they are there, else the last ones. A page gets its height late."""
-    end = time.monotonic() + seconds
-    while (pixels := picture(page)) != expected and time.monotonic() < end:
-        page.wait_for_timeout(50)
-    return pixels
 
 
 def address(page: Any) -> str:
@@ -139,7 +115,7 @@ def test_pointing_and_clicking_tell_of_an_op_and_its_microbatch(timeline: Any) -
     assert "select=0.2.2" in link
     timeline.goto(link)
     timeline.wait_for_selector("#timeline-journey")
-    assert picture_like(drawn(timeline), lit) == lit
+    assert difference(timeline, lit) == ""
     timeline.keyboard.press("Escape")
     assert timeline.locator("#timeline-journey:visible").count() == 0
 
@@ -191,11 +167,11 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
     assert closer[1] - closer[0] == pytest.approx((moved[1] - moved[0]) / 1.4)
     timeline.wait_for_function(f"() => {STATE}.critical")
     assert timeline.evaluate(f"{STATE}.sources") == ["planned", "simulated", "measured"]
-    before, link = picture(drawn(timeline)), address(timeline)
+    before, link = picture(timeline), address(timeline)
     timeline.goto("about:blank")
     timeline.goto(link)
     drawn(timeline).wait_for_function(f"() => {STATE}.critical")
-    assert picture_like(drawn(timeline), before) == before
+    assert difference(timeline, before) == ""
     timeline.keyboard.press("f")
     timeline.keyboard.press("n")
     assert timeline.evaluate(f"{STATE}.step") == 3
@@ -214,13 +190,13 @@ def test_wheel_drag_and_keys_move_the_view_and_a_link_restores_the_picture(timel
 def test_a_what_if_is_drawn_on_the_same_axis_and_a_link_restores_it(timeline: Any) -> None:
     timeline.select_option("#timeline-whatif", "zb-h1")
     timeline.wait_for_function(f"() => {STATE}.sources.includes('whatif')")
-    lit, link = picture(drawn(timeline)), address(timeline)
+    lit, link = picture(timeline), address(timeline)
     assert "whatif=schedule%3Dzb-h1" in link
     assert "Weight gradient" in timeline.inner_text(".timeline-legend")
     timeline.goto("about:blank")
     timeline.goto(link)
     timeline.wait_for_function(f"() => document.querySelector('#timeline') && {STATE}.change")
-    assert picture_like(drawn(timeline), lit) == lit
+    assert difference(timeline, lit) == ""
     timeline.keyboard.press("4")
     assert timeline.evaluate(f"{STATE}.sources") == ["measured"]
     timeline.evaluate(f"{STATE}.setChange('schedule=none')")
@@ -384,7 +360,7 @@ def test_bars_and_rows_stay_on_the_screen_ranks_are_aligned_and_a_link_restores_
     before, link = picture(timeline), address(timeline)
     timeline.goto("about:blank")
     timeline.goto(link)
-    assert picture_like(drawn(timeline), before) == before
+    assert difference(timeline, before) == ""
     assert "times of different ranks do not compare" in timeline.inner_text("#timeline-aligned")
     timeline.click("#timeline-unalign")
     assert timeline.locator("#timeline-aligned").is_hidden()

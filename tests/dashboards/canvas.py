@@ -1,0 +1,50 @@
+"""Pictures of the timeline's canvas in a browser, and where two of them differ."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from typing import Any
+
+DRAWN = "#timeline[data-complete=true]"
+STATE = "document.querySelector('#timeline').timeline"
+
+
+def drawn(page: Any) -> Any:
+    """The page when all its tiles have come."""
+    page.wait_for_selector(DRAWN)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.wait_for_selector(DRAWN)
+    return page
+
+
+def picture(page: Any) -> str:
+    """The pixels of the canvas when they no longer change, as a data URL. A page gets its height late."""
+    page.bring_to_front()  # those behind it are drawn once a second
+    before = ""
+    while True:
+        pixels: str = drawn(page).evaluate(f"{STATE}.canvas.toDataURL()")
+        if pixels == before:
+            return pixels
+        before = pixels
+        page.wait_for_timeout(100)
+
+
+def difference(page: Any, expected: str, seconds: float = 15) -> str:
+    """Where the canvas differs from a picture, in px; empty as soon as it does not."""
+    end = time.monotonic() + seconds
+    while (pixels := picture(page)) != expected and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    return "" if pixels == expected else _difference(pixels, expected)
+
+
+def _difference(pixels: str, expected: str) -> str:
+    from PIL import Image, ImageChops
+
+    one, other = (
+        Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB") for url in (pixels, expected)
+    )
+    if one.size != other.size:
+        return f"it has {one.size} pixels; expected {other.size}"
+    return f"other colours within {ImageChops.difference(one, other).getbbox()}, of {one.size}"
