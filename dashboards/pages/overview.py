@@ -234,10 +234,11 @@ _NOTES = {"phases": "F/B: forwards and backwards of the phase"}
 def _tables(report: Report, step: StepReport) -> list[Node]:
     """The tables that neither pictures nor other pages show, and links to those of other pages."""
     of_step = [table for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
+    doubled = {"device-host"} if any(rank.host is not None for rank in step.ranks) else set()
     of_run = [table for table in tables_of(report, report.typical_step, Amount.WHOLE) if table.key in OF_WHOLE_RUN]
     here = [
         *(_with_files(table, step.step) for table in of_step if _page_of(table) is None),
-        *(_with_files(table, None) for table in of_run if _page_of(table) is None),
+        *(_with_files(table, None) for table in of_run if _page_of(table) is None and table.key not in doubled),
     ]
     titles: dict[str, list[str]] = {"Steps": ["All steps"]} if len(report.steps) > 1 else {}
     for table in (*of_step, *of_run):

@@ -335,13 +335,13 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
         whose = "" if len(lacking) == len(run.work) else f" of rank {listed(list(lacking), _FEW)}"
         yield (
             f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
-            "launching on the host, and compute, bubbles and transfers are not known; record with "
+            "launching on the host, and compute, bubbles, transfers and why devices were idle are not known; record with "
             "activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in run.work.values()):
         on_device = len(run.ops) and (run.ops["clock"] == "device").all()
         what = "times are those of the tables, which say device" if on_device else "times are host ranges"
-        yield f"no device events in these traces: {what}, and what devices did is not known"
+        yield f"no device events in these traces: {what}; what devices did, and why they were idle, is not known"
 
 
 def explain_unknown_idle(
@@ -419,9 +419,7 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: St
     """Words for the fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
-    if not any(len(work) for work in run.work.values()):
-        yield "why devices were idle (the traces hold no device work)"
-    elif any(fall.host is None for fall in falls):
+    if any(len(work) for work in run.work.values()) and any(fall.host is None for fall in falls):
         yield "what hosts cost the step (it is not known of every rank why its device was idle)"
     if any(rank.peak_memory_bytes is None for step in steps for rank in step.ranks):
         yield "peak memory (the traces hold no memory events)"

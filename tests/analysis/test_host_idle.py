@@ -206,7 +206,7 @@ def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> No
     report = analysed(record(build("1f1b", 2, 4))).report
     assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
     assert all(step.bubble.waterfall_ns is not None and not step.bubble.waterfall_ns.host for step in report.steps)
-    assert any("why devices were idle (the traces hold no device work)" in line for line in report.warnings)
+    assert any("what devices did, and why they were idle, is not known" in line for line in report.warnings)
 
 
 def without_calls(report_of: Recording) -> Report:

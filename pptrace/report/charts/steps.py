@@ -63,15 +63,17 @@ def steps_chart(report: Report, chosen: int | None = None) -> go.Figure | None:
 
 
 def steps_line(report: Report, chosen: int | None = None) -> go.Figure | None:
-    """The lengths of all steps as a small line, without axes, to choose one from; None of fewer than two."""
+    """Lengths of all steps as a small line between the shortest and the longest, to choose one from; None of fewer than two."""
     steps = alike_steps(report.steps)
     if len(steps) < 2:
         return None
     figure = go.Figure()
     _points(figure, steps, "step", COMPUTE, "circle", 6 if len(steps) <= _MOST_MARKERS else 3, line=True)
     _mark(figure, [step for step in steps if step.step == chosen])
-    lay_out(figure, 84, xaxis={"visible": False}, yaxis={"visible": False, "rangemode": "normal"})
-    return figure.update_layout(showlegend=False, margin={"l": 8, "r": 8, "t": 12, "b": 12})
+    ends = sorted({step.length_ns or 0 for step in (min(steps, key=_ms), max(steps, key=_ms))})
+    ticks = {"tickvals": [end / 1e6 for end in ends], "ticktext": [f"{milliseconds(end)} ms" for end in ends]}
+    lay_out(figure, 84, xaxis={"visible": False}, yaxis={**ticks, "rangemode": "normal"})
+    return figure.update_layout(showlegend=False, margin={"l": 84, "r": 8, "t": 12, "b": 12})
 
 
 def _one_step(figure: go.Figure) -> go.Figure:

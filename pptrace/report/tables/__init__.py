@@ -81,7 +81,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables.append(memory_table(report.memory, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
-    if any(entry.host is not None for entry in report.device):
+    is_shown = step is not None and any(rank.host is not None for rank in step.ranks)
+    if any(entry.host is not None for entry in report.device) and (amount is Amount.WHOLE or not is_shown):
         tables.append(device_host_table(report, amount))
     return tables
 
@@ -105,8 +106,9 @@ def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -
 
 
 def warning_lines(report: Report) -> list[str]:
-    """All warnings of a report: those of the run, then those of its files."""
-    lines = [*report.warnings]
+    """The warnings of a report: those of the run that no root cause states already, then those of its files."""
+    stated = tuple(root.title for root in report.root_causes)
+    lines = [line for line in report.warnings if not line.startswith(stated)]
     for info in report.inputs:
         lines += [line if info.path in line else f"{info.path}: {line}" for line in info.warnings]
     return lines
