@@ -23,7 +23,10 @@ from pptrace.schedule.plan import Plan
 
 FEWEST_STEPS = 5
 """With fewer whole steps their own spread says little, and steps are drawn from the microbatches of those that there are."""
-_DRAWN_STEPS = 20
+_DRAWN_STEPS, _FEWEST_DRAWN, _DRAWN_WINDOWS = 20, 8, 1024
+"""Steps that are drawn; and with many pipelines, whose longest varies little, no fewer than these, of about so many windows."""
+_MANY_WINDOWS = 256
+"""Windows from which on what is assumed is tried with the steps that there are, without drawing others."""
 _MOST_FIXED = 0.06
 """Part of an op that may be the same however much it does: host work for each op, kernels that smaller parts fill less well."""
 _BETWEEN_RUNS = 0.015
@@ -216,10 +219,11 @@ def _bounds_of_variants(
 ) -> Iterator[tuple[float, float]]:
     """The interval of the typical step with each of other assumptions, ns.
 
-    Of many steps some are replayed both ways: the interval is then that with the usual ones, ``own``, times the ratio of both.
+    Of many windows some are replayed both ways: the interval is then that with the usual ones, ``own``, times the ratio of both.
     """
     costs, target = usual
-    length = 0 if costs.few is costs else typical(replay(costs.few, target).spans)
+    is_large = costs.few is not costs or len(costs.step) >= _MANY_WINDOWS
+    length = typical(replay(costs.few, target).spans) if is_large else 0
     for other, other_target in variants:
         with suppress(ScheduleError):  # the plan cannot run to its end so
             replayed = replay(other.few, other_target)
@@ -264,7 +268,8 @@ def _drawn(costs: StageCosts) -> StageCosts:
     windows: list[int] = []
     numbers: list[int] = []
     orders = []
-    for number, step in enumerate(rng.choice(steps, _DRAWN_STEPS).tolist()):
+    num_drawn = max(_FEWEST_DRAWN, min(_DRAWN_STEPS, _DRAWN_WINDOWS * len(steps) // len(costs.step)))
+    for number, step in enumerate(rng.choice(steps, num_drawn).tolist()):
         of_step = np.flatnonzero(costs.step == step).tolist()
         order = rng.permutation(costs.plan.num_microbatches // costs.plan.num_chains)
         windows += of_step
