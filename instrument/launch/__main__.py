@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from instrument.launch.options import DEFAULT_PARENT, LEVELS, make_directory, refused_directory
 from instrument.launch.slurm import torchrun_environ
+from instrument.launch.spawned import record_as_rank
 from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_ranks, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         hooks, live = not options.no_hooks, options.live
         recorded = (options.profiler, window, hooks, options.memory, probes, live, options.record, ranks)
         config = WorkerConfig(run_dir, control_dir, *recorded)
-        worker = Rank(config, rank, local_rank, max(1, size), launched=False)
+        worker = Rank(config, rank, local_rank, max(1, size), launched=False, record_started=record_as_rank)
         code = worker.run(command)
     finally:
         shutil.rmtree(control_dir, ignore_errors=True)

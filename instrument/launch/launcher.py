@@ -88,7 +88,7 @@ def launch(options: RunOptions, terminal: Terminal) -> RunResult:
 
 
 def _run(options: RunOptions, pipes: RankPipes) -> tuple[RunEnd, Mapping[int, int]]:
-    command = ["-P", "-m", "instrument.launch.worker", *options.command]
+    command = ["-P", "-m", "instrument.launch.rank", *options.command]
     try:
         elastic_launch(_launch_config(options, pipes), sys.executable)(*command)
     except ChildFailedError as err:

@@ -1,9 +1,4 @@
-"""One rank of ``pptrace run``: installs the session, then runs the script as ``__main__``.
-
-    python -m instrument.launch.worker (SCRIPT | -m MODULE) [ARGS]…
-
-Torch's launcher sets RANK and the like; ``pptrace run`` adds what :class:`WorkerConfig` reads.
-"""
+"""One rank of a run: installs the session, then runs the script as ``__main__``."""
 
 from __future__ import annotations
 
@@ -15,13 +10,12 @@ import io
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
 import types
 import zipfile
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +29,8 @@ from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks
 from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from instrument.launch.profiler import Profiler
     from instrument.launch.traced import TracedSession
 
@@ -104,16 +100,30 @@ def stacks_path(control_dir: Path, local_rank: int) -> Path:
     return control_dir / f"rank{local_rank}.stacks"
 
 
+RecordStarted = Callable[[WorkerConfig, "BaseProcess", int], bool]
+"""Record a process that is about to be started, with its number among these; whether that is possible."""
+
+
 class Rank:
     """This process, from its first line to its exit code."""
 
     def __init__(
-        self, config: WorkerConfig, rank: int, local_rank: int, world_size: int, *, launched: bool = True
+        self,
+        config: WorkerConfig,
+        rank: int,
+        local_rank: int,
+        world_size: int,
+        *,
+        launched: bool = True,
+        record_started: RecordStarted | None = None,
     ) -> None:
-        """``launched`` says that our launcher started it, without which it cannot go on."""
+        """``launched`` says that our launcher started it, without which it cannot go on; ``record_started`` records processes
+        that the script starts, as ranks.
+        """
         self._config = config
         self._local_rank = local_rank
         self._world_size = world_size
+        self._record_started = record_started
         record = RankRecord(rank, local_rank, host_name(), os.getpid())
         self._writer = RecordWriter(config.run_dir, record, config.record_dir)
         self._session: TracedSession | None = None
@@ -250,10 +260,8 @@ class Rank:
         )
         session.install(traced)
         traced.open()
-        if self._world_size == 1:
-            from instrument.launch.spawned import record_as_rank
-
-            traced.record_started(partial(record_as_rank, config))
+        if self._world_size == 1 and self._record_started is not None:
+            traced.record_started(partial(self._record_started, config))
         if config.hooks:
             PythonMotion(calls).start()
         return traced
@@ -343,32 +351,3 @@ def _script_part(trace: TracebackType | None) -> TracebackType | None:
     while rest is not None and rest.tb_frame.f_code.co_filename in ours:
         rest = rest.tb_next
     return rest if rest is not None else trace
-
-
-def _with_a_port_of_its_own(environ: MutableMapping[str, str]) -> None:
-    """Let the script itself hold the store of a group of one, as without a launcher.
-
-    Ranks that it starts by itself, or a port that it chooses, would else look for the launcher's store there, and wait for ever.
-    """
-    if environ.get("WORLD_SIZE") == "1" and environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) is not None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            environ["MASTER_PORT"] = str(free.getsockname()[1])
-
-
-def main() -> None:
-    environ = os.environ
-    _with_a_port_of_its_own(environ)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    rank = Rank(
-        WorkerConfig.from_environ(environ),
-        int(environ["RANK"]),
-        int(environ["LOCAL_RANK"]),
-        int(environ["WORLD_SIZE"]),
-    )
-    sys.exit(rank.run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

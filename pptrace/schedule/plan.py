@@ -41,8 +41,8 @@ class Plan:
         return f"<Plan {self.name!r}: {size}>"
 
     def __str__(self) -> str:
-        """The plan on a grid, a row per rank: :func:`pptrace.schedule.text.draw_in_time`."""
-        from pptrace.schedule.text import draw_in_time
+        """The plan on a grid, a row per rank: :func:`pptrace.schedule.drawing.draw_in_time`."""
+        from pptrace.schedule.drawing import draw_in_time
 
         return draw_in_time(self)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.schedule.needs import Output
-from pptrace.schedule.plan import Plan
 
 if TYPE_CHECKING:
+    from pptrace.schedule.plan import Plan
     from pptrace.schedule.plan_table import PlanTable
     from pptrace.schedule.replay_table import Times
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.schedule.plan_table import Int32, PlanTable
+if TYPE_CHECKING:
+    from pptrace.schedule.plan_table import Int32, PlanTable
 
 Index = npt.NDArray[np.intp]
 

@@ -1,15 +1,11 @@
-"""Plans as text: torch's CSV, and a readable grid.
-
-CSV: one row per rank, one cell per action; empty cells are skipped.
-"""
+"""Plans as torch's CSV: one row per rank, one cell per action; empty cells are skipped."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 from pptrace.errors import ScheduleError
@@ -17,7 +13,6 @@ from pptrace.regular import open_regular
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
-from pptrace.schedule.replay import replay
 
 _NO_SCHEDULE = (
     "; a schedule has one row per rank, as `pptrace schedule show NAME --csv FILE` writes it, and tables of ops are for "
@@ -90,37 +85,3 @@ def read_csv(path: Path) -> Plan:
     except OSError as err:
         raise ScheduleError(f"{path}: cannot be read ({err.strerror}); expected a CSV of actions") from None
     return from_csv(text, path.stem, str(path))
-
-
-def draw(plan: Plan, marked: Collection[tuple[int, int]] = ()) -> str:
-    """The plan as a grid, one row per rank, in order of execution; ``marked`` (rank, index) cells get ``>…<``."""
-    cells = [
-        [f">{action}<" if (rank, index) in marked else str(action) for index, action in enumerate(row)]
-        for rank, row in enumerate(plan.ranks)
-    ]
-    return grid(cells)
-
-
-def draw_in_time(plan: Plan) -> str:
-    """The plan on a grid of ticks, one tick per action, gaps left open; in order of execution where it has messages or blocks."""
-    timeline = replay(plan) if not plan.has_comms else None
-    if timeline is None or timeline.blocked:
-        return draw(plan)
-    cells = []
-    for row in timeline.ranks:
-        line = [""] * timeline.makespan
-        for timed in row:
-            line[timed.start] = str(timed.action)
-        cells.append(line)
-    return grid(cells)
-
-
-def grid(cells: list[list[str]]) -> str:
-    """Cells in columns, a row per rank, each line headed by its rank."""
-    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
-    head = len(f"rank {len(cells) - 1}")
-    lines = []
-    for rank, row in enumerate(cells):
-        body = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        lines.append(f"{f'rank {rank}'.ljust(head)} | {body}".rstrip())
-    return "\n".join(lines)

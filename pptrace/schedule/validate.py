@@ -9,12 +9,13 @@ from pathlib import Path
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.drawing import draw
 from pptrace.schedule.lower import lower
 from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.needs import needs_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Blocked, replay
-from pptrace.schedule.text import draw, read_csv
+from pptrace.schedule.text import read_csv
 
 
 def read_sound_csv(path: Path) -> Plan:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from instrument.launch.rank import _with_a_port_of_its_own
 from instrument.launch.record import spawned_dir
 from instrument.launch.spawned import SpawnedRank, record_as_rank
 from instrument.launch.window import parse_steps
-from instrument.launch.worker import WorkerConfig, _with_a_port_of_its_own
+from instrument.launch.worker import WorkerConfig
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import pptrace

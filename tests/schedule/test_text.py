@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from pptrace.errors import ScheduleError
+from pptrace.schedule.drawing import draw
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.schedule.text import draw, from_csv, from_rows, read_csv, to_csv, to_rows
+from pptrace.schedule.text import from_csv, from_rows, read_csv, to_csv, to_rows
 from pptrace.schedule.validate import validate
 from tests.schedule import torch_tables
 from tests.schedule.shapes import plans
