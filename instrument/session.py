@@ -20,7 +20,7 @@ from pptrace.schedule.plan import Plan
 
 
 class Session:
-    """A session that observes nothing; ``pptrace run`` installs one that profiles (instrument/launch/traced.py).
+    """A session that observes nothing; ``pptrace run`` installs one that profiles (instrument/launch/recording/traced.py).
 
     Steps are numbered from 0 over the whole process, over all loops of the script.
     """

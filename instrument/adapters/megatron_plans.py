@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pptrace.errors import ScheduleError, ShapeError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.interleaved import schedule_table
+from pptrace.schedule.builders.interleaved import schedule_table
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows

@@ -19,11 +19,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from instrument.launch.monitor import Monitor
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State
 from instrument.launch.rundir import RunDirectory, RunEnd, Status, collect_records
+from instrument.launch.watch.monitor import Monitor
 from instrument.launch.worker import WorkerConfig
 from pptrace.errors import PptraceError
 

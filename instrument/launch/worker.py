@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, NoReturn
 from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
+from instrument.launch.watch.stacks import stacks_path
 from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text, window_text
 from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from instrument.launch.profiler import Profiler
-    from instrument.launch.traced import TracedSession
+    from instrument.launch.recording.profiler import Profiler
+    from instrument.launch.recording.traced import TracedSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,6 @@ class Outcome:
     exit_code: int
     error: str | None = None
     traceback: str | None = None
-
-
-def stacks_path(control_dir: Path, local_rank: int) -> Path:
-    """Path to which a rank writes the stacks of its threads when it gets SIGUSR2."""
-    return control_dir / f"rank{local_rank}.stacks"
 
 
 RecordStarted = Callable[[WorkerConfig, "BaseProcess", int], bool]
@@ -212,12 +208,12 @@ class Rank:
         if config.ranks is not None and rank not in config.ranks:
             return None
         if config.profiler == "torch":
-            from instrument.launch.profiler import Recorded, TraceProfiler
+            from instrument.launch.recording.profiler import Recorded, TraceProfiler
 
             recorded = Recorded(memory=config.memory, shapes=not config.hooks, operators=self._needs_operators)
             return TraceProfiler(config.run_dir / f"rank{rank}.json.gz", recorded)
         if config.profiler == "nsys":
-            from instrument.launch.nsys_profiler import FACTS_SUFFIX, NsysProfiler
+            from instrument.launch.recording.nsys_profiler import FACTS_SUFFIX, NsysProfiler
 
             path = config.run_dir / f"rank{rank}{FACTS_SUFFIX}"
             return NsysProfiler(path, config.control_dir, self._local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -234,9 +230,9 @@ class Rank:
 
     def _make_session(self) -> TracedSession:
         from instrument import session
-        from instrument.launch.call_log import CallLog, call_log_path
-        from instrument.launch.python_motion import PythonMotion
-        from instrument.launch.traced import ProcessInfo, TracedSession
+        from instrument.launch.recording.traced import ProcessInfo, TracedSession
+        from instrument.launch.watch.call_log import CallLog, call_log_path
+        from instrument.launch.watch.python_motion import PythonMotion
 
         record = self._writer.record
         config = self._config

@@ -20,13 +20,13 @@ from pptrace.report.tables.table import ReportTable
 from pptrace.report.text import plan_size
 from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule import registry
+from pptrace.schedule.builders.zb_auto import optimality
 from pptrace.schedule.drawing import draw, draw_in_time
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import to_csv
 from pptrace.schedule.validate import validate
-from pptrace.schedule.zb_auto import optimality
 from pptrace.simulator import IDEAL, Simulation, simulate
 
 

@@ -49,7 +49,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMemory:
-    """Memory that ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.step_memory`)."""
+    """Memory that ``pptrace run`` measured of a rank's steps (:mod:`instrument.launch.recording.step_memory`)."""
 
     index_of: Mapping[int, int]
     """Step → index into the columns."""

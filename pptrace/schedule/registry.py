@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pptrace.errors import ShapeError, UnknownScheduleError
 from pptrace.garbage import paused_gc
-from pptrace.schedule import (
+from pptrace.schedule.builders import (
     controllable,
     dualpipe,
     dualpipe_v,

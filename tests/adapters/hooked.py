@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.adapters.install import Adapters
 from instrument.delays import Delays
 from instrument.launch.facts import host_name, sample_clock
-from instrument.launch.optimizer_steps import OptimizerSteps
+from instrument.launch.recording.optimizer_steps import OptimizerSteps
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.marks import METADATA_KEY

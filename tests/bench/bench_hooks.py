@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from instrument.adapters.calls import Call
 from instrument.adapters.install import Adapters
-from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
-from instrument.launch.step_times import StepTimes
+from instrument.launch.recording.optimizer_steps import MessageWatch, OptimizerSteps
+from instrument.launch.recording.step_times import StepTimes
 from instrument.recorder import Recorder
 from instrument.session import Session
 

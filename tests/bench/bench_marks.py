@@ -33,7 +33,7 @@ import torch.multiprocessing as mp
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.data.text import TextData
-from instrument.launch.profiler import TraceProfiler
+from instrument.launch.recording.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime

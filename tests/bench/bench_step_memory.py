@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from instrument.launch.step_memory import StepMemory
+from instrument.launch.recording.step_memory import StepMemory
 
 STEP_NS = 100_000_000
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from instrument.launch.nsys import profile_command
-from instrument.launch.nsys_profiler import NsysProfiler
 from instrument.launch.options import RunOptions
+from instrument.launch.recording.nsys_profiler import NsysProfiler
 from instrument.launch.window import parse_steps
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build

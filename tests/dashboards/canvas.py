@@ -32,7 +32,7 @@ def picture(page: Any) -> str:
 
 
 def difference(page: Any, expected: str, seconds: float = 15) -> str:
-    """Where the canvas differs from a picture, in px; empty as soon as it does not."""
+    """The part of the canvas that differs from a picture, in px; empty as soon as none does."""
     end = time.monotonic() + seconds
     while (pixels := picture(page)) != expected and time.monotonic() < end:
         page.wait_for_timeout(50)

@@ -54,7 +54,7 @@ def test_every_field_of_a_format_that_tells_its_files_from_others_is_described()
 
 
 def test_the_schedule_is_valid_and_has_the_bubble_of_its_closed_form(made: list[str]) -> None:
-    schedule = module("pptrace/schedule/gpipe_reversed.py", made)
+    schedule = module("pptrace/schedule/builders/gpipe_reversed.py", made)
     plan = schedule.build(Shape(4, 8))
     validate(plan)
     assert [str(action) for action in plan.compute_actions(1)] == [

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.builders.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build, shape_for
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.validate import validate
-from pptrace.schedule.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
 from pptrace.simulator import Costs, peak_inflight, simulate
 from tests.schedule.zb_heuristic import Heuristic, list_orders
 

@@ -40,8 +40,17 @@ PROGRAM = str(Path(sys.executable).parent / "pptrace")
 PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.examples.train_gpt"),
     *("torch._inductor.compile_fx", "torch.distributed.checkpoint"),  # a second of what megatron-core imports
-    *("instrument.launch.launcher", "instrument.launch.worker", "instrument.launch.traced", "instrument.launch.nsys"),
-    *("instrument.launch.profiler", "instrument.launch.hang_watch", "instrument.launch.python_motion"),
+    *(
+        "instrument.launch.launcher",
+        "instrument.launch.worker",
+        "instrument.launch.recording.traced",
+        "instrument.launch.nsys",
+    ),
+    *(
+        "instrument.launch.recording.profiler",
+        "instrument.launch.watch.hang_watch",
+        "instrument.launch.watch.python_motion",
+    ),
     *("pptrace.cli.main", "pptrace.cli.run", "pptrace.cli.analyze", "pptrace.workflow.load"),
     *("tests.ingest.nsight_files", "tests.support.synthetic", "tests.support.pool"),
     *("tests.instrument.pipeline.cases.training", "tests.instrument.models.cases.mixes"),

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from instrument.data.text import TextData
-from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import TRACE_SCHEMA, host_name, plan_as_json, sample_clock
-from instrument.launch.profiler import TraceProfiler
+from instrument.launch.recording.core_wait import CoreWait
+from instrument.launch.recording.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime

@@ -78,10 +78,15 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The module and each statement in it, at any depth, with handlers and cases: what expressions hold is left out."""
+    """The module and each statement in it, at any depth, with handlers and cases: without what expressions hold, and without
+    what is for type checkers alone.
+    """
     waiting: list[ast.AST] = [tree]
     for node in waiting:
         yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
             block = getattr(node, name, None)
             waiting += block if isinstance(block, list) else ()

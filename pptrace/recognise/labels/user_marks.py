@@ -1,4 +1,4 @@
-"""Labels that a script gives its own loop with ``pptrace.mark`` (instrument/launch/user_marks.py writes it).
+"""Labels that a script gives its own loop with ``pptrace.mark`` (instrument/launch/recording/user_marks.py writes it).
 
 name = "pptrace.mark " kind [" stage=" n] [" microbatch=" n]
 kind = "F" | "B" | "I" | "W"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from instrument.adapters.calls import Call, CallGroup
-from instrument.launch.call_log import NUM_CALLS, CallLog
-from instrument.launch.call_log_read import read_call_log, read_last_event
+from instrument.launch.watch.call_log import NUM_CALLS, CallLog
+from instrument.launch.watch.call_log_read import read_call_log, read_last_event
 from pptrace.hang_diagnosis import CallState, Group
 from pptrace.hang_diagnosis.calls import Stream
 
@@ -23,7 +23,7 @@ HOLDS_THE_LOCK = """
 import ctypes, sys
 from pathlib import Path
 from instrument.adapters.calls import Call, CallGroup
-from instrument.launch.call_log import CallLog
+from instrument.launch.watch.call_log import CallLog
 log = CallLog(Path(sys.argv[1]))
 log.posted(Call(0, "recv", CallGroup("0", (0, 1), "gloo"), 1, 64, 0))
 print("posted", flush=True)

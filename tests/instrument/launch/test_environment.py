@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import read_device_id, read_network_ports
+from instrument.launch.recording.core_wait import CoreWait
 from pptrace.environment import RECORDED, read_environment
 from pptrace.workflow.load import load
 from tests.support.programs import pptrace

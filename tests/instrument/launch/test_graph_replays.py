@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from instrument.launch.optimizer_steps import OptimizerSteps
-from instrument.launch.shortfall import describe_activity
+from instrument.launch.recording.optimizer_steps import OptimizerSteps
+from instrument.launch.recording.shortfall import describe_activity
 from tests.instrument.launch.test_launch_steps import Ledger, make_optimizer
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from instrument.adapters.calls import UNHOOKED, Call, CallGroup
-from instrument.launch import hang_watch
-from instrument.launch.call_log import CallLog, call_log_path
-from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Usage, describe_rank, stayed_stopped
-from instrument.launch.python_motion import PythonMotion
-from instrument.launch.stacks import Frame, is_setting_up
+from instrument.launch.watch import hang_watch
+from instrument.launch.watch.call_log import CallLog, call_log_path
+from instrument.launch.watch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
+from instrument.launch.watch.motion import Usage, describe_rank, stayed_stopped
+from instrument.launch.watch.python_motion import PythonMotion
+from instrument.launch.watch.stacks import Frame, is_setting_up
 from pptrace.hang_diagnosis import Diagnosis
 from pptrace.hang_diagnosis.words import sentence
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from instrument.launch.launcher import RunResult, _launch_config, describe_ranks
-from instrument.launch.monitor import find_causes, progress_line
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter, read_record, record_path, write_json
 from instrument.launch.rundir import RunDirectory, RunEnd, Status, collect_records
+from instrument.launch.watch.monitor import find_causes, progress_line
 from instrument.launch.window import StepWindow
 from instrument.launch.worker import WorkerConfig
 

@@ -9,7 +9,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.launch.stacks import Frame, describe_wait, main_stack, parse_stacks
+from instrument.launch.watch.stacks import Frame, describe_wait, main_stack, parse_stacks
 
 DUMP = """\
 Thread 0x00007f0a (most recent call first):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrument import session
-from instrument.launch.iteration_rule import IterationRule
-from instrument.launch.optimizer_steps import OptimizerSteps
-from instrument.launch.shortfall import ended_early
+from instrument.launch.recording.iteration_rule import IterationRule
+from instrument.launch.recording.optimizer_steps import OptimizerSteps
+from instrument.launch.recording.shortfall import ended_early
 from instrument.launch.window import StepWindow, parse_steps
 from instrument.recorder import Range, Recorder
 from instrument.session import Session

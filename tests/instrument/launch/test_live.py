@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from instrument.launch.live import SKIP_EVERY, LiveRecorder
-from instrument.launch.user_marks import UserMarks
+from instrument.launch.recording.live import SKIP_EVERY, LiveRecorder
+from instrument.launch.recording.user_marks import UserMarks
 from instrument.recorder import Recorder
 from pptrace.live_records.codec import Flag
 from pptrace.live_records.file import MOST_PROGRAMS, LiveFile, LiveStep, live_path

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from instrument.launch import profiler as module
-from instrument.launch.profiler import TraceProfiler
+from instrument.launch.recording import profiler as module
+from instrument.launch.recording.profiler import TraceProfiler
 
 
 def test_a_script_whose_warnings_are_errors_hears_nothing_of_the_profilers_cycles(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.launch.profiler import record_device_history
-from instrument.launch.step_memory import DevicePeaks, Level, ProcessPeak, StepMemory, keep_maxrss
+from instrument.launch.recording.profiler import record_device_history
+from instrument.launch.recording.step_memory import DevicePeaks, Level, ProcessPeak, StepMemory, keep_maxrss
 from pptrace.model.step_memory import MemoryKind, read_recorded_memory
 
 MIB = 2**20

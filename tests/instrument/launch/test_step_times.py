@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from instrument.launch import step_times
-from instrument.launch.step_times import StepTimes
+from instrument.launch.recording import step_times
+from instrument.launch.recording.step_times import StepTimes
 from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text, window_text
 from pptrace.errors import UsageError
 

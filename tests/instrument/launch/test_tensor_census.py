@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from instrument.launch.out_of_memory import find_out_of_memory
-from instrument.launch.tensor_census import LiveTensor, What, count_live_tensors
+from instrument.launch.recording.out_of_memory import find_out_of_memory
+from instrument.launch.recording.tensor_census import LiveTensor, What, count_live_tensors
 from instrument.optim.adamw import AdamW
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Cell

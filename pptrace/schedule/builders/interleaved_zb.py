@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
-from pptrace.schedule.interleaved import schedule_table
-from pptrace.schedule.pairing import one_forward_one_input_grad
+from pptrace.schedule.builders.interleaved import schedule_table
+from pptrace.schedule.builders.pairing import one_forward_one_input_grad
 from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape

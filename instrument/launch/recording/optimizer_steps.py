@@ -19,9 +19,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from instrument.adapters.calls import Call
-from instrument.launch.backward_steps import BackwardSteps
-from instrument.launch.graph_replays import GraphReplays
-from instrument.launch.iteration_rule import IterationRule
+from instrument.launch.recording.backward_steps import BackwardSteps
+from instrument.launch.recording.graph_replays import GraphReplays
+from instrument.launch.recording.iteration_rule import IterationRule
 from instrument.recorder import Range, Recorder
 from pptrace.marks import P2P, SpanKind
 

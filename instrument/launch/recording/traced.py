@@ -14,7 +14,6 @@ from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
 from instrument.delays import Delays
 from instrument.expert_counts import EXPERTS_KEY
-from instrument.launch.core_wait import CoreWait
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     UNKNOWN_SIZE,
@@ -28,13 +27,14 @@ from instrument.launch.facts import (
     read_versions,
     sample_clock,
 )
-from instrument.launch.live import LiveRecorder
-from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
-from instrument.launch.out_of_memory import find_out_of_memory, write_snapshot
-from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
-from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
-from instrument.launch.shortfall import (
+from instrument.launch.recording.core_wait import CoreWait
+from instrument.launch.recording.live import LiveRecorder
+from instrument.launch.recording.optimizer_steps import MessageWatch, OptimizerSteps
+from instrument.launch.recording.out_of_memory import find_out_of_memory, write_snapshot
+from instrument.launch.recording.profiler import Profiler, TraceProfiler
+from instrument.launch.recording.script_profilers import ScriptProfilers, ScriptTrace
+from instrument.launch.recording.shortfall import (
     THEIRS,
     describe_activity,
     ended_early,
@@ -43,10 +43,10 @@ from instrument.launch.shortfall import (
     script_recorded,
     steps_text,
 )
+from instrument.launch.recording.step_memory import StepMemory, keep_maxrss
+from instrument.launch.recording.step_times import StepTimes
+from instrument.launch.recording.user_marks import UserMarks
 from instrument.launch.started_processes import StartedProcesses
-from instrument.launch.step_memory import StepMemory, keep_maxrss
-from instrument.launch.step_times import StepTimes
-from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
 from instrument.session import Session

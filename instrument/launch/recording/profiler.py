@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.launch.script_profilers import by_pptrace
+from instrument.launch.recording.script_profilers import by_pptrace
 from pptrace.marks import METADATA_KEY
 
 _TAIL_BYTES = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from instrument.launch.optimizer_steps import OptimizerSteps
+from instrument.launch.recording.optimizer_steps import OptimizerSteps
 
 THEIRS = "the script's own torch.profiler"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from instrument.adapters.calls import SETUP, UNHOOKED
-from instrument.launch.call_log import call_log_path
-from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
 from instrument.launch.record import counter_path, read_counter
+from instrument.launch.watch.call_log import call_log_path
+from instrument.launch.watch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
 from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Hang, Presence, RankCalls, Verdict, diagnose
 
 _LEAST_WAIT_S = 1.0

@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
-from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage, stayed_stopped
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
 from instrument.launch.rundir import killed_by
-from instrument.launch.stacks import Frame, describe_wait, is_setting_up
+from instrument.launch.watch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
+from instrument.launch.watch.motion import Stacks, Usage, describe_rank, read_usage, stayed_stopped
+from instrument.launch.watch.stacks import Frame, describe_wait, is_setting_up
 from pptrace.hang_diagnosis import Diagnosis, RankCalls, Verdict
 from pptrace.hang_diagnosis.words import as_json, lines, rank_text, sentence
 

@@ -10,7 +10,7 @@ Source: Qi et al. (arXiv 2401.10241), sections 2.1 and 2.2.
 from __future__ import annotations
 
 from pptrace.schedule.actions import Action
-from pptrace.schedule.pairing import one_forward_one_input_grad
+from pptrace.schedule.builders.pairing import one_forward_one_input_grad
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_one_chunk
 

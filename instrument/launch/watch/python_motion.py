@@ -11,7 +11,7 @@ import sys
 import threading
 from types import FrameType
 
-from instrument.launch.call_log import CallLog
+from instrument.launch.watch.call_log import CallLog
 from pptrace.garbage import paused_gc
 
 _EVERY_S = 0.1

@@ -6,7 +6,7 @@ Source: Narayanan et al. (arXiv 2104.04473); Megatron-LM ``forward_backward_pipe
 from __future__ import annotations
 
 from pptrace.schedule.actions import Action
-from pptrace.schedule.pairing import one_forward_one_backward
+from pptrace.schedule.builders.pairing import one_forward_one_backward
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_one_chunk
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
-from pptrace.schedule.counting import Row
-from pptrace.schedule.dualpipe_steps import append_steps
+from pptrace.schedule.builders.counting import Row
+from pptrace.schedule.builders.dualpipe_steps import append_steps
 from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks

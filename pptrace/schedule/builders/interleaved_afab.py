@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Kind, Phase
-from pptrace.schedule.interleaved import require_groups, schedule_table
+from pptrace.schedule.builders.interleaved import require_groups, schedule_table
 from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
-from pptrace.schedule.pairing import one_forward_one_backward
+from pptrace.schedule.builders.pairing import one_forward_one_backward
 from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape

@@ -6,7 +6,7 @@ Source: Qi et al. (arXiv 2401.10241, section 6); torch.distributed.pipelining.Sc
 from __future__ import annotations
 
 from pptrace.schedule.actions import Action, Phase
-from pptrace.schedule.counting import Row
+from pptrace.schedule.builders.counting import Row
 from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks

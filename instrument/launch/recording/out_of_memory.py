@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from instrument.launch.record import write_json
-from instrument.launch.step_memory import StepPeak
-from instrument.launch.tensor_census import LiveTensor, count_live_tensors
+from instrument.launch.recording.step_memory import StepPeak
+from instrument.launch.recording.tensor_census import LiveTensor, count_live_tensors
 from pptrace.schedule.actions import Action
 
 SNAPSHOT_SCHEMA = "pptrace.memory/1"

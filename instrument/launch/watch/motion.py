@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from instrument.launch.stacks import Frame, describe_wait, main_stack, parse_stacks
-from instrument.launch.worker import stacks_path
+from instrument.launch.watch.stacks import Frame, describe_wait, main_stack, parse_stacks, stacks_path
 
 _ANSWER_S = 0.5
 _POLL_S = 0.02

@@ -1,4 +1,4 @@
-"""Reads the calls that a rank has left in its file (:mod:`instrument.launch.call_log`), from another process. Needs no torch."""
+"""Reads the calls that a rank left in its file (:mod:`instrument.launch.watch.call_log`), from another process, without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from instrument.launch.call_log import (
+from instrument.launch.watch.call_log import (
     CALL,
     CALLS_AT,
     CLASSES,

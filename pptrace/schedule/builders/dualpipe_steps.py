@@ -6,7 +6,7 @@ Source: deepseek-ai/DualPipe, ``DualPipe.step`` and ``DualPipeV.step``; torch.di
 from __future__ import annotations
 
 from pptrace.schedule.actions import Phase
-from pptrace.schedule.counting import Row
+from pptrace.schedule.builders.counting import Row
 
 
 def append_steps(row: Row, near: int, far: int, position: int, num_positions: int, num_microbatches: int) -> None:

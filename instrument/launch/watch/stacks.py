@@ -15,8 +15,13 @@ from pathlib import Path
 _HEADER = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):", re.IGNORECASE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages)/|/lib/python\d|^<frozen ")
-_BOOTSTRAP = re.compile(r"/instrument/(?:launch|adapters)/[^/]*\.py$")
+_BOOTSTRAP = re.compile(r"/instrument/(?:launch|adapters)/(?:\w+/)?[^/]*\.py$")
 """Files that start the script, or watch what it calls."""
+
+
+def stacks_path(control_dir: Path, local_rank: int) -> Path:
+    """Path to which a rank writes the stacks of its threads when it gets SIGUSR2."""
+    return control_dir / f"rank{local_rank}.stacks"
 
 
 @dataclass(frozen=True, slots=True)
