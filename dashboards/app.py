@@ -215,7 +215,7 @@ def _clock(report: Report) -> tuple[str, str]:
 
 def _quality(report: Report) -> tuple[str, str]:
     """Number of warnings about what the traces lack, and all of them."""
-    lines = warning_lines(report)
+    lines = [*(root.title for root in report.root_causes), *warning_lines(report)]
     return (
         (counted(len(lines), "warning"), "\n".join(lines))
         if lines

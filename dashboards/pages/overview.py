@@ -207,7 +207,8 @@ def _show_me(finding: Finding, report: Report, shown: int | None) -> list[Node]:
 
 def _warnings(report: Report) -> Node:
     items = warning_lines(report)
-    content = lines(items, "warning-lines") if items else html.P("None.", className="empty")
+    none = "None but the root cause." if report.root_causes else "None."
+    content = lines(items, "warning-lines") if items else html.P(none, className="empty")
     return panel("Warnings", content, note="what the traces lack", id="warnings")
 
 

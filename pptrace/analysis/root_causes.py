@@ -21,6 +21,8 @@ _OF_CLOCKS = frozenset({"communication", "unexplained", SLOW_LINK, LATE_RECEIVES
 """Causes and reasons that compare moments of different ranks."""
 _ALSO_SHORT = 0.5
 """Part of the wait of the rank that waited most for a core from which on another one was short of them too."""
+_HARDLY_BUSY = 0.2
+"""Part of the time below which a GPU that ranks share is busy too little for turns to explain much."""
 _MUCH = 0.1
 """Part of a finding's gain from which on what the clocks may be off by is what it follows from."""
 
@@ -60,7 +62,7 @@ def with_root_causes(
                 SHARED_DEVICE,
                 tuple(rank for device in sharing for rank in device.ranks),
                 f"{' and '.join(device.who for device in sharing)} share a GPU, where their work takes turns{known}",
-                "kernels begin late and run long while those of another rank run",
+                _of_shared_device(sharing),
                 "give each rank a GPU of its own, as torch.cuda.set_device(local_rank) does, and record again",
                 "what that saves is not known, as these times are not those of such a run",
             )
@@ -104,6 +106,17 @@ def with_root_causes(
         )
     following = {finding.evidence.get(FOLLOWS_FROM) for finding in named}
     return tuple(root for root in roots if root.name in following), tuple(named)
+
+
+def _of_shared_device(sharing: Sequence[SharedDevice]) -> str:
+    """The effect of a shared GPU on its ranks, with a doubt where it is idle nearly all the time."""
+    shares = [device.busy_share for device in sharing if device.busy_share is not None]
+    if len(shares) == len(sharing) and max(shares) < _HARDLY_BUSY:
+        return (
+            f"all of them together keep it busy for {max(shares):.0%} of the time, so that turns explain little: "
+            "what else they share, as processor cores and memory, is in these times too"
+        )
+    return "kernels begin late and run long while those of another rank run"
 
 
 def _hangs_on_clocks(finding: Finding, uncertainty_ns: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.intervals import Int64, intersect, length, union
+from pptrace.model.device import DeviceBreakdown
 from pptrace.model.traces import HOST_NAME
 from pptrace.model.wording import numbered
 from pptrace.timeline.lanes import Lane
@@ -27,11 +28,13 @@ _MOST_RANKS, _MOST_KERNELS = 32, 5_000
 @dataclass(frozen=True, slots=True)
 class SharedDevice:
     """Ranks that share a GPU. ``by_chance`` is how many of their kernels would overlap one of another rank by chance, where that
-    none does is how it is known; None where their recorders wrote which GPU they had.
+    none does is how it is known; None where their recorders wrote which GPU they had. ``busy_share`` is the part of the time in
+    which they keep it busy, all together; None where that is not known.
     """
 
     ranks: tuple[int, ...]
     by_chance: int | None = None
+    busy_share: float | None = None
 
     @property
     def who(self) -> str:
@@ -44,6 +47,21 @@ class SharedDevice:
         if self.by_chance is None:
             return ""
         return f"no kernel of one overlaps a kernel of another, where by chance {self.by_chance:,} pairs would"
+
+
+def with_busy_shares(sharing: Sequence[SharedDevice], devices: Sequence[RankDevice]) -> tuple[SharedDevice, ...]:
+    """The GPUs with the part of the whole trace in which each is busy, from the sums of its ranks (``devices``)."""
+    work = {device.rank: device.breakdown for device in devices}
+    return tuple(
+        replace(shared, busy_share=_busy_share([work.get(rank) for rank in shared.ranks])) for shared in sharing
+    )
+
+
+def _busy_share(work: Sequence[DeviceBreakdown | None]) -> float | None:
+    known = [(of_rank.busy_ns, of_rank.idle_ns) for of_rank in work if of_rank is not None]
+    sums = [(busy, busy + idle) for busy, idle in known if busy is not None and idle is not None]
+    longest = max((total for _, total in sums), default=0)
+    return min(1.0, sum(busy for busy, _ in sums) / longest) if longest and len(sums) == len(work) else None
 
 
 def devices_by_identity(facts: Mapping[int, Mapping[str, Any]]) -> tuple[SharedDevice, ...]:

@@ -44,7 +44,9 @@ def _lengths(step: StepReport, report: Report) -> Iterator[Tile]:
     periods = [other.period_ns for other in report.steps if other.period_ns is not None]
     if step.period_ns is not None:
         meaning = "From the start of the step to that of the next one: what counts for throughput"
-        yield Tile("period", "Step", f"{milliseconds(step.period_ns)} ms", _among(periods), meaning)
+        is_predicted = report.recording is not None and report.recording.figures == "unrecorded"
+        among = f"{_among(periods)}; predicted without recording" if is_predicted else _among(periods)
+        yield Tile("period", "Step", f"{milliseconds(step.period_ns)} ms", among, meaning)
     if step.has_pipeline or step.period_ns is None:
         spans = [other.span_ns for other in report.steps if other.span_ns is not None]
         meaning = "From the first op's start to the last one's end, over all ranks of the pipeline"

@@ -44,7 +44,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.root_causes import above_doubt, with_root_causes
-from pptrace.analysis.shared_devices import SharedDevice, shared_devices
+from pptrace.analysis.shared_devices import SharedDevice, shared_devices, with_busy_shares
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts
@@ -235,7 +235,8 @@ def make_report(
     found = find(steps, summary, study, series, missing, list(outside_findings(steps)))
     line = line_of_waits(waits)
     step_ns, off_ns = mean_length(steps) if steps else 0, clock.uncertainty_ns
-    roots, findings = with_root_causes(above_doubt(found, off_ns), sharing, waits, step_ns, doubts, off_ns)
+    shared = with_busy_shares(sharing, device)
+    roots, findings = with_root_causes(above_doubt(found, off_ns), shared, waits, step_ns, doubts, off_ns)
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,

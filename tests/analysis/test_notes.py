@@ -158,7 +158,7 @@ def test_without_device_events_times_are_those_of_the_hosts_or_of_tables_that_sa
         (mixed, some, []),
     ):
         named = those_with("no device events", lines_of(replace(run, work=work)))
-        assert [line.partition(": ")[2].partition(", and")[0] for line in named] == what
+        assert [line.partition(": ")[2].partition("; what devices did")[0] for line in named] == what
 
 
 def test_ranks_without_a_trace_are_listed_with_what_lacks_them() -> None:

@@ -33,6 +33,22 @@ def test_ranks_that_share_a_device_are_named_once_and_all_but_the_schedule_follo
     assert with_root_causes([HOST], (), (), STEP_NS) == ((), (HOST,))
 
 
+def test_a_shared_device_that_is_hardly_busy_explains_little() -> None:
+    def detail(*shares: float | None) -> str:
+        devices = [SharedDevice((2 * number, 2 * number + 1), busy_share=share) for number, share in enumerate(shares)]
+        return with_root_causes([HOST], devices, (), STEP_NS)[0][0].detail
+
+    assert detail(0.04, 0.07).startswith(
+        "all of them together keep it busy for 7% of the time, so that turns explain little"
+    )
+    assert (
+        detail(0.04, 0.4)
+        == detail(0.04, None)
+        == detail(None)
+        == ("kernels begin late and run long while those of another rank run")
+    )
+
+
 def test_ranks_short_of_cores_are_named_once_with_what_follows() -> None:
     waits = (CoreWait(0, 0.02), CoreWait(1, 0.4))
     roots, found = with_root_causes([HOST, EXPOSED, JITTER], (), waits, STEP_NS)

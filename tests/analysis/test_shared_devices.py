@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.shared_devices import DEVICE_ID, SharedDevice, devices_by_identity, shared_devices
+from pptrace.analysis.result import RankDevice
+from pptrace.analysis.shared_devices import (
+    DEVICE_ID,
+    SharedDevice,
+    devices_by_identity,
+    shared_devices,
+    with_busy_shares,
+)
 from pptrace.intervals import EMPTY, Int64
+from pptrace.model.device import DeviceBreakdown
 from pptrace.model.traces import HOST_NAME
 from pptrace.timeline.lanes import Lane
 from pptrace.workflow.load import load
@@ -85,3 +93,19 @@ def test_recordings_of_ranks_on_one_gpu_show_it_without_its_identity(case: str, 
     assert device.by_chance is not None
     (root,) = (root for root in analysis.report.root_causes if root.name == "shared device")
     assert "share a GPU, where their work takes turns (no kernel of one overlaps" in root.title
+
+
+def device_of(rank: int, busy_ns: int | None, idle_ns: int | None) -> RankDevice:
+    return RankDevice(rank, DeviceBreakdown(0, 100, busy_ns, busy_ns, 0, 0, idle_ns, None))
+
+
+def test_the_part_of_the_time_in_which_a_shared_device_is_busy_is_that_of_all_its_ranks() -> None:
+    devices = [
+        device_of(0, 10, 90),
+        device_of(1, 15, 35),
+        device_of(2, 80, 20),
+        device_of(3, 70, 30),
+        device_of(4, None, None),
+    ]
+    sharing = [SharedDevice((0, 1)), SharedDevice((2, 3)), SharedDevice((0, 4)), SharedDevice((0, 5))]
+    assert [shared.busy_share for shared in with_busy_shares(sharing, devices)] == [0.25, 1.0, None, None]

@@ -18,8 +18,8 @@ from torch.distributed.pipelining.schedules import (
 
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.recognise.schedule.recognise_schedule import match_registry
-from pptrace.schedule.builders import interleaved, one_f_one_b
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
+from pptrace.schedule.builders import interleaved, one_f_one_b
 from pptrace.schedule.lower import lower
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan

@@ -173,6 +173,7 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
         ratios = [entry.breakdown.overlap_ratio for entry in group if entry.breakdown.overlap_ratio is not None]
         rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
     columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
+    notes = (*notes, "of each rank from its first kernel to the end of its last one")
     return ReportTable("device", f"Device, whole trace{as_recorded(report)}", columns, tuple(rows), notes)
 
 

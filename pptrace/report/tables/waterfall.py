@@ -24,7 +24,7 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
             words_of_part(step, name).label,
             units.milliseconds(value),
             units.percent(value / length),
-            Bar((("compute", abs(value) / length),)),
+            Bar((("compute", max(value, 0) / length),)),
             _meaning(step, name) + _places(step, name),
         )
         for name, value in parts.items()
