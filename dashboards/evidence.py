@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from pptrace.analysis.plain_findings import LAST_TO_COLLECTIVES
+from pptrace.analysis.findings.plain import LAST_TO_COLLECTIVES
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.step_parts import BlamedOp
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START

@@ -49,7 +49,7 @@ _PLANTED = [
     ("pptrace.report.text", "dashboards.app", _LAYERS),
     ("dashboards.app", "pptrace.cli.output", _LAYERS),
     ("pptrace.ingest.formats", "instrument.mesh", _ANALYSED),
-    ("pptrace.analysis.steps", "instrument.mesh", _ANALYSED),
+    ("pptrace.analysis.steps.steps", "instrument.mesh", _ANALYSED),
     ("pptrace.api.run", "instrument.mesh", _ANALYSED),
     ("pptrace.report.text", "instrument.launch.launcher", _ANALYSED),
     ("pptrace.cli.analyze", "instrument.mesh", _ANALYSED),

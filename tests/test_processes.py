@@ -91,7 +91,7 @@ def test_one_process_does_all_tasks_where_no_other_is_asked_for() -> None:
 @linux_only
 def test_steps_of_many_ops_explained_in_two_processes_are_those_of_one() -> None:
     done = run("""
-from pptrace.analysis import steps
+from pptrace.analysis.steps import steps
 from pptrace.analysis.explain import explain
 from pptrace.recognise.rank import recognise_rank
 from pptrace.report.to_json import dump, report_in_parts

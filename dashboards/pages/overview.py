@@ -14,9 +14,9 @@ from dashboards.exports import picture_files, table_files
 from dashboards.parts import shortened, with_files
 from dashboards.store import Loaded, Store
 from dashboards.tables import TABLES
+from pptrace.analysis.findings.root_causes import in_groups
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
-from pptrace.analysis.root_causes import in_groups
-from pptrace.analysis.verdict import verdict_lines
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording_line import recording_line

@@ -18,7 +18,7 @@ from pptrace.analysis.explain.step_times import (
     rows_in_steps,
     step_times,
 )
-from pptrace.analysis.steps import PlannedStep
+from pptrace.analysis.steps.steps import PlannedStep
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES, UNKNOWN, Int8, Int64
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice, slices_by_int

@@ -409,7 +409,7 @@ class Report:
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
     verdict: str = ""
-    """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
+    """The report in one sentence (:mod:`pptrace.analysis.findings.verdict`)."""
     memory: MemoryReport | None = None
     hang: Mapping[str, Any] | None = None
     """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""

@@ -98,7 +98,7 @@ OUTSIDE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class OutsidePart:
-    """A part of a step outside its pipeline (:mod:`pptrace.analysis.outside_pipeline`); ``where`` names a rank or an axis."""
+    """A part outside the pipeline (:mod:`pptrace.analysis.steps.outside_pipeline`); ``where`` names a rank or an axis."""
 
     part: str
     where: Mapping[str, int | str]

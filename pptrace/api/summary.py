@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
-from pptrace.analysis.verdict import verdict_lines
 from pptrace.report import units
 from pptrace.report.step_tiles import step_tiles
 from pptrace.simulator import Simulation

@@ -10,9 +10,9 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pptrace.analysis.compare.result import Comparison
+from pptrace.analysis.findings.root_causes import in_groups
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
-from pptrace.analysis.root_causes import in_groups
-from pptrace.analysis.verdict import verdict_lines
 from pptrace.analysis.whatif.result import WhatIf
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED

@@ -9,9 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from pptrace.analysis.findings.root_causes import in_groups
+from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
-from pptrace.analysis.root_causes import in_groups
-from pptrace.analysis.verdict import verdict_lines
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units

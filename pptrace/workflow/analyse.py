@@ -10,28 +10,26 @@ from typing import Any
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.communication import total_comms
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.doubts import Doubt
-from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.counts import routes_of_run
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.experts.sent_rows import sent_rows_of_ranks
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
-from pptrace.analysis.findings import find
-from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.findings.evidence import missing_evidence
+from pptrace.analysis.findings.find import find
+from pptrace.analysis.findings.outside import outside_findings
+from pptrace.analysis.findings.reasons import mean_length, with_reasons
+from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
+from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.outside_findings import outside_findings
-from pptrace.analysis.outside_pipeline import with_periods
-from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.probes.study import ProbedSteps
-from pptrace.analysis.reasons import mean_length, with_reasons
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
@@ -43,13 +41,15 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
-from pptrace.analysis.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.shared_devices import SharedDevice, shared_devices, with_busy_shares
-from pptrace.analysis.step_series import series_of
-from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.steps.communication import total_comms
+from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.steps.outside_pipeline import with_periods
+from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
+from pptrace.analysis.steps.step_series import series_of
+from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
-from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError

@@ -22,21 +22,21 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.evidence import missing_evidence
 from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
 from pptrace.analysis.experts.routing import Routing, with_routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
+from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.op_rows import OpRows
-from pptrace.analysis.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
-from pptrace.analysis.steps import RankPart, StepParts
+from pptrace.analysis.steps.op_rows import OpRows
+from pptrace.analysis.steps.outside_pipeline import inside_windows, with_periods
+from pptrace.analysis.steps.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.recording import recorded_figures, with_recording
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.analysis.verdict import with_verdict
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import OnProgress, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes, num_text_bytes

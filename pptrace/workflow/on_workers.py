@@ -20,10 +20,10 @@ from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.notes import count_nested
-from pptrace.analysis.outside_pipeline import OutsideRows, outside_rows
-from pptrace.analysis.rank_steps import report_rank_steps
 from pptrace.analysis.result import RankDevice, RankStep
-from pptrace.analysis.steps import PlanPart, RankPart
+from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
+from pptrace.analysis.steps.rank_steps import report_rank_steps
+from pptrace.analysis.steps.steps import PlanPart, RankPart
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
 from pptrace.marks import P2P

@@ -19,8 +19,8 @@ import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
-from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.analysis.evidence import STRAGGLER
-from pptrace.analysis.findings import find
-from pptrace.analysis.host_findings import with_synchronisations
-from pptrace.analysis.reasons import with_reasons
+from pptrace.analysis.findings.evidence import STRAGGLER
+from pptrace.analysis.findings.find import find
+from pptrace.analysis.findings.host import with_synchronisations
+from pptrace.analysis.findings.reasons import with_reasons
+from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.result import Finding, MissingEvidence, PhaseSummary, RankStep, Severity, StepReport
-from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
 from pptrace.analysis.stragglers.noise import Noise

@@ -14,11 +14,11 @@ import pytest
 
 import pptrace
 from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.outside_findings import outside_findings
-from pptrace.analysis.outside_pipeline import OutsideRows, _Timelines, outside_rows
+from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.probes.recorded import RecordedProbes
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import Bubble, OutsidePart
+from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
 from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
 from pptrace.schedule.probe import parse_probes

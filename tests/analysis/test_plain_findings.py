@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pptrace.analysis.findings import find
-from pptrace.analysis.plain_findings import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES
-from pptrace.analysis.plain_steps import NO_PIPELINE
+from pptrace.analysis.findings.find import find
+from pptrace.analysis.findings.plain import BETWEEN_OPERATORS, LAST_TO_COLLECTIVES
 from pptrace.analysis.result import Finding, RankStep, ScheduleSummary, StepReport
+from pptrace.analysis.steps.plain_steps import NO_PIPELINE
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle
 

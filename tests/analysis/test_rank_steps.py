@@ -10,7 +10,7 @@ import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
+from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis import step_series
 from pptrace.analysis.result import Report
-from pptrace.analysis.step_series import FEWEST_OF_LEVEL, _far_above, series_of
+from pptrace.analysis.steps import step_series
+from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL, _far_above, series_of
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.communication import summarise_steps, total_comms
-from pptrace.analysis.findings import find
-from pptrace.analysis.reasons import with_reasons
+from pptrace.analysis.findings.find import find
+from pptrace.analysis.findings.reasons import with_reasons
 from pptrace.analysis.result import CommSummary, CommTotal, Finding, RankStep, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
-from pptrace.analysis.steps import marked_steps
+from pptrace.analysis.steps.communication import summarise_steps, total_comms
+from pptrace.analysis.steps.steps import marked_steps
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
 from pptrace.analysis.volume.transformer import Calls

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
 from pptrace.analysis.result import (
     ClockSummary,
     Finding,
@@ -19,7 +20,6 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_parts import Bubble, Cause, Waterfall
-from pptrace.analysis.verdict import VerdictLines, verdict_lines, with_verdict
 from pptrace.analysis.whole_run import RootCause
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.device_idle import HostIdle

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pptrace.analysis.explain.explain
-import pptrace.analysis.steps
+import pptrace.analysis.steps.steps
 import pptrace.workflow.analyse
 from pptrace.analysis.explain.step_times import RankTimes
 from tests.bench.bench_tables import OPS_PER_STEP, write_tables
@@ -30,7 +30,7 @@ from tests.bench.bench_tables import OPS_PER_STEP, write_tables
 ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
     "explanation": (
         (pptrace.analysis.explain.explain, "_explain_together"),
-        *((pptrace.analysis.steps, name) for name in ("explain_ranks", "graph_of_ranks", "graph_of_run")),
+        *((pptrace.analysis.steps.steps, name) for name in ("explain_ranks", "graph_of_ranks", "graph_of_run")),
         (RankTimes, "of"),
         (RankTimes, "compact"),
     ),

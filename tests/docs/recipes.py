@@ -76,7 +76,7 @@ def _format(root: Path) -> None:
 
 
 def _analysis(root: Path) -> None:
-    _write(root, "pptrace/analysis/longest_ops.py", "pptrace/report/tables/longest_ops.py")
+    _write(root, "pptrace/analysis/steps/longest_ops.py", "pptrace/report/tables/longest_ops.py")
     (caption,) = (name for name in EXAMPLES if name.startswith("pptrace/analysis/result.py:"))
     result = root / "pptrace" / "analysis" / "result.py"
     _insert(result, "@dataclass(frozen=True, slots=True)\nclass StepReport:\n", f"{_example(caption)}\n\n", before=True)
@@ -85,11 +85,11 @@ def _analysis(root: Path) -> None:
     field = "    ranks: tuple[RankStep, ...]\n"
     step = step.replace(field, f"{field}    longest_ops: tuple[LongestOp, ...] = ()\n", 1)
     result.write_text(f"{head}class StepReport:\n{step}", encoding="utf-8")
-    steps = root / "pptrace" / "analysis" / "steps.py"
+    steps = root / "pptrace" / "analysis" / "steps" / "steps.py"
     ranks = "        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),\n"
     _insert(steps, ranks, _example("the argument of StepReport", 8))
-    after = "from pptrace.analysis.rank_steps import RankWindows, report_rank_steps\n"
-    _insert(steps, after, "from pptrace.analysis.longest_ops import longest_ops\n", before=True)
+    after = "from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps\n"
+    _insert(steps, after, "from pptrace.analysis.steps.longest_ops import longest_ops\n", before=True)
     tables = root / "pptrace" / "report" / "tables" / "__init__.py"
     after = "from pptrace.report.tables.memory import has_memory, memory_table\n"
     _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)

@@ -153,7 +153,7 @@ def test_the_analysis_gives_the_longest_op_of_each_stage_as_a_table(
     exec(EXAMPLES[caption], names)
     monkeypatch.setattr(results, "LongestOp", names["LongestOp"], raising=False)
     step = load([SAMPLES / "1f1b_p4"]).report.steps[0]
-    result = module("pptrace/analysis/longest_ops.py", made).longest_ops(step.ranks)
+    result = module("pptrace/analysis/steps/longest_ops.py", made).longest_ops(step.ranks)
     assert [op.stage for op in result] == [0, 1, 2, 3]
     for op in result:
         same = [other for rank in step.ranks for other in rank.ops if other.stage == op.stage]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pptrace.analysis.rank_steps import TimesInWindows
+from pptrace.analysis.steps.rank_steps import TimesInWindows
 from pptrace.timeline.lanes import Lane
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pptrace.analysis.gain_interval import gain_interval
-from pptrace.analysis.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.result import StepReport
+from pptrace.analysis.steps.outside_pipeline import OTHER, OVERLAP, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.errors import UsageError
 from pptrace.model.tables import Int64

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
-from pptrace.analysis.step_series import FEWEST_OF_LEVEL
+from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.report import units
 from pptrace.report.tables.table import ReportTable

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.rank_steps import TimesInWindows
+from pptrace.analysis.steps.rank_steps import TimesInWindows
 from pptrace.live_records.file import LiveStep
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, Int64

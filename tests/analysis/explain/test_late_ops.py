@@ -13,9 +13,9 @@ from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.late_ops import late_ops
 from pptrace.analysis.explain.measured import PostedCalls
 from pptrace.analysis.explain.step_times import UNKNOWN
+from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
-from pptrace.analysis.verdict import with_verdict
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator import makespans

@@ -18,7 +18,7 @@ from dashboards.tiles.journey import journey
 from dashboards.tiles.layout import layout_of
 from dashboards.tiles.search import search
 from dashboards.tiles.timeline import MEASURED, MOST_KEPT_OPS, PLANNED, SIMULATED, Timeline, without_tables
-from pptrace.analysis.op_rows import OpRows
+from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import intersect
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.registry import build

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.late_to_collectives import times_waited_for
-from pptrace.analysis.rank_steps import (
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.step_parts import Bubble
+from pptrace.analysis.steps.late_to_collectives import times_waited_for
+from pptrace.analysis.steps.rank_steps import (
     Mask,
     RankWindows,
     TimesInWindows,
@@ -21,8 +23,6 @@ from pptrace.analysis.rank_steps import (
     masked,
     memory_of_steps,
 )
-from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.step_parts import Bubble
 from pptrace.intervals import intersect, lengths_within
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice

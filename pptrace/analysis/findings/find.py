@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.evidence import STRAGGLER
+from pptrace.analysis.findings.evidence import STRAGGLER
+from pptrace.analysis.findings.host import with_synchronisations
+from pptrace.analysis.findings.plain import plain_host_findings
+from pptrace.analysis.findings.reasons import explained_steps, mean_length
+from pptrace.analysis.findings.shares import Shares
+from pptrace.analysis.findings.steps import findings_of_series
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_SHARE, gain_interval
-from pptrace.analysis.host_findings import with_synchronisations
-from pptrace.analysis.plain_findings import plain_host_findings
-from pptrace.analysis.reasons import explained_steps, mean_length
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
-from pptrace.analysis.shares import Shares
-from pptrace.analysis.step_findings import findings_of_series
 from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
 from pptrace.analysis.stragglers.late_members import LATE_MEMBER
@@ -91,8 +91,8 @@ def find(
     a reason are no outliers.
 
     Args:
-        steps, study: those of :func:`~pptrace.analysis.reasons.with_reasons`: the study has reasons with findings of their own,
-            the gains of places, and what chance explains, so that it is no finding.
+        steps, study: those of :func:`~pptrace.analysis.findings.reasons.with_reasons`: the study has reasons with findings of
+            their own, the gains of places, and what chance explains, so that it is no finding.
         missing: what the run does not show.
         others: findings about what is no part of any step.
     """

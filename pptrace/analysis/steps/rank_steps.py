@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
-from pptrace.analysis.communication import summarise_steps
-from pptrace.analysis.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.memory.in_flight import peaks_in_flight
 from pptrace.analysis.memory.peaks import peaks_of_steps
-from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
+from pptrace.analysis.steps.communication import summarise_steps
+from pptrace.analysis.steps.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.intervals import lengths_within, merge
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo

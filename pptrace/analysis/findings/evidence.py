@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pptrace.analysis.result import MissingEvidence, StepReport
-from pptrace.analysis.step_series import FEWEST_OF_LEVEL
+from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.links import FEWEST_ALIKE, num_links
 from pptrace.analysis.stragglers.pauses import FEWEST_WINDOWS

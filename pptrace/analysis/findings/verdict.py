@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pptrace.analysis.findings.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.part_words import in_brackets, place_of_part, words_of_part
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
-from pptrace.analysis.root_causes import FOLLOWS_FROM, in_groups
 from pptrace.analysis.step_parts import OUTSIDE
 
 _WORTH_NAMING = 0.02

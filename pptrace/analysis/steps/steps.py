@@ -20,9 +20,9 @@ from pptrace.analysis.explain.explain import (
 )
 from pptrace.analysis.explain.messaging import graph_of_ranks, graph_of_run
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble, Waterfall
+from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from pptrace.analysis.findings.shares import Shares
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE, gain_interval
-from pptrace.analysis.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.analysis.result import Finding, Severity, StepReport
-from pptrace.analysis.shares import Shares
 from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
+from pptrace.analysis.steps.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.model.tables import Int64
 
 _ADVICE = {
