@@ -116,6 +116,15 @@ def test_messages_name_ranks_within_their_group(tmp_path: Path) -> None:
     assert both  # the numbers of messages count for each rank on its own: 3 and 9 are the first to each other
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2", "ncclx", "xccl", "our-backend.v1"])
+def test_any_backend_s_recorder_tells_who_is_late(tmp_path: Path, backend: str) -> None:
+    groups = {"0 default_pg": [0, 1]}
+    done = [entry(f"{backend}:all_reduce", seq, "completed") for seq in (1, 2)]
+    write(tmp_path / "job_dump_0", [*done, entry(f"{backend}:_all_gather_base", 3, "started")], groups)
+    write(tmp_path / "job_dump_1", done, groups)
+    assert verdict(tmp_path) == ("late", [1])
+
+
 def test_messages_are_counted_from_the_last_complete_one_where_the_recorder_dropped_the_first(tmp_path: Path) -> None:
     groups = {"0 default_pg": [0, 1]}
     send = [entry("nccl:send 0->1", seq, "completed", record_id=seq + 50) for seq in range(40, 50)]

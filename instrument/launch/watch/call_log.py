@@ -220,11 +220,14 @@ def _as_ranges(ranks: tuple[int, ...]) -> list[list[int]]:
 
 
 def _runs_on_device(backend: str) -> bool:
-    """Return whether a call that has returned may still be under way on a device."""
-    names = backend.lower()
-    if "gloo" not in names and any(name in names for name in ("nccl", "rccl", "xccl", "hccl")):
-        return True
-    if "gloo" in names and "nccl" not in names:
+    """Return whether a call that has returned may still be under way on a device.
+
+    ``backend`` as torch has it: ``gloo``, ``ncclx``, of a group for both hosts and devices ``cpu:gloo,cuda:nccl`` or ``undefined``.
+    """
+    names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
+    if all(name in ("gloo", "mpi") for name in names):
         return False
-    torch = sys.modules.get("torch")  # a group for both hosts and devices
+    if all("ccl" in name for name in names):  # a library of collective communication of devices
+        return True
+    torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()

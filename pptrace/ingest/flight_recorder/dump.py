@@ -34,10 +34,10 @@ from pptrace.marks import P2P
 from pptrace.regular import read_regular
 
 _NAME = re.compile(
-    r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
-    r"(?: \d+(?:->|<-)(?P<peer>\d+))?",
+    r"(?P<backend>[a-z][\w.+-]*):_?(?P<kind>[a-z_]+)(?: \d+(?:->|<-)(?P<peer>\d+))?",
     re.IGNORECASE,
 )
+"""Any backend: who else has a recorder of torch's is as good as those that are known."""
 _KINDS = {
     "barrier": ("barrier", "all_reduce_barrier", "allreduce_barrier"),
     "all_reduce": ("all_reduce", "allreduce"),

@@ -27,8 +27,9 @@ from pptrace.recognise.device.communication_names import kind_of
 from pptrace.slices import Slice, distinct_rows
 
 _WORK = re.compile(
-    r"(?P<backend>nccl|gloo|hccl|ucc|xccl|mpi|rccl):(?P<what>\S+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.ASCII
+    r"(?P<backend>[a-z0-9_]*ccl[a-z0-9_]*|gloo|ucc|mpi):(?P<what>\S+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.ASCII
 )
+"""Backends are libraries of collective communication (CCL), however they are called: nccl, rccl, ncclx, nccl2, mccl, …"""
 _OPERATOR = re.compile(r"_?c10d(?P<functional>_functional)?::(?P<what>\w+)", re.ASCII)
 _LIBRARY = re.compile(r"p?nccl(?P<what>[A-Z]\w+)", re.ASCII)
 _LASTING = frozenset({"gloo", "mpi"})

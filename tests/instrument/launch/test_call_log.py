@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from instrument.adapters.calls import Call, CallGroup
-from instrument.launch.watch.call_log import NUM_CALLS, CallLog
+from instrument.launch.watch.call_log import NUM_CALLS, CallLog, _runs_on_device
 from instrument.launch.watch.call_log_read import read_call_log, read_last_event
 from pptrace.hang_diagnosis import CallState, Group
 from pptrace.hang_diagnosis.calls import Stream
@@ -153,3 +153,13 @@ def test_what_is_no_call_log_is_none(tmp_path: Path) -> None:
     (tmp_path / "torn").write_bytes(b"PPTCALLS")
     assert (read_call_log(tmp_path / "torn", 0), read_last_event(tmp_path / "torn")) == (None, 0)
     assert (read_call_log(tmp_path / "absent", 0), read_last_event(tmp_path / "absent")) == (None, 0)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi", "cpu:gloo", "undefined", "cpu:gloo,cuda:nccl"])
+def test_calls_of_hosts_and_of_groups_without_devices_run_on_none(backend: str) -> None:
+    assert not _runs_on_device(backend)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "ncclx", "nccl2", "cuda:rccl", "xccl"])
+def test_calls_of_libraries_of_devices_run_on_one(backend: str) -> None:
+    assert _runs_on_device(backend)
