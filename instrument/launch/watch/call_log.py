@@ -222,7 +222,7 @@ def _as_ranges(ranks: tuple[int, ...]) -> list[list[int]]:
 def _runs_on_device(backend: str) -> bool:
     """Return whether a call that has returned may still be under way on a device.
 
-    ``backend`` as torch has it: ``gloo``, ``ncclx``, of a group for both hosts and devices ``cpu:gloo,cuda:nccl`` or ``undefined``.
+    ``backend`` as torch has it: ``gloo``, ``ncclx``, of a group for hosts and devices ``cpu:gloo,cuda:nccl`` or ``undefined``.
     """
     names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
     if all(name in ("gloo", "mpi") for name in names):
