@@ -15,6 +15,7 @@ from pathlib import Path
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
@@ -236,7 +237,8 @@ def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None 
     """
     if name is None and (archive := archive_of(first_bytes(path))):
         raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    return format_of(path, name or _by_suffix(path)).read(path, options or ReadOptions())
+    traces = format_of(path, name or _by_suffix(path)).read(path, options or ReadOptions())
+    return tuple(map(with_sequential_streams, traces))
 
 
 def _by_suffix(path: Path) -> InputFormat:

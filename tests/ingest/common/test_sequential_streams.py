@@ -1,0 +1,108 @@
+"""Device work that lasts beyond its successors on one stream is cut; all else is as it was recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.ingest.common.sequential_streams import with_sequential_streams
+from pptrace.model.traces import Category, Events, InputFormat, Trace, no_events
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
+
+US = 1_000
+LINE = "last longer than what follows on their stream"
+Work = list[tuple[int, int, int]]
+
+
+def trace_of(work: Work, correlations: list[int] | None = None, category: int = Category.KERNEL) -> Trace:
+    """A trace with pieces of work (stream, start, duration in µs) in order of their starts."""
+    stream, start, duration = (np.array(column, dtype=np.int64) for column in zip(*work, strict=True))
+    size = len(work)
+    none = np.full(size, -1, dtype=np.int64)
+    events = Events(
+        np.full(size, category, dtype=np.int8),
+        np.zeros(size, dtype=np.int32),
+        start * US,
+        duration * US,
+        np.zeros(size, dtype=np.int32),
+        stream,
+        none,
+        np.arange(size) if correlations is None else np.array(correlations),
+        ("kernel",),
+        no_events().comm_args,
+    )
+    return Trace("rank0.json", InputFormat.KINETO, 0, "", events, no_events().comm_args)
+
+
+def durations_of(trace: Trace) -> list[int]:
+    return (with_sequential_streams(trace).events.dur_ns // US).tolist()
+
+
+def test_work_that_outlasts_its_successor_ends_where_that_begins() -> None:
+    trace = trace_of([(7, 0, 10), (7, 20, 3000), (8, 25, 10), (7, 40, 10), (7, 60, 10)])
+    assert durations_of(trace) == [10, 20, 10, 10, 10]
+    (warning,) = with_sequential_streams(trace).warnings
+    assert warning.startswith(
+        f"1 piece of device work {LINE.replace('last', 'lasts').replace('their', 'its')}, up to 3.00 ms"
+    )
+
+
+def test_several_overruns_in_a_row_are_all_seen() -> None:
+    assert durations_of(trace_of([(7, 0, 3000), (7, 20, 3000), (7, 40, 10)])) == [20, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ("work", "correlations", "category"),
+    [
+        ([(7, 0, 10), (7, 9, 10), (7, 18, 3)], None, Category.KERNEL),  # the next one is launched early
+        ([(7, 0, 10), (7, 10, 3000)], None, Category.KERNEL),  # nothing follows
+        ([(7, 0, 300), (8, 10, 20)], None, Category.KERNEL),  # of another stream
+        ([(7, 0, 300), (7, 10, 20)], [5, 5], Category.KERNEL),  # branches of a graph
+        ([(7, 0, 300), (7, 10, 20)], None, Category.DEVICE_ANNOTATION),
+        ([(7, 0, 12), (7, 5, 6)], None, Category.KERNEL),  # a device's clock
+    ],
+)
+def test_what_streams_may_do_stays(work: Work, correlations: list[int] | None, category: int) -> None:
+    trace = trace_of(work, correlations, category)
+    assert with_sequential_streams(trace) is trace
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))
+def test_after_it_work_of_a_stream_ends_in_its_order(gaps: Work) -> None:
+    start, work = 0, []
+    for stream, gap, duration in gaps:
+        start += gap + 1
+        work.append((stream, start, duration))
+    events = with_sequential_streams(trace_of(work)).events
+    for stream in (1, 2, 3):
+        ends = events.end_ns[events.stream == stream]
+        assert (np.diff(np.minimum.accumulate(ends[::-1])[::-1]) >= 0).all()
+        assert (ends[:-1] <= np.minimum.accumulate(ends[::-1])[::-1][1:] + 2 * US).all()
+
+
+@pytest.mark.parametrize("sample", ["gpu_nccl_1f1b_p4", "gpu_1f1b_p4"])
+def test_a_run_with_kernels_of_300_ms_has_the_figures_of_the_run_without(sample: str, tmp_path: Path) -> None:
+    """As recorders of ROCm do to single kernels (AMD-AGI/TraceLens issue 669): those that have a successor."""
+    for path in SAMPLES.joinpath(sample).glob("rank*.json.gz"):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        kernels = [event for event in content["traceEvents"] if event.get("cat") == "kernel"]
+        kernels.sort(key=lambda event: float(event["ts"]))
+        for event in random.Random(path.name).sample(kernels[: len(kernels) // 2], 3):
+            event["dur"] = float(event["dur"]) + 300_000
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+    damaged, recorded = load([tmp_path]).report, load([SAMPLES / sample]).report
+    assert [step.span_ns for step in damaged.steps] == pytest.approx(
+        [step.span_ns for step in recorded.steps], rel=1e-3
+    )
+    for one, other in zip(damaged.steps, recorded.steps, strict=True):
+        for rank, expected in zip(one.ranks, other.ranks, strict=True):
+            assert rank.compute_ns == pytest.approx(expected.compute_ns, abs=0.02 * (one.span_ns or 0))
+    assert any(LINE in line for info in damaged.inputs for line in info.warnings)
