@@ -63,7 +63,8 @@ class AlignedRun:
     """All measured data on one clock: tagged ops, comms with transfer starts, both of them by rank as well, and each rank's lane.
 
     ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
-    pipeline others have none. ``recorded_memory`` is what recorders measured of the memory of each rank's steps.
+    pipeline others have none. ``recorded_memory`` is what recorders measured of the memory of each rank's steps, ``lost_steps``
+    those of each rank in which kernels are missing.
     """
 
     ops: pd.DataFrame
@@ -76,6 +77,11 @@ class AlignedRun:
     volume: StepVolume | None = None
     lacking: frozenset[int] = frozenset()
     recorded_memory: Mapping[int, RecordedMemory] = field(default_factory=dict)
+    lost_steps: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def lacks_work(self, rank: int, step: int) -> bool:
+        """Return whether device work of a rank is missing in a step, so that when it computed is not known."""
+        return bool(self.work[rank].missing_device_events) or step in self.lost_steps.get(rank, ())
 
     def is_comparable(self, window: StepWindow) -> bool:
         """Return whether the times of a window's ranks are comparable across ranks.
@@ -83,7 +89,7 @@ class AlignedRun:
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
         (see :meth:`clock_is_too_uncertain`), or a rank's times are those of launching what its device did at other times.
         """
-        seen = not any(self.work[rank].missing_device_events for rank in window.ranks)
+        seen = not any(self.lacks_work(rank, window.step) for rank in window.ranks)
         return seen and self.clock.relates(window.ranks) and not self.clock_is_too_uncertain(window)
 
     def clock_is_too_uncertain(self, window: StepWindow) -> bool:

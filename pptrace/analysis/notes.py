@@ -10,6 +10,7 @@ import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.doubts import CLOCKS_OFF, Doubt, InDoubt
+from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.analysis.shared_devices import SharedDevice, devices_by_identity
 from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
@@ -368,6 +369,7 @@ _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that 
 
 def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
     yield from _missing_devices(run)
+    yield from lines_of_lost_work(run.work, lost_steps(run.ops, run.work))
     if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
         yield (
             "pipeline steps, phases and bubbles are not known: forwards and backwards were recognised, but not the pipeline that "

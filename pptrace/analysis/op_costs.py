@@ -54,6 +54,8 @@ def computed_by_op(data: AlignedRun) -> dict[tuple[int, str], dict[int, list[Int
 
 def _of_rank(rank: int, data: AlignedRun) -> Iterator[tuple[int, str, Int64]]:
     ops = data.rows.of_rank(rank).ops
+    if lost := data.lost_steps.get(rank):
+        ops = ops.where(~np.isin(ops["step"], list(lost)))
     if data.work[rank].missing_device_events or not len(ops):
         return
     computed = lengths_within(data.lanes[rank].compute, ops["start_ns"], ops["end_ns"])

@@ -22,6 +22,7 @@ class DeviceWork:
     ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
+    ``lost_ns`` are the moments at which kernels that were launched and not recorded began at the earliest, of ``num_launches``.
     """
 
     start_ns: Int64
@@ -32,6 +33,8 @@ class DeviceWork:
     is_communication: npt.NDArray[np.bool_]
     missing_device_events: str = ""
     idle: IdleTime = field(default_factory=IdleTime)
+    lost_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_launches: int = 0
 
     def __len__(self) -> int:
         return len(self.start_ns)

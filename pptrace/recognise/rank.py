@@ -16,7 +16,9 @@ from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
-from pptrace.recognise.device.work import device_work
+from pptrace.recognise.device.graphs import inside
+from pptrace.recognise.device.lost_work import earliest_starts, kernel_launches
+from pptrace.recognise.device.work import device_rows, device_work
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
@@ -81,6 +83,10 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         marks, events = split_marks(trace.events)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+        if (
+            trace.format is InputFormat.KINETO
+        ):  # those of one process under Nsight have all its calls, and the work of one device
+            work = _with_lost(work, trace.events)
     else:
         marks, work = _found_in_no_events()
     if trace.calls is not None:
@@ -101,6 +107,17 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         return _recognised_rank(trace, work, marked, calls)
     recognised = _recognised_rank(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
     return replace(recognised, host=find_host_order(trace.events))
+
+
+def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
+    """The device work with what was launched, outside of captures of graphs, and not recorded."""
+    if not len(work):
+        return work
+    calls, lost = kernel_launches(events, device_rows(events))
+    if not len(lost):
+        return work
+    lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
+    return replace(work, lost_ns=earliest_starts(events.start_ns[lost], work), num_launches=len(calls))
 
 
 @cache

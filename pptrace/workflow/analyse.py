@@ -26,6 +26,7 @@ from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
+from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
@@ -60,10 +61,12 @@ from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
+from pptrace.model.tables import UNKNOWN
 from pptrace.model.traces import Trace, TraceInfo
 from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
-from pptrace.recognise.device.work import breakdown
+from pptrace.recognise.device.lost_work import is_much
+from pptrace.recognise.device.work import NO_DEVICE, breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
 from pptrace.recognise.messages.match_by_end_times import match_by_end_times
 from pptrace.recognise.messages.match_inside_ops import match_inside_ops
@@ -286,7 +289,13 @@ def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
     has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
-    return rows_where(run.comms, has_times), execution_ops(run)
+    comms, ops = rows_where(run.comms, has_times), execution_ops(run)
+    for rank, steps in lost_steps(run.ops, run.work).items():
+        comms, ops = (
+            rows_where(table, (table["rank"] != rank) | ~table["step"].isin([*steps, UNKNOWN]))
+            for table in (comms, ops)
+        )
+    return comms, ops
 
 
 def execution_ops(run: RecognisedRun) -> pd.DataFrame:
@@ -306,7 +315,7 @@ def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
 
 def device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None = None) -> RankDevice:
     """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
-    device = breakdown(work)
+    device = NO_DEVICE if is_much(len(work.lost_ns), work.num_launches) else breakdown(work)
     totals = total_comms(comms, work.compute if len(work) else None)
     if device.first_ns is None or device.last_ns is None or work.idle.reason:
         return RankDevice(rank, device, totals, on_host=_on_host(host_work, comms))
@@ -352,7 +361,8 @@ def with_lanes(
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete, recorded_memory_of(run))
+    facts = (incomplete, recorded_memory_of(run), lost_steps(run.ops, run.work))
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, *facts)
 
 
 def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:

@@ -69,6 +69,8 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     length = None if typical is None else typical.length_ns
     if recorded is None:
         return Undone(replace(block, reason="no step begins and ends in the traces"))
+    if analysis.data.lost_steps:
+        return Undone(replace(block, reason="kernels are missing in the traces"))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps, probed) if known and not as_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step

@@ -200,7 +200,7 @@ def _mean_over_ranks(of_ranks: Sequence[Mapping[Place, Series]]) -> dict[Place, 
 def _compute_of_rank(rank: int, numbers: Int64, data: AlignedRun) -> dict[Place, Series]:
     """The same of one rank; {} where its times do not say when it computed."""
     ops = data.rows.of_rank(rank).ops
-    if data.work[rank].missing_device_events or not len(ops):
+    if data.work[rank].missing_device_events or data.lost_steps.get(rank) or not len(ops):
         return {}
     index = np.searchsorted(numbers, ops["step"])
     inside = np.flatnonzero(numbers[np.minimum(index, len(numbers) - 1)] == ops["step"])

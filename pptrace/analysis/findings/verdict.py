@@ -140,7 +140,9 @@ def _sentence(report: Report) -> str:
         return _without_steps(report.device)
     if step.span_ns is None:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
-        return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
+        lacks_work = any(rank.compute_ns is None for rank in step.ranks)
+        why = "device work is missing in the traces" if lacks_work else "the ranks' clocks cannot be compared"
+        return f"{number} recognised; how long is not known, because {why}."
     length = _length(report, step)
     if parts := step.parts:
         shares = {_name(step, part): ns / (step.length_ns or 1) for part, ns in parts.items()}

@@ -20,6 +20,7 @@ from pptrace.analysis.steps.rank_steps import (
     device_of_steps,
     durations_of_steps,
     host_of_steps,
+    lacks_work,
     masked,
     memory_of_steps,
 )
@@ -120,7 +121,7 @@ def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> l
     known = windows.comparable & times.is_known
     has_matches = _has_matches(comms, comm_window, windows)
     late_in_transfer = None if late is None else intersect(late, data.lanes[rank].transfer)
-    has_times = np.full(len(known), not data.work[rank].missing_device_events)
+    has_times = ~lacks_work(windows, data)
     columns: dict[str, Sequence[Any]] = {
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
         "compute_ns": masked(times.compute_ns, has_times),

@@ -21,7 +21,7 @@ from pptrace.intervals import lengths_within, merge
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
-from pptrace.recognise.device.work import breakdowns
+from pptrace.recognise.device.work import NO_DEVICE, breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, host_waits
@@ -104,7 +104,7 @@ def report_rank_steps(
         ideals: for each step the ideal bubble of the rank, where one is known.
         mesh: which pipeline rank it is.
     """
-    rank, work = windows.rank, data.work[windows.rank]
+    rank = windows.rank
     rows = data.rows.of_rank(rank)
     ops, op_window = windows.index_of(rows.ops)
     windows = _own_where_not_comparable(windows, ops, op_window)
@@ -112,7 +112,7 @@ def report_rank_steps(
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
-    has_times = not work.missing_device_events
+    has_times = ~lacks_work(windows, data)
     columns: dict[str, Sequence[Any]] = {
         "stage": _first_stages(ops, first_op),
         "window_ns": (windows.end_ns - windows.start_ns).tolist(),
@@ -207,9 +207,7 @@ def _not_compute(
     Part of the exposed communication may be waiting after all, as far as the clocks of both sides are uncertain. Where a rank
     is the only one with a trace and its messages were not recorded, any part of the rest may have been a transfer.
     """
-    num_steps = len(windows.steps)
-    if data.work[windows.rank].missing_device_events:
-        return dict.fromkeys(("not_compute_ns", "bubble_low_ns", "bubble_high_ns"), [None] * num_steps)
+    num_steps, has_work = len(windows.steps), ~lacks_work(windows, data)
     matched = np.bincount(comm_window[comms["match"] >= 0], minlength=num_steps)
     slack = 2 * matched * (data.clock.uncertainty_ns or 0)
     is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))
@@ -219,9 +217,9 @@ def _not_compute(
     high = np.where(windows.comparable, np.minimum(rest, bubble + slack), rest)
     low = np.where(has_messages, np.where(known, bubble, times.least_bubble_ns), 0)
     return {
-        "not_compute_ns": masked(rest, windows.is_whole),
-        "bubble_low_ns": masked(low, windows.is_whole),
-        "bubble_high_ns": masked(np.where(known, bubble, high), windows.is_whole),
+        "not_compute_ns": masked(rest, windows.is_whole & has_work),
+        "bubble_low_ns": masked(low, windows.is_whole & has_work),
+        "bubble_high_ns": masked(np.where(known, bubble, high), windows.is_whole & has_work),
     }
 
 
@@ -241,10 +239,16 @@ def comms_of_steps(
     predicted = None if data.volume is None else [data.volume.of_rank(rank, step) for step in windows.steps.tolist()]
     behind = (_ends_of_ops(windows, data), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
-    if not data.work[rank].missing_device_events:
-        return summaries
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)
-    return [tuple(replace(comm, **unknown) for comm in of_step) for of_step in summaries]
+    return [
+        tuple(replace(comm, **unknown) for comm in of_step) if lacks else of_step
+        for of_step, lacks in zip(summaries, lacks_work(windows, data).tolist(), strict=True)
+    ]
+
+
+def lacks_work(windows: RankWindows, data: AlignedRun) -> Mask:
+    """Mark the windows in which device work of the rank is missing."""
+    return np.array([data.lacks_work(windows.rank, step) for step in windows.steps.tolist()], dtype=np.bool_)
 
 
 def _ends_of_ops(windows: RankWindows, data: AlignedRun) -> Int64:
@@ -273,8 +277,11 @@ def _pairs(rows: Int64, columns: Int64) -> Iterator[tuple[int, int]]:
 
 
 def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
-    """The device breakdown of each window."""
-    return breakdowns(data.work[windows.rank], *_on_rank_clock(windows, data))
+    """The device breakdown of each window; nothing of those in which work is missing."""
+    of_windows = breakdowns(data.work[windows.rank], *_on_rank_clock(windows, data))
+    return [
+        NO_DEVICE if lacks else one for one, lacks in zip(of_windows, lacks_work(windows, data).tolist(), strict=True)
+    ]
 
 
 def _on_rank_clock(windows: RankWindows, data: AlignedRun) -> tuple[list[int], list[int]]:
@@ -301,7 +308,11 @@ def host_of_steps(
             return int(data.clock.to_common_clock(rank, np.array([time_ns]))[0])
 
         synchronisations = synchronisations_of_windows(idle.synchronisations, starts, ends, held_up, on_clock)
-    return {"host": host_idle_of_windows(work, idle, starts, ends), "synchronisations": synchronisations}
+    hosts, lacks = host_idle_of_windows(work, idle, starts, ends), lacks_work(windows, data).tolist()
+    return {
+        "host": [None if lacking else host for host, lacking in zip(hosts, lacks, strict=True)],
+        "synchronisations": [None if lacking else one for one, lacking in zip(synchronisations, lacks, strict=True)],
+    }
 
 
 def memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> dict[str, list[Any]]:

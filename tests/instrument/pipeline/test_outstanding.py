@@ -10,8 +10,8 @@ from instrument.models.gpt import Recompute
 from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed_cells
 from instrument.pipeline.p2p import Cell
 from pptrace.errors import UsageError
-from pptrace.schedule import interleaved, one_f_one_b
 from pptrace.schedule.actions import Kind, iter_halves, parse_action
+from pptrace.schedule.builders import interleaved, one_f_one_b
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape

@@ -1,0 +1,161 @@
+"""Kernels that were launched and are not in a trace: their steps are left out, with the reason, and the others explained."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
+from pptrace.model.device import DeviceWork
+from pptrace.model.traces import Category
+from pptrace.recognise.device.lost_work import earliest_starts, is_much, kernel_launches
+from pptrace.recognise.device.work import device_rows, device_work
+from pptrace.recognise.rank import recognise_rank
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
+from tests.support.programs import SAMPLES
+from tests.support.synthetic import Event, make_trace
+
+PLAIN, OURS = SAMPLES / "gpu_nccl_torch_1f1b_p4", SAMPLES / "gpu_1f1b_p4"
+Kept = Callable[[int, list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+def launch(name: str, at: int, correlation: int) -> Event:
+    return Event(Category.RUNTIME, name, at, at + 1, correlation=correlation)
+
+
+def kernel(at: int, correlation: int) -> Event:
+    return Event(Category.KERNEL, "gemm", at, at + 5, 0, 7, correlation=correlation)
+
+
+EVENTS = [
+    launch("cudaLaunchKernel", 0, 1),
+    launch("cudaLaunchKernelExC", 2, 2),
+    launch("cuLaunchKernel", 4, 3),
+    launch("hipModuleLaunchKernel", 6, 4),
+    launch("cudaGraphLaunch", 8, 5),
+    launch("cudaLaunchHostFunc", 9, 6),
+    launch("cudaMemsetAsync", 10, 7),
+    kernel(20, 1),
+    kernel(30, 3),
+]
+
+
+def test_launches_of_kernels_without_a_kernel_are_counted() -> None:
+    events = make_trace(EVENTS).events
+    calls, lost = kernel_launches(events, device_rows(events))
+    assert [events.names[index] for index in events.name_id[calls]] == [
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernel",
+        "hipModuleLaunchKernel",
+    ]
+    assert events.start_ns[lost].tolist() == [2, 6]
+    assert earliest_starts(events.start_ns[lost], device_work(events)).tolist() == [25, 35]
+    assert recognise_rank(make_trace(EVENTS)).work.lost_ns.tolist() == [25, 35]
+
+
+def test_launches_into_a_graph_are_no_loss() -> None:
+    capture = [launch("cudaStreamBeginCapture", 1, 90), launch("cudaStreamEndCapture", 11, 91)]
+    assert recognise_rank(make_trace([*EVENTS, *capture])).work.lost_ns.tolist() == []
+    assert (
+        recognise_rank(
+            make_trace([event for event in EVENTS if event.category != Category.KERNEL])
+        ).work.lost_ns.tolist()
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "launched", "much"), [(0, 10, False), (1, 10_000, False), (1, 500, True), (10, 10**6, True)]
+)
+def test_little_is_lost_where_figures_hardly_change(lost: int, launched: int, much: bool) -> None:
+    assert is_much(lost, launched) == much
+
+
+def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
+    work = device_work(make_trace(EVENTS).events)
+    losing = {rank: replace(work, lost_ns=np.array([25, 35]), num_launches=4) for rank in (0, 1)}
+    losing[2] = replace(work, lost_ns=np.array([25]), num_launches=10**6)
+    rows = [(rank, step, 20 * step, 20 * step + 15) for rank in (0, 1, 2) for step in range(4)]
+    ops = pd.DataFrame(rows, columns=["rank", "step", "start_ns", "end_ns"])
+    ops.loc[ops["rank"] == 1, "step"] += 1
+    steps = lost_steps(ops, losing)
+    assert steps == {0: frozenset({1}), 1: frozenset({2})}
+    lines = list(lines_of_lost_work(losing, steps))
+    assert [line.partition(":")[0] for line in lines[:2]] == ["rank 0", "rank 1"]
+    assert "2 of 4 launched kernels are not in the trace" in lines[0]
+    assert "not known in step 1;" in lines[0]
+    assert lines[2] == (
+        "1 launched kernel of rank 2 is not in the traces, outside of all steps or too few to change a figure"
+    )
+
+
+def damaged(folder: Path, source: Path, kept: Kept) -> Analysis:
+    """A sample of which some kernels are not in the files."""
+    for path in source.glob("rank*.json.gz"):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        events = content["traceEvents"]
+        kernels = sorted((each for each in events if each.get("cat") == "kernel"), key=lambda each: float(each["ts"]))
+        left = {id(each) for each in kept(int(path.name[4]), kernels)}
+        content["traceEvents"] = [each for each in events if each.get("cat") != "kernel" or id(each) in left]
+        folder.joinpath(path.name).write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+    return load([folder])
+
+
+def without_first(rank: int, kernels: list[dict[str, Any]], of_rank: int, share: float) -> list[dict[str, Any]]:
+    return kernels[int(share * len(kernels)) :] if rank == of_rank else kernels
+
+
+def test_a_step_without_some_kernels_of_one_rank_is_left_out_and_the_others_are_as_they_were(tmp_path: Path) -> None:
+    analysis = damaged(tmp_path, PLAIN, partial(without_first, of_rank=2, share=0.3))
+    report, undamaged = analysis.report, load([PLAIN]).report
+    first, *rest = report.steps
+    assert (first.step, first.span_ns, first.parts) == (2, None, None)
+    (hit,) = [rank for rank in first.ranks if rank.rank == 2]
+    assert (hit.compute_ns, hit.bubble_ns, hit.host, hit.not_compute_ns) == (None, None, None, None)
+    assert all(rank.compute_ns is not None for rank in first.ranks if rank.rank != 2)
+    for step, expected in zip(rest, undamaged.steps[1:], strict=True):
+        assert (step.step, step.span_ns, step.parts) == (expected.step, expected.span_ns, expected.parts)
+    assert report.clock.method == undamaged.clock.method
+    assert report.clock.uncertainty_ns == undamaged.clock.uncertainty_ns
+    (line,) = [line for line in report.warnings if "launched kernels are not in the trace" in line]
+    assert line.startswith("rank 2: ")
+    assert "not known in step 2;" in line
+    assert [device.breakdown.busy_ns is None for device in report.device] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("source", [PLAIN, OURS])
+def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host_stay(
+    source: Path, tmp_path: Path
+) -> None:
+    report = damaged(
+        tmp_path, source, lambda rank, kernels: [one for n, one in enumerate(kernels) if (n + rank) % 3]
+    ).report
+    undamaged = load([source]).report
+    assert all(rank.compute_ns is None for step in report.steps for rank in step.ranks)
+    assert all(step.span_ns is None and step.parts is None for step in report.steps)
+    assert not report.findings
+    assert report.clock.method == undamaged.clock.method
+    assert "device work is missing in the traces" in report.verdict
+    assert report.recording is not None
+    assert report.recording.predicted_step_ns is None
+    assert report.recording.reason == "kernels are missing in the traces"
+
+
+def test_no_undamaged_sample_loses_anything() -> None:
+    for path in (PLAIN, OURS, SAMPLES / "gpu_zbv_p2"):
+        assert all(not len(work.lost_ns) for work in load([path]).data.work.values()), path
+
+
+def test_work_without_losses_has_none() -> None:
+    assert not len(DeviceWork(*(np.zeros(0, dtype=np.int64),) * 4, *(np.zeros(0, dtype=np.bool_),) * 2).lost_ns)
