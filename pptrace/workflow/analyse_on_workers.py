@@ -29,6 +29,7 @@ from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.links.join import with_links
+from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.probes.study import ProbedSteps
@@ -160,7 +161,8 @@ def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:
     volume = predicted_volume(run)
     incomplete = lacking_ranks(run)
     rows = RowsByRank(ops, comms)
-    return AlignedRun(ops, comms, empty_table(MEMORY), rows, {}, run.work, clock, volume, incomplete)
+    lost = lost_steps(run.ops, run.work)
+    return AlignedRun(ops, comms, empty_table(MEMORY), rows, {}, run.work, clock, volume, incomplete, lost_steps=lost)
 
 
 def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: AlignedRun) -> dict[int, Sequence[RankStep]]:
