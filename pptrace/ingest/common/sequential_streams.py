@@ -7,6 +7,7 @@ next kernel early, and clocks of devices are read to a microsecond.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +18,10 @@ from pptrace.model.traces import Category, Events, Trace
 from pptrace.model.wording import counted
 
 _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-_TOLERANCE_NS = 2_000
+_WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
+_TOLERANCE_NS, _CLOCKS_NS = 2_000, 100_000
+"""How far ends on one device may be off, and how far the clocks of device and host may differ."""
+_LATEST = np.iinfo(np.int64).max
 Rows = npt.NDArray[np.intp]
 
 
@@ -33,7 +37,8 @@ def with_sequential_streams(trace: Trace) -> Trace:
     last = "lasts longer than what follows on its" if len(rows) == 1 else "last longer than what follows on their"
     line = (
         f"{counted(len(rows), 'piece')} of device work {last} stream, up to "
-        f"{longest_ns / 1e6:,.2f} ms, which cannot be: the recorder's mistake; each is cut where its successor begins"
+        f"{longest_ns / 1e6:,.2f} ms, which cannot be: the recorder's mistake; each is cut where its successor begins, "
+        "or where a call had waited for it"
     )
     return replace(trace, events=replace(events, dur_ns=durations), warnings=(*trace.warnings, line))
 
@@ -41,10 +46,10 @@ def with_sequential_streams(trace: Trace) -> Trace:
 def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:
     """(rows of device work that ends after a later piece of its stream has ended, the starts of their successors, ns).
 
-    Nodes of a graph are left out: branches that run at the same time are written to one stream.
+    Nodes of one graph may run at the same time, as branches that are written to one stream: what follows them is what another
+    call launched. What nothing follows ends with the first call that waits for the device after its launch.
     """
     rows = np.flatnonzero(np.isin(events.category, _WORK))
-    rows = rows[~_of_graphs(events.correlation[rows])]
     found = list(_of_streams(events, rows))
     none = np.zeros(0, dtype=np.int64)
     return (
@@ -53,21 +58,44 @@ def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:
     )
 
 
-def _of_graphs(correlation: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Mask of the work that one call launched together with other work."""
-    _, number, count = np.unique(correlation, return_inverse=True, return_counts=True)
-    together: npt.NDArray[np.bool_] = (count[number] > 1) & (correlation >= 0)
-    return together
-
-
 def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
     """The same for each stream, whose work is in the order of its starts."""
     order = np.lexsort((events.stream[rows], events.device[rows]))  # is stable
     rows = rows[order]
     device, stream = events.device[rows], events.stream[rows]
     for of_stream in np.split(rows, np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1):
-        starts, ends = events.start_ns[of_stream], events.ends_of(of_stream)
-        later = np.minimum.accumulate(ends[::-1])[::-1][1:]  # the first end of all that follow
-        over = np.flatnonzero((ends[:-1] > later + _TOLERANCE_NS) & (starts[1:] > starts[:-1]))
-        if len(over):
-            yield of_stream[over], starts[over + 1]
+        starts, ends, calls = events.start_ns[of_stream], events.ends_of(of_stream), events.correlation[of_stream]
+        of_call = np.flatnonzero((np.diff(calls, prepend=calls[:1] - 1) != 0) | (calls < 0))
+        following = np.append(of_call[1:], len(calls))[
+            np.searchsorted(of_call, np.arange(len(calls)), side="right") - 1
+        ]
+        last = np.flatnonzero(following == len(calls))
+        cut = ends.copy()
+        cut[last] = np.minimum(ends[last], _ends_of_waits(events, of_stream[last]))
+        has, behind = np.flatnonzero(following < len(calls)), following[following < len(calls)]
+        while True:  # what is cut shows that others overrun it
+            first_ends = np.minimum.accumulate(cut[::-1])[::-1]  # of a piece and all that follow it
+            over = (cut[has] > first_ends[behind] + _TOLERANCE_NS) & (starts[behind] > starts[has])
+            if not over.any():
+                break
+            cut[has[over]] = starts[behind[over]]
+        if (shorter := np.flatnonzero(cut < ends)).size:
+            yield of_stream[shorter], cut[shorter]
+
+
+def _ends_of_waits(events: Events, rows: Rows) -> npt.NDArray[np.int64]:
+    """The end of the first wait for the whole device after the launch of each row, ns; far off where none is known."""
+    bounds = np.full(len(rows), _LATEST)
+    is_wait = np.array([bool(_WAITS.match(name)) for name in events.names], dtype=np.bool_)
+    is_call = events.category == Category.RUNTIME
+    waits = np.flatnonzero(is_call & is_wait[events.name_id])
+    calls = np.flatnonzero(is_call & np.isin(events.correlation, events.correlation[rows]) & (events.correlation >= 0))
+    launched = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))
+    for index, correlation in enumerate(events.correlation[rows].tolist()):
+        first = np.searchsorted(events.start_ns[waits], launched.get(correlation, _LATEST))
+        if (
+            first < len(waits)
+            and (end := int(events.ends_of(waits[first : first + 1])[0])) > events.start_ns[rows[index]]
+        ):
+            bounds[index] = end + _CLOCKS_NS
+    return bounds

@@ -16,6 +16,7 @@ from pptrace.ingest.common.sequential_streams import with_sequential_streams
 from pptrace.model.traces import Category, Events, InputFormat, Trace, no_events
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES
+from tests.support.synthetic import Event, make_trace
 
 US = 1_000
 LINE = "last longer than what follows on their stream"
@@ -73,6 +74,25 @@ def test_several_overruns_in_a_row_are_all_seen() -> None:
 def test_what_streams_may_do_stays(work: Work, correlations: list[int] | None, category: int) -> None:
     trace = trace_of(work, correlations, category)
     assert with_sequential_streams(trace) is trace
+
+
+def test_work_that_nothing_follows_ends_with_the_wait_for_its_device() -> None:
+    kernels = [Event(Category.KERNEL, "gemm", at, at + 3_000_000, 0, 7, correlation=at) for at in (50, 60)]
+    calls = [Event(Category.RUNTIME, "cudaLaunchKernel", at - 49, at - 48, correlation=at) for at in (50, 60)]
+    early, late = (Event(Category.RUNTIME, "cudaDeviceSynchronize", at, at + 90_000) for at in (0, 20))
+    assert durations_by_start(make_trace([*kernels, *calls, early, late])) == {50: 10, 60: 190_000 - 40}
+    assert durations_by_start(make_trace([*kernels, *calls, early])) == {50: 3_000_000, 60: 3_000_000}
+
+
+def durations_by_start(trace: Trace) -> dict[int, int]:
+    events = with_sequential_streams(trace).events
+    rows = np.flatnonzero(events.category == Category.KERNEL)
+    return dict(zip(events.start_ns[rows].tolist(), events.dur_ns[rows].tolist(), strict=True))
+
+
+def test_the_replay_of_a_graph_ends_where_the_next_one_begins() -> None:
+    trace = trace_of([(7, 0, 300), (7, 10, 20), (7, 100, 10), (7, 120, 20)], [5, 5, 6, 6])
+    assert durations_of(trace) == [100, 20, 10, 20]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))
