@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.doubts import Doubt
-from pptrace.analysis.experts.counts import routes_of_run
-from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
-from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
-from pptrace.analysis.experts.routing import Routing, with_routing
-from pptrace.analysis.experts.sent_rows import sent_rows_of_ranks
-from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.analysis.expert_parts import EXPERT_AXES, EXPERT_COUNTS
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
@@ -77,11 +72,15 @@ from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import host_parts, host_waits, lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.report import ExpertsOfRun
+    from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 
 
 @dataclass(frozen=True)
@@ -175,17 +174,14 @@ def analyse_ranks(
     jobs = num_cpus() if jobs is None else jobs
     give_back_freed_memory()
     comparable = comparable_steps(windows or marked, data)
-    exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
-    sent = sent_rows_of_ranks(exchanged, data)
-    every = steps_of_ranks(windows or marked)
-    experts = ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
-    routing = Routing.of(experts.exchanges)
+    experts = _experts(comparable, steps_of_ranks(windows or marked), data, run)
+    routing = None if experts is None else experts.routing
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh, jobs, routing)
     steps = with_periods(
         reported.steps or report_marked_steps(marked, data), every_window, data, num_ranks=run.mesh.num_ranks
     )
-    costs = with_routing(reported.costs, routing)
-    study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
+    costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
+    study = study_steps(costs, None if experts is None else experts.hot_spot, clock.uncertainty_ns)
     missing = missing_evidence(steps, costs)
     if sharing is None:
         plan = run.schedule.plan
@@ -201,12 +197,35 @@ def analyse_ranks(
     device = _device_of_ranks(run)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
-    report = with_experts(report, experts, costs, run.facts)
+    report = report if experts is None else experts.added_to(report, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
-    traffic = experts.traffic.matrix
+    traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
         report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=traffic, sharing=sharing
     )
+
+
+def _experts(
+    comparable: Mapping[int, Sequence[int]], every: Mapping[int, Sequence[int]], data: AlignedRun, run: RecognisedRun
+) -> ExpertsOfRun | None:
+    """The exchanges with experts in the steps that are ``comparable``, and counts of routes; None of a run without experts, which
+    enters nothing of theirs.
+    """
+    if not has_experts(data.comms, run.facts):
+        return None
+    from pptrace.analysis.experts.exchanges import exchanges_of_ranks, steps_of_exchanges
+    from pptrace.analysis.experts.report import ExpertsOfRun
+    from pptrace.analysis.experts.sent_rows import sent_rows_of_ranks
+
+    exchanged = exchanges_of_ranks(steps_of_exchanges(comparable, data), data)
+    sent = sent_rows_of_ranks(exchanged, data)
+    return ExpertsOfRun.of(exchanged, run.facts, comparable, run.schedule.plan, sent, every)
+
+
+def has_experts(comms: pd.DataFrame, facts: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Return whether a run communicates with experts, or a rank counted what was sent to them."""
+    counted_routes = any(of_rank.get(EXPERT_COUNTS) for of_rank in facts.values())
+    return counted_routes or bool(rows_among(comms["axis"], EXPERT_AXES).any())
 
 
 def make_report(
@@ -268,7 +287,12 @@ def make_report(
 def predicted_volume(run: RecognisedRun) -> StepVolume | None:
     """Predict what the run communicates; None where its facts do not tell."""
     models = [facts.get("model") for facts in run.facts.values()]
-    return volume_of_run(models, run.mesh, run.schedule, routes_of_run(run.facts))
+    routes = None
+    if any(of_rank.get(EXPERT_COUNTS) for of_rank in run.facts.values()):
+        from pptrace.analysis.experts.counts import routes_of_run
+
+        routes = routes_of_run(run.facts)
+    return volume_of_run(models, run.mesh, run.schedule, routes)
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.experts.report import ExpertsOfRun, with_experts
-from pptrace.analysis.experts.routing import Routing, with_routing
+from pptrace.analysis.experts.report import ExpertsOfRun
+from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
@@ -126,10 +126,10 @@ def analyse_on_workers(
     sent = {number: report.sent for number, report in reports.items() if report.sent is not None}
     every = {number: part.windows.steps.tolist() for number, part in parts.of_rank.items()}
     experts = ExpertsOfRun.of(found, run.facts, comparable, run.schedule.plan, sent, every)
-    routing = Routing.of(experts.exchanges)
+    routing = experts.routing
     explanations, graphs = _explanations(reports, parts, routing)
     reported = parts.joined(_rank_steps(reports, parts, data), explanations, graphs, run.mesh)
-    costs = with_routing(reported.costs, routing)
+    costs = reported.costs if routing is None else tuple(map(routing.in_costs, reported.costs))
     outside = {number: report.outside for number, report in reports.items()}
     steps = with_periods(reported.steps, every_window, data, outside, run.mesh.num_ranks)
     study = study_steps(costs, experts.hot_spot, clock.uncertainty_ns)
@@ -149,7 +149,7 @@ def analyse_on_workers(
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
-    report = with_experts(report, experts, costs, run.facts)
+    report = experts.added_to(report, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
 

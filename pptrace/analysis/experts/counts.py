@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.analysis.expert_parts import EXPERT_COUNTS
 from pptrace.analysis.volume.expert_step import LayerRoutes, Routes
 from pptrace.model.tables import UNKNOWN, Int64
 
-KEY = "experts"
-"""The key of a rank's facts."""
 _MOST = 2**53
 
 
@@ -52,7 +51,7 @@ def counts_of_ranks(
     facts: Mapping[int, Mapping[str, Any]], steps: Mapping[int, Sequence[int]]
 ) -> dict[int, RankCounts]:
     """The counts of each rank in its ``steps``; ranks without any are left out."""
-    read = {rank: read_counts(of_rank.get(KEY)) for rank, of_rank in facts.items() if rank in steps}
+    read = {rank: read_counts(of_rank.get(EXPERT_COUNTS)) for rank, of_rank in facts.items() if rank in steps}
     inside = {rank: counts.in_steps(steps[rank]) for rank, counts in read.items() if counts is not None}
     return {rank: counts for rank, counts in inside.items() if len(counts.step)}
 
@@ -61,7 +60,7 @@ def routes_of_run(facts: Mapping[int, Mapping[str, Any]]) -> Routes:
     """The forwards of each rank, step and layer, for predictions."""
     routes: dict[tuple[int, int, int], LayerRoutes] = {}
     for rank, of_rank in facts.items():
-        counts = read_counts(of_rank.get(KEY))
+        counts = read_counts(of_rank.get(EXPERT_COUNTS))
         if counts is None:
             continue
         order = np.lexsort((counts.layer, counts.step))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.expert_parts import EXPERT_AXES
 from pptrace.analysis.experts.turns import Turns, turns_of
 from pptrace.intervals import lengths_within
 from pptrace.marks import Axis, Collective
@@ -46,7 +47,6 @@ _LEAST_PART = 0.5
 """Calls whose rows are so many times as wide as the widest, or more, carry tokens."""
 _LEAST_PADDED = 1 / 16
 """The same of the sizes of all-to-alls of equal parts, which are padded to what the routes of each need."""
-_AXES = (Axis.EP, "etp-ep")  # the second is that of Megatron-LM's all-gather dispatcher
 _CALLS = (Collective.ALL_TO_ALL, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
@@ -86,7 +86,7 @@ def join_exchanges(ranks: Iterable[Slice]) -> Slice:
 def exchanges_of(rank: int, rows: RankRows, steps: Sequence[int], compute: Int64) -> Slice:
     """The exchanges of a rank in some steps, in order of time (columns :data:`EXCHANGES`); ``compute`` is when it computes."""
     comms = rows.comms
-    chosen = comms.among("axis", _AXES) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
+    chosen = comms.among("axis", EXPERT_AXES) & comms.among("kind", _CALLS) & (comms["group_size"] != 1)
     if not chosen.any():
         return no_exchanges()
     chosen &= np.isin(comms["step"], np.asarray(steps, dtype=np.int64))

@@ -17,6 +17,7 @@ from pptrace.analysis.experts.late_steps import expert_steps
 from pptrace.analysis.experts.lateness import ROLES, LastRank, Lateness, last_rank, lateness_of
 from pptrace.analysis.experts.loads import common, layer_loads, rank_loads
 from pptrace.analysis.experts.places import Place, layers_of_places, with_model_stages, with_rows
+from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.experts.sent_rows import SentRows
 from pptrace.analysis.experts.slowness import slowness_of_ranks
 from pptrace.analysis.experts.spread import spread_over_layers
@@ -67,18 +68,22 @@ class ExpertsOfRun:
         """The place where most rows are; None where nothing is known of rows."""
         return hot_spot(layer_loads(self.exchanges, self.counts), rank_loads(self.exchanges, self.counts, None))
 
+    @property
+    def routing(self) -> Routing | None:
+        """The changes that equal rows would make; None without exchanges."""
+        return Routing.of(self.exchanges)
 
-def with_experts(
-    report: Report, experts: ExpertsOfRun, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
-) -> Report:
-    """The report with its part on experts, and with the findings that are about them alone.
+    def added_to(
+        self, report: Report, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
+    ) -> Report:
+        """The report with its part on experts, and with the findings that are about them alone.
 
-    ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
-    """
-    part = report_experts(experts, plans, facts, [step.step for step in report.steps])
-    if part is None:
-        return report
-    return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
+        ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
+        """
+        part = report_experts(self, plans, facts, [step.step for step in report.steps])
+        if part is None:
+            return report
+        return replace(report, experts=part, findings=with_findings(report.findings, part, report.steps))
 
 
 def report_experts(

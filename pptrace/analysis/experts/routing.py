@@ -9,7 +9,7 @@ Of no account: what the calls themselves take, which is communication, and what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +132,10 @@ class Routing:
         """The changes of all exchanges; None without any."""
         return cls(exchanges, shortened(exchanges)) if len(exchanges) else None
 
+    def in_costs(self, costs: MeasuredCosts) -> MeasuredCosts:
+        """The costs with what equal rows would change of each op (``routed``)."""
+        return costs.with_routed(self.of_windows(costs.table, costs.ranks, costs.step))
+
     def of_windows(self, table: PlanTable, ranks: Int64, steps: Int64) -> Slice:
         """The changes of the ops of a plan, by window and row.
 
@@ -154,13 +158,6 @@ class Routing:
         for name, total in sums.items():
             np.add.at(total, number, change[name][chosen])
         return Slice({"window": places // len(table), "row": places % len(table), **sums})
-
-
-def with_routing(plans: Sequence[MeasuredCosts], routing: Routing | None) -> tuple[MeasuredCosts, ...]:
-    """The costs with what equal rows would change of each op (``routed``)."""
-    if routing is None:
-        return tuple(plans)
-    return tuple(costs.with_routed(routing.of_windows(costs.table, costs.ranks, costs.step)) for costs in plans)
 
 
 def _window_of(ranks: Int64, steps: Int64, rank: Int64, step: Int64) -> Int64:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.model.tables import Int64
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.routing import Routing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

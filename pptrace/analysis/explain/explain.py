@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, parts_of_causes
@@ -30,6 +30,9 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import Slice, group_medians, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.routing import Routing
 
 _CELLS = 60_000
 """Steps × ops that are explained together: more would take much memory."""

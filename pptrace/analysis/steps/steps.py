@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.experts.routing import Routing
 from pptrace.analysis.explain.explain import (
     Explanation,
     axes_inside_ops,
@@ -33,6 +33,9 @@ from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
 from pptrace.slices import Slice, slice_of, slices
 from pptrace.timeline.windows import StepWindow
+
+if TYPE_CHECKING:
+    from pptrace.analysis.experts.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
