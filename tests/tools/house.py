@@ -1,4 +1,4 @@
-"""Measures how easily code is read: rooms, imports, circles, lengths of functions, words, docstrings, recipes.
+"""Measures how easily code is read: rooms, imports, circles, lengths of functions, words, docstrings, recipes, files entered.
 
     python tests/tools/house.py [CHECKOUT]
 
@@ -12,10 +12,11 @@ import ast
 import io
 import re
 import statistics
+import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -50,10 +51,66 @@ def main(root: Path) -> None:
     print(f"{sum(words.values())} uses of identifiers of the dialect: {dict(words.most_common(8))}")
     openings = [opening for path in files for opening in odd_openings_of(path, QUESTIONS | ASIDES)]
     print(f"{len(openings)} docstrings that begin with neither a verb nor a noun")
+    own = [path for path in files if path.is_relative_to(root / "pptrace")]
+    functions, once = private_once(own)
+    lines = sum(sizes[str(path.relative_to(root))] for path in own)
+    classes = sum(isinstance(node, ast.ClassDef) for path in own for node in ast.walk(_parsed(path)))
+    entered = files_entered(root, SAMPLE)
+    print(
+        f"pptrace: {lines:,} lines, {classes} classes, {once / functions:.0%} of {functions:,} functions private and called once"
+    )
+    of_experts = sum("experts" in path for path in entered)
+    print(f"pptrace analyze {SAMPLE} enters {len(entered)} files, {of_experts} of them of experts")
     readme = root / "README.md"
     print(f"README: {readme.stat().st_size:,} bytes; docs: {len(list((root / 'docs').glob('*.md')))} pages")
     for recipe, num_files in recipes_of(root / "docs" / "extending.md"):
         print(f"{recipe}: {num_files} files")
+
+
+def private_once(paths: Iterable[Path]) -> tuple[int, int]:
+    """(functions and methods, the private ones of them that are named in one place besides their definition)."""
+    defined: list[str] = []
+    named: Counter[str] = Counter()
+    for path in paths:
+        for node in ast.walk(_parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                defined.append(node.name)
+            elif isinstance(node, ast.Name):
+                named[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                named[node.attr] += 1
+    times = Counter(name for name in defined if name.startswith("_") and not name.endswith("__"))
+    return len(defined), sum(
+        count for name, count in times.items() if named[name] <= count
+    )  # a name of several has its share
+
+
+ENTERED = """
+import sys
+root, path = sys.argv[1] + "/", sys.argv[2]
+entered = set()
+def note(frame, event, _argument):
+    if event == "call" and frame.f_code.co_name != "<module>":
+        entered.add(frame.f_code.co_filename)
+from pptrace.cli.main import main
+sys.argv, stdout = ["pptrace", "analyze", "--no-cache", root + path], sys.stdout
+sys.stdout = open("/dev/null", "w")
+sys.setprofile(note)
+try:
+    main()
+except SystemExit:
+    pass
+sys.setprofile(None)
+print(*sorted(file for file in entered if file.startswith(root + "pptrace/")), sep="\\n", file=stdout)
+"""
+SAMPLE = "sample_traces/1f1b_p4"
+
+
+def files_entered(root: Path, sample: str) -> list[str]:
+    """The files of pptrace of which a function runs while a sample is analysed."""
+    command = [sys.executable, "-c", ENTERED, str(root), sample]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return [str(Path(line).relative_to(root)) for line in ended.stdout.splitlines()]
 
 
 def recipes_of(page: Path) -> list[tuple[str, str]]:

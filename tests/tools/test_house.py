@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.house import ASIDES, PACKAGES, QUESTIONS, arrows_of, describe_circles, odd_openings_of, recipes_of
+from tests.tools.house import (
+    ASIDES,
+    PACKAGES,
+    QUESTIONS,
+    arrows_of,
+    describe_circles,
+    odd_openings_of,
+    private_once,
+    recipes_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +42,16 @@ def test_a_circle_is_seen_over_any_number_of_rooms(tmp_path: Path) -> None:
 def test_the_files_that_recipes_touch_are_read_from_the_page() -> None:
     assert dict(recipes_of(ROOT / "docs" / "extending.md"))["An analysis"] == "5"
     assert recipes_of(ROOT / "nowhere.md") == []
+
+
+def test_private_once_called_once_are_counted(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("def _once(): pass\ndef _twice(): pass\n_once()\n_twice()\n_twice()\n")
+    two.write_text(
+        "class A:\n    def _once(self): self._once()\n    def __init__(self): self._method()\n    def _method(self): ...\n"
+    )
+    assert private_once([one]) == (2, 1)
+    assert private_once([one, two]) == (5, 3)
 
 
 def test_docstrings_of_tests_begin_with_no_question() -> None:

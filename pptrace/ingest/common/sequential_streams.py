@@ -20,7 +20,7 @@ from pptrace.model.wording import counted
 _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
 _TOLERANCE_NS, _CLOCKS_NS = 2_000, 100_000
-"""How far ends on one device may be off, and how far the clocks of device and host may differ."""
+"""Errors of ends on one device, and between the clocks of device and host."""
 _LATEST = np.iinfo(np.int64).max
 Rows = npt.NDArray[np.intp]
 
