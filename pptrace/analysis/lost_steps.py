@@ -20,9 +20,7 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
     """The steps of each rank that lost much, from the start of its first op or range to the end of its last; ranks that lost
     little have none. ``ops`` are on the ranks' own clocks, as ``work`` is.
     """
-    losing = {
-        rank: of_rank.lost_ns for rank, of_rank in work.items() if is_much(len(of_rank.lost_ns), of_rank.num_launches)
-    }
+    losing = {rank: of_rank.lost.start_ns for rank, of_rank in work.items() if is_much(of_rank.lost)}
     if not losing:
         return {}
     rows = slices_by_int(ops[ops["rank"].isin(losing)], "rank", ("step", "start_ns", "end_ns"))
@@ -38,25 +36,25 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
             if np.searchsorted(lost_ns, first) < np.searchsorted(lost_ns, last):
                 found.append(step)
         steps[rank] = frozenset(found)
-    return steps
+    return {rank: of_rank for rank, of_rank in steps.items() if of_rank}
 
 
 def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, frozenset[int]]) -> Iterator[str]:
     """Warnings of ranks that lost kernels: how many, in which steps, and what that makes unknown."""
-    losing = {rank: of_rank for rank, of_rank in sorted(work.items()) if len(of_rank.lost_ns)}
+    losing = {rank: of_rank for rank, of_rank in sorted(work.items()) if len(of_rank.lost)}
     much = {rank: of_rank for rank, of_rank in losing.items() if steps.get(rank)}
     for rank, of_rank in list(much.items())[:_FEW]:
-        lost, affected = len(of_rank.lost_ns), sorted(steps[rank])
+        lost, affected = of_rank.lost, sorted(steps[rank])
         of_steps = "step" if len(affected) == 1 else "steps"
         yield (
-            f"rank {rank}: {lost:,} of {of_rank.num_launches:,} launched kernels are not in the trace: its compute, bubbles and "
+            f"rank {rank}: {len(lost):,} of {lost.num_launches:,} launched kernels are not in the trace: its compute, bubbles and "
             f"transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost them: "
             "record fewer steps or fewer activities, and warm it up for a step"
         )
     if len(much) > _FEW:
         yield f"kernels of {counted(len(much) - _FEW, 'more rank')} are not in the traces"
     if little := {rank: of_rank for rank, of_rank in losing.items() if rank not in much}:
-        total = sum(len(of_rank.lost_ns) for of_rank in little.values())
+        total = sum(len(of_rank.lost) for of_rank in little.values())
         yield (
             f"{counted(total, 'launched kernel')} of rank {numbered(sorted(little))} "
             f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps or too few to change a figure"

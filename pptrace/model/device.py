@@ -15,6 +15,20 @@ from pptrace.model.device_idle import IdleTime
 Rows: TypeAlias = npt.NDArray[np.intp]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LostKernels:
+    """Kernels that were launched and not recorded: when each began at the earliest, ns, and how many were launched in all."""
+
+    start_ns: Int64
+    num_launches: int
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), 0)
+
+
 @dataclass(frozen=True)
 class DeviceWork:
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
@@ -22,7 +36,7 @@ class DeviceWork:
     ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
-    ``lost_ns`` are the moments at which kernels that were launched and not recorded began at the earliest, of ``num_launches``.
+    ``lost`` are kernels that were launched and not recorded.
     """
 
     start_ns: Int64
@@ -33,8 +47,7 @@ class DeviceWork:
     is_communication: npt.NDArray[np.bool_]
     missing_device_events: str = ""
     idle: IdleTime = field(default_factory=IdleTime)
-    lost_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    num_launches: int = 0
+    lost: LostKernels = field(default_factory=lambda: NOTHING_LOST)
 
     def __len__(self) -> int:
         return len(self.start_ns)

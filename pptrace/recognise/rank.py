@@ -10,7 +10,7 @@ from functools import cache
 import pandas as pd
 
 from pptrace.ingest.otlp.process_facts import DEVICE
-from pptrace.model.device import DeviceWork
+from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import Events, InputFormat, Trace, no_events
@@ -117,7 +117,7 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
     if not len(lost):
         return work
     lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
-    return replace(work, lost_ns=earliest_starts(events.start_ns[lost], work), num_launches=len(calls))
+    return replace(work, lost=LostKernels(earliest_starts(events.start_ns[lost], work), len(calls)))
 
 
 @cache

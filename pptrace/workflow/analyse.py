@@ -339,7 +339,7 @@ def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
 
 def device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None = None) -> RankDevice:
     """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
-    device = NO_DEVICE if is_much(len(work.lost_ns), work.num_launches) else breakdown(work)
+    device = NO_DEVICE if is_much(work.lost) else breakdown(work)
     totals = total_comms(comms, work.compute if len(work) else None)
     if device.first_ns is None or device.last_ns is None or work.idle.reason:
         return RankDevice(rank, device, totals, on_host=_on_host(host_work, comms))

@@ -93,8 +93,7 @@ def _one_event(work: DeviceWork) -> DeviceWork:
         work.is_communication[:1].copy(),
         work.missing_device_events,
         only_reason(work.idle),
-        work.lost_ns,
-        work.num_launches,
+        work.lost,
     )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
-from pptrace.model.device import DeviceWork
+from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.traces import Category
 from pptrace.recognise.device.lost_work import earliest_starts, is_much, kernel_launches
 from pptrace.recognise.device.work import device_rows, device_work
@@ -61,16 +61,16 @@ def test_launches_of_kernels_without_a_kernel_are_counted() -> None:
     ]
     assert events.start_ns[lost].tolist() == [2, 6]
     assert earliest_starts(events.start_ns[lost], device_work(events)).tolist() == [25, 35]
-    assert recognise_rank(make_trace(EVENTS)).work.lost_ns.tolist() == [25, 35]
+    assert recognise_rank(make_trace(EVENTS)).work.lost.start_ns.tolist() == [25, 35]
 
 
 def test_launches_into_a_graph_are_no_loss() -> None:
     capture = [launch("cudaStreamBeginCapture", 1, 90), launch("cudaStreamEndCapture", 11, 91)]
-    assert recognise_rank(make_trace([*EVENTS, *capture])).work.lost_ns.tolist() == []
+    assert recognise_rank(make_trace([*EVENTS, *capture])).work.lost.start_ns.tolist() == []
     assert (
         recognise_rank(
             make_trace([event for event in EVENTS if event.category != Category.KERNEL])
-        ).work.lost_ns.tolist()
+        ).work.lost.start_ns.tolist()
         == []
     )
 
@@ -79,13 +79,13 @@ def test_launches_into_a_graph_are_no_loss() -> None:
     ("lost", "launched", "much"), [(0, 10, False), (1, 10_000, False), (1, 500, True), (10, 10**6, True)]
 )
 def test_little_is_lost_where_figures_hardly_change(lost: int, launched: int, much: bool) -> None:
-    assert is_much(lost, launched) == much
+    assert is_much(LostKernels(np.zeros(lost, dtype=np.int64), launched)) == much
 
 
 def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
     work = device_work(make_trace(EVENTS).events)
-    losing = {rank: replace(work, lost_ns=np.array([25, 35]), num_launches=4) for rank in (0, 1)}
-    losing[2] = replace(work, lost_ns=np.array([25]), num_launches=10**6)
+    losing = {rank: replace(work, lost=LostKernels(np.array([25, 35]), 4)) for rank in (0, 1)}
+    losing[2] = replace(work, lost=LostKernels(np.array([25]), 10**6))
     rows = [(rank, step, 20 * step, 20 * step + 15) for rank in (0, 1, 2) for step in range(4)]
     ops = pd.DataFrame(rows, columns=["rank", "step", "start_ns", "end_ns"])
     ops.loc[ops["rank"] == 1, "step"] += 1
@@ -154,8 +154,8 @@ def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host
 
 def test_no_undamaged_sample_loses_anything() -> None:
     for path in (PLAIN, OURS, SAMPLES / "gpu_zbv_p2"):
-        assert all(not len(work.lost_ns) for work in load([path]).data.work.values()), path
+        assert all(not len(work.lost) for work in load([path]).data.work.values()), path
 
 
 def test_work_without_losses_has_none() -> None:
-    assert not len(DeviceWork(*(np.zeros(0, dtype=np.int64),) * 4, *(np.zeros(0, dtype=np.bool_),) * 2).lost_ns)
+    assert not len(DeviceWork(*(np.zeros(0, dtype=np.int64),) * 4, *(np.zeros(0, dtype=np.bool_),) * 2).lost)

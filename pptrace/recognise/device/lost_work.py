@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from pptrace.intervals import Int64
-from pptrace.model.device import DeviceWork, Rows
+from pptrace.model.device import DeviceWork, LostKernels, Rows
 from pptrace.model.traces import Category, Events
 
 _LAUNCHES_KERNEL = re.compile(r"^(?:cuda|hip|cu)(?!\w*Graph)\w*Launch(?!HostFunc)")
@@ -43,6 +43,6 @@ def earliest_starts(launch_ns: Int64, work: DeviceWork) -> Int64:
     return np.sort(earliest)
 
 
-def is_much(num_lost: int, num_launches: int) -> bool:
+def is_much(lost: LostKernels) -> bool:
     """Return whether so much is lost that figures would be wrong by it."""
-    return num_lost >= _MANY or num_lost > _MUCH * num_launches
+    return len(lost) >= _MANY or len(lost) > _MUCH * lost.num_launches
