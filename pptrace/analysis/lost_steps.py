@@ -48,8 +48,8 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         of_steps = "step" if len(affected) == 1 else "steps"
         yield (
             f"rank {rank}: {len(lost):,} of {lost.num_launches:,} launched kernels are not in the trace: its compute, bubbles "
-            f"and transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost them: "
-            "record fewer steps or fewer activities, and warm it up for a step"
+            f"and transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost "
+            "them: record fewer steps or fewer activities, and warm it up for a step"
         )
     if len(much) > _FEW:
         yield f"kernels of {counted(len(much) - _FEW, 'more rank')} are not in the traces"
