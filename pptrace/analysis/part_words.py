@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, OUTSIDE_NAMES, UNEQUAL_ROUTES
@@ -112,7 +112,16 @@ def words_of_part(step: StepReport, name: str) -> PartWords:
     """The words for a part of a step, as :attr:`StepReport.parts` names it; the name itself of anything else."""
     if name.startswith(OUTSIDE) and name.removeprefix(OUTSIDE) in OUTSIDE_NAMES:
         return PartWords(name.replace("_", " "), OUTSIDE_NAMES[name.removeprefix(OUTSIDE)])
+    if name in _NEGATIVE and (step.parts or {}).get(name, 0) < 0:
+        return replace(_WORDS[name], detail=_NEGATIVE[name])
     return _WORDS.get(LATE_OPS if name == "host" and not step.has_devices else name, PartWords(name, name))
+
+
+_NEGATIVE = {
+    INTERACTION: "counted in several causes",
+    "unexplained": "the replay is longer than the run was: times that overlapped in the run follow one another in it",
+}
+"""The reason why a part is below zero."""
 
 
 def cause_of_part(step: StepReport, name: str) -> str:

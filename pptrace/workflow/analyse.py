@@ -13,6 +13,7 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.expert_parts import EXPERT_AXES, EXPERT_COUNTS
+from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.findings.find import find
 from pptrace.analysis.findings.outside import outside_findings
@@ -80,7 +81,6 @@ from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from pptrace.analysis.experts.report import ExpertsOfRun
-    from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
 
 
 @dataclass(frozen=True)

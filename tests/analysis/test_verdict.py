@@ -73,7 +73,9 @@ def test_what_made_the_step_shorter_is_named_last_so_that_the_shares_add_up() ->
         "The step takes 2.0 ms: 85% compute, 24% the fill and drain of 1f1b, less 8% counted in several causes."
     )
     unexplained = parts_ns(1_700_000, 400_000, 0, 0, 0, 0, -100_000)
-    assert verdict_of(step_of(2_000_000, unexplained)).endswith("the fill and drain of 1f1b, less 5% unexplained.")
+    assert verdict_of(step_of(2_000_000, unexplained)).endswith(
+        "the fill and drain of 1f1b, less 5% by which its replay is too long."
+    )
 
 
 def with_cause(step: StepReport, *causes: Cause) -> StepReport:

@@ -331,7 +331,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 
 
 BETWEEN_OPERATORS = "between operators (Python, input)"
-_SHORTER = {"shared by several causes": "counted in several causes"}
+_SHORTER = {"shared by several causes": "counted in several causes", "unexplained": "by which its replay is too long"}
 
 
 def _largest(findings: Sequence[Finding], step: StepReport) -> str:
