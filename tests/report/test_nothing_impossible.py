@@ -93,7 +93,7 @@ def damaged(folder: Path, source: Path, damage: Damage, seed: int) -> Report:
 
 
 def impossible(report: Report) -> list[str]:
-    """Figures that cannot be: shares above 1, gains above the step, parts below zero without a reason, times beyond their window."""
+    """Figures that cannot be: shares above 1, gains above the step, parts below 0 without a reason, times beyond their window."""
     found = []
     for step in report.steps:
         length = step.length_ns or 0
