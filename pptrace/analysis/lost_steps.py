@@ -7,36 +7,52 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from pptrace.model.device import DeviceWork
+from pptrace.model.device import DeviceWork, LostKernels
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.wording import counted, numbered
 from pptrace.recognise.device.lost_work import is_much
-from pptrace.slices import slices_by_int
+from pptrace.slices import Slice, rows_among, slices_by_int
 
 _FEW = 8
 """Ranks that a warning names, each with its steps."""
 
 
 def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, frozenset[int]]:
-    """The steps of each rank that lost much, from the start of its first op or range to the end of its last; ranks that lost
-    little have none. ``ops`` are on the ranks' own clocks, as ``work`` is.
+    """The steps of each rank that lost much; ranks that lost little have none. ``ops`` and ``work`` are on the ranks' own clocks.
+
+    A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. Where steps are
+    not in their order, what was lost has moved others: then all of the rank's steps are.
     """
-    losing = {rank: of_rank.lost.start_ns for rank, of_rank in work.items() if is_much(of_rank.lost)}
+    losing = {rank: of_rank.lost for rank, of_rank in work.items() if is_much(of_rank.lost)}
     if not losing:
         return {}
-    rows = slices_by_int(ops[ops["rank"].isin(losing)], "rank", ("step", "start_ns", "end_ns"))
-    steps = {}
-    for rank, lost_ns in losing.items():
-        of_rank = rows.get(rank)
-        if of_rank is None:
-            continue
-        found = []
-        for step in np.unique(of_rank["step"][of_rank["step"] >= 0]).tolist():
-            inside = of_rank["step"] == step
-            first, last = int(of_rank["start_ns"][inside].min()), int(of_rank["end_ns"][inside].max())
-            if np.searchsorted(lost_ns, first) < np.searchsorted(lost_ns, last):
-                found.append(step)
-        steps[rank] = frozenset(found)
-    return {rank: of_rank for rank, of_rank in steps.items() if of_rank}
+    chosen = ops[ops["rank"].isin(losing) & (ops["step"] >= 0)]
+    on_device = (chosen["clock"] == "device").to_numpy()
+    bare = ~on_device & rows_among(chosen["kind"], COMPUTE_KINDS)
+    chosen = chosen.assign(on_device=on_device.astype(np.int64), bare=bare.astype(np.int64))
+    rows = slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns", "on_device", "bare"))
+    found = {rank: _steps_with(lost, rows[rank]) for rank, lost in losing.items() if rank in rows}
+    return {rank: steps for rank, steps in found.items() if steps}
+
+
+def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
+    """The steps of one rank in which something may have been lost, and those that have ops of which nothing ran on the device."""
+    every = np.unique(ops["step"])
+    bare = np.unique(ops["step"][ops["bare"] == 1]) if ops["on_device"].any() else every[:0]
+    is_chosen = ops["on_device"] == 1 if ops["on_device"].any() else np.ones(len(ops), dtype=np.bool_)
+    steps, number = np.unique(ops["step"][is_chosen], return_inverse=True)
+    first, last = np.full(len(steps), _LATEST), np.full(len(steps), -_LATEST)
+    np.minimum.at(first, number, ops["start_ns"][is_chosen])
+    np.maximum.at(last, number, ops["end_ns"][is_chosen])
+    if (np.diff(first) <= 0).any() or (last[:-2] > first[2:]).any():
+        return frozenset(every.tolist())
+    begin = np.concatenate(([-_LATEST], first[1:]))
+    end = np.append(first[1:], _LATEST)
+    has_lost = np.searchsorted(lost.start_ns, end) > np.searchsorted(lost.end_ns, begin, side="right")
+    return frozenset([*steps[has_lost].tolist(), *np.setdiff1d(every, steps).tolist(), *bare.tolist()])
+
+
+_LATEST = np.iinfo(np.int64).max
 
 
 def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, frozenset[int]]) -> Iterator[str]:
@@ -49,7 +65,7 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         yield (
             f"rank {rank}: {len(lost):,} of {lost.num_launches:,} launched kernels are not in the trace: its compute, bubbles "
             f"and transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost "
-            "them: record fewer steps or fewer activities, and warm it up for a step"
+            "them, or wrote no times that can be: record fewer steps or fewer activities, and warm it up for a step"
         )
     if len(much) > _FEW:
         yield f"kernels of {counted(len(much) - _FEW, 'more rank')} are not in the traces"
@@ -57,5 +73,5 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         total = sum(len(of_rank.lost) for of_rank in little.values())
         yield (
             f"{counted(total, 'launched kernel')} of rank {numbered(sorted(little))} "
-            f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps or too few to change a figure"
+            f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps, or fewer than one in a thousand"
         )

@@ -12,6 +12,9 @@ from pptrace.model.device_idle import HostIdle
 MOST_ERROR = 0.1
 """A prediction that may be off by more says nothing about hosts."""
 
+KERNELS_MISSING = "kernels are missing in the traces"
+"""Reason why what recording cost is not taken out."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedRank:

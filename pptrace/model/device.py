@@ -17,16 +17,19 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LostKernels:
-    """Kernels that were launched and not recorded: when each began at the earliest, ns, and how many were launched in all."""
+    """Kernels that were launched and not recorded: when each began at the earliest and had ended at the latest, ns, in order,
+    and how many were launched in all.
+    """
 
     start_ns: Int64
+    end_ns: Int64
     num_launches: int
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
-NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), 0)
+NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from functools import cache
 import pandas as pd
 
 from pptrace.ingest.otlp.process_facts import DEVICE
-from pptrace.model.device import DeviceWork, LostKernels
+from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.device.graphs import inside
-from pptrace.recognise.device.lost_work import earliest_starts, kernel_launches
+from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
@@ -117,7 +117,7 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
     if not len(lost):
         return work
     lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
-    return replace(work, lost=LostKernels(earliest_starts(events.start_ns[lost], work), len(calls)))
+    return replace(work, lost=lost_kernels(events.start_ns[lost], len(calls), work)) if len(lost) else work
 
 
 @cache

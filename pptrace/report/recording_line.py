@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.analysis.result import Report
 from pptrace.report import units
 
@@ -11,6 +11,8 @@ _SLOWED = 1.05
 
 def recording_line(recording: RecordingReport | None) -> str:
     """The step as it was recorded and without its recording, and whose figures a report has; "" where nothing is known."""
+    if recording is not None and recording.reason == KERNELS_MISSING:
+        return f"recording: figures are as recorded; what it cost is not known ({KERNELS_MISSING})"
     if recording is None or recording.recorded_step_ns is None:
         return ""
     without = _without(recording)

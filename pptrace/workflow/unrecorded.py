@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.analysis.probes.recorded import read_probes
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
-from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.recording.correct import Correction, Corrections
@@ -70,7 +70,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     if recorded is None:
         return Undone(replace(block, reason="no step begins and ends in the traces"))
     if analysis.data.lost_steps:
-        return Undone(replace(block, reason="kernels are missing in the traces"))
+        return Undone(replace(block, reason=KERNELS_MISSING))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps, probed) if known and not as_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step

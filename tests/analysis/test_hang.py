@@ -116,7 +116,7 @@ def test_messages_name_ranks_within_their_group(tmp_path: Path) -> None:
     assert both  # the numbers of messages count for each rank on its own: 3 and 9 are the first to each other
 
 
-@pytest.mark.parametrize("backend", ["nccl", "nccl2", "ncclx", "xccl", "our-backend.v1"])
+@pytest.mark.parametrize("backend", ["nccl", "nccl2", "ncclx", "xccl", "our-backend.v1", "2ccl", "cuda:nccl"])
 def test_any_backend_s_recorder_tells_who_is_late(tmp_path: Path, backend: str) -> None:
     groups = {"0 default_pg": [0, 1]}
     done = [entry(f"{backend}:all_reduce", seq, "completed") for seq in (1, 2)]

@@ -17,7 +17,7 @@ import pytest
 from pptrace.analysis.lost_steps import lines_of_lost_work, lost_steps
 from pptrace.model.device import DeviceWork, LostKernels
 from pptrace.model.traces import Category
-from pptrace.recognise.device.lost_work import earliest_starts, is_much, kernel_launches
+from pptrace.recognise.device.lost_work import is_much, kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
 from pptrace.recognise.rank import recognise_rank
 from pptrace.workflow.analyse import Analysis
@@ -60,7 +60,12 @@ def test_launches_of_kernels_without_a_kernel_are_counted() -> None:
         "hipModuleLaunchKernel",
     ]
     assert events.start_ns[lost].tolist() == [2, 6]
-    assert earliest_starts(events.start_ns[lost], device_work(events)).tolist() == [25, 35]
+    found = lost_kernels(events.start_ns[lost], 4, device_work(events))
+    assert (found.start_ns.tolist(), found.end_ns.tolist(), found.num_launches) == (
+        [25, 35],
+        [30, np.iinfo(np.int64).max],
+        4,
+    )
     assert recognise_rank(make_trace(EVENTS)).work.lost.start_ns.tolist() == [25, 35]
 
 
@@ -79,24 +84,27 @@ def test_launches_into_a_graph_are_no_loss() -> None:
     ("lost", "launched", "much"), [(0, 10, False), (1, 10_000, False), (1, 500, True), (10, 10**6, True)]
 )
 def test_little_is_lost_where_figures_hardly_change(lost: int, launched: int, much: bool) -> None:
-    assert is_much(LostKernels(np.zeros(lost, dtype=np.int64), launched)) == much
+    assert is_much(LostKernels(np.zeros(lost, dtype=np.int64), np.zeros(lost, dtype=np.int64), launched)) == much
 
 
 def test_the_steps_of_a_rank_in_which_kernels_are_missing_are_named() -> None:
     work = device_work(make_trace(EVENTS).events)
-    losing = {rank: replace(work, lost=LostKernels(np.array([25, 35]), 4)) for rank in (0, 1)}
-    losing[2] = replace(work, lost=LostKernels(np.array([25]), 10**6))
+    losing = {rank: replace(work, lost=LostKernels(np.array([25, 35]), np.array([26, 36]), 4)) for rank in (0, 1)}
+    losing[2] = replace(work, lost=LostKernels(np.array([25]), np.array([26]), 10**6))
     rows = [(rank, step, 20 * step, 20 * step + 15) for rank in (0, 1, 2) for step in range(4)]
-    ops = pd.DataFrame(rows, columns=["rank", "step", "start_ns", "end_ns"])
+    ops = pd.DataFrame(rows, columns=["rank", "step", "start_ns", "end_ns"]).assign(clock="device", kind="F")
     ops.loc[ops["rank"] == 1, "step"] += 1
     steps = lost_steps(ops, losing)
     assert steps == {0: frozenset({1}), 1: frozenset({2})}
+    early = ops["start_ns"].where(ops["step"] != 3, 0)
+    assert lost_steps(ops.assign(start_ns=early), losing)[0] == frozenset(range(4)), "not in their order"
+    assert lost_steps(ops.assign(clock=ops["clock"].where(ops["step"] < 3, "host")), losing)[0] == frozenset({1, 3})
     lines = list(lines_of_lost_work(losing, steps))
     assert [line.partition(":")[0] for line in lines[:2]] == ["rank 0", "rank 1"]
     assert "2 of 4 launched kernels are not in the trace" in lines[0]
     assert "not known in step 1;" in lines[0]
     assert lines[2] == (
-        "1 launched kernel of rank 2 is not in the traces, outside of all steps or too few to change a figure"
+        "1 launched kernel of rank 2 is not in the traces, outside of all steps, or fewer than one in a thousand"
     )
 
 
@@ -132,6 +140,17 @@ def test_a_step_without_some_kernels_of_one_rank_is_left_out_and_the_others_are_
     assert line.startswith("rank 2: ")
     assert "not known in step 2;" in line
     assert [device.breakdown.busy_ns is None for device in report.device] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(("share", "known"), [(0.95, [2, 3]), (0.6, [2])])
+def test_without_the_last_kernels_of_a_rank_no_other_step_moves(share: float, known: list[int], tmp_path: Path) -> None:
+    report = damaged(
+        tmp_path, PLAIN, lambda rank, kernels: kernels[: int(share * len(kernels))] if rank == 1 else kernels
+    ).report
+    undamaged = {step.step: step.span_ns for step in load([PLAIN]).report.steps}
+    assert [step.step for step in report.steps if step.span_ns is not None] == known
+    assert all(step.span_ns in (None, undamaged[step.step]) for step in report.steps)
+    assert all(step.period_ns is None or step.period_ns > 0 for step in report.steps)
 
 
 @pytest.mark.parametrize("source", [PLAIN, OURS])

@@ -81,6 +81,7 @@ def with_periods(
         of_step.setdefault(window.step, []).append(window)
     bounds = step_bounds(data.ops, {}, data.clock)
     timelines = _Timelines(data, outside, num_ranks > len(outside))
+    lost = frozenset().union(*data.lost_steps.values())  # when these begin is not known
     return tuple(
         _with_period(
             step,
@@ -90,7 +91,7 @@ def with_periods(
             bounds,
             timelines,
         )
-        if step.span_ns is not None and step.step in of_step
+        if step.span_ns is not None and step.step in of_step and step.step + 1 not in lost
         else step
         for step in steps
     )

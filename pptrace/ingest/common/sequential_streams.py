@@ -49,7 +49,7 @@ def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:
     Nodes of one graph may run at the same time, as branches that are written to one stream: what follows them is what another
     call launched. What nothing follows ends with the first call that waits for the device after its launch.
     """
-    rows = np.flatnonzero(np.isin(events.category, _WORK))
+    rows = np.flatnonzero(np.isin(events.category, _WORK) & (events.stream >= 0))
     found = list(_of_streams(events, rows))
     none = np.zeros(0, dtype=np.int64)
     return (
@@ -63,6 +63,7 @@ def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[
     order = np.lexsort((events.stream[rows], events.device[rows]))  # is stable
     rows = rows[order]
     device, stream = events.device[rows], events.stream[rows]
+    is_one_device = len(rows) > 0 and bool((device == device[0]).all())  # which one a call waits for is not recorded
     for of_stream in np.split(rows, np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1):
         starts, ends, calls = events.start_ns[of_stream], events.ends_of(of_stream), events.correlation[of_stream]
         of_call = np.flatnonzero((np.diff(calls, prepend=calls[:1] - 1) != 0) | (calls < 0))
@@ -71,7 +72,8 @@ def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[
         ]
         last = np.flatnonzero(following == len(calls))
         cut = ends.copy()
-        cut[last] = np.minimum(ends[last], _ends_of_waits(events, of_stream[last]))
+        if is_one_device:
+            cut[last] = np.minimum(ends[last], _ends_of_waits(events, of_stream[last]))
         has, behind = np.flatnonzero(following < len(calls)), following[following < len(calls)]
         while True:  # what is cut shows that others overrun it
             first_ends = np.minimum.accumulate(cut[::-1])[::-1]  # of a piece and all that follow it

@@ -34,7 +34,7 @@ from pptrace.marks import P2P
 from pptrace.regular import read_regular
 
 _NAME = re.compile(
-    r"(?P<backend>[a-z][\w.+-]*):_?(?P<kind>[a-z_]+)(?: \d+(?:->|<-)(?P<peer>\d+))?",
+    r"(?P<backend>.+):_?(?P<kind>[a-z_]+)(?: \d+(?:->|<-)(?P<peer>\d+))?",
     re.IGNORECASE,
 )
 """Any backend: who else has a recorder of torch's is as good as those that are known."""

@@ -25,22 +25,24 @@ def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
     if not launches.any():
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     calls = np.flatnonzero((events.category == Category.RUNTIME) & launches[events.name_id] & (events.correlation >= 0))
-    return calls, calls[~np.isin(events.correlation[calls], events.correlation[rows])]
+    has_kernel = np.isin(events.correlation[calls], events.correlation[rows])
+    return calls, calls[~has_kernel & has_kernel.any()]  # where none has one, kernels have no correlation
 
 
-def earliest_starts(launch_ns: Int64, work: DeviceWork) -> Int64:
-    """The earliest moments, ns, at which lost work launched at ``launch_ns`` can have begun.
+def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostKernels:
+    """The kernels that were launched at ``launch_ns`` and are lost, of so many launches.
 
-    That is after its launch, and after the end of what was launched before it and is known.
+    Each began after its launch, and after the end of what was launched before it and is known; it had ended when what was
+    launched behind it, and is known, began.
     """
     known = np.flatnonzero(work.launch_ns >= 0)
     order = known[np.argsort(work.launch_ns[known], kind="stable")]
-    ended = np.maximum.accumulate(work.end_ns[order]) if len(order) else work.end_ns[:0]
-    before = np.searchsorted(work.launch_ns[order], launch_ns)
-    earliest: Int64 = launch_ns.copy()
-    has = before > 0
-    earliest[has] = np.maximum(launch_ns[has], ended[before[has] - 1])
-    return np.sort(earliest)
+    launched = work.launch_ns[order]
+    ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[order]))
+    begun = np.append(np.minimum.accumulate(work.start_ns[order][::-1])[::-1], np.iinfo(np.int64).max)
+    start = np.maximum(launch_ns, ended[np.searchsorted(launched, launch_ns)])
+    end = np.maximum(start, begun[np.searchsorted(launched, launch_ns, side="right")])
+    return LostKernels(np.sort(start), np.sort(end), num_launches)
 
 
 def is_much(lost: LostKernels) -> bool:

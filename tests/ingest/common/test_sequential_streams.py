@@ -69,6 +69,7 @@ def test_several_overruns_in_a_row_are_all_seen() -> None:
         ([(7, 0, 300), (7, 10, 20)], [5, 5], Category.KERNEL),  # branches of a graph
         ([(7, 0, 300), (7, 10, 20)], None, Category.DEVICE_ANNOTATION),
         ([(7, 0, 12), (7, 5, 6)], None, Category.KERNEL),  # a device's clock
+        ([(-1, 0, 300), (-1, 10, 20)], None, Category.KERNEL),  # of streams that are not known
     ],
 )
 def test_what_streams_may_do_stays(work: Work, correlations: list[int] | None, category: int) -> None:
@@ -82,6 +83,9 @@ def test_work_that_nothing_follows_ends_with_the_wait_for_its_device() -> None:
     early, late = (Event(Category.RUNTIME, "cudaDeviceSynchronize", at, at + 90_000) for at in (0, 20))
     assert durations_by_start(make_trace([*kernels, *calls, early, late])) == {50: 10, 60: 190_000 - 40}
     assert durations_by_start(make_trace([*kernels, *calls, early])) == {50: 3_000_000, 60: 3_000_000}
+    other = Event(Category.KERNEL, "gemm", 55, 65, 1, 7, correlation=55)
+    several = durations_by_start(make_trace([*kernels, *calls, early, late, other]))
+    assert several == {50: 3_000_000, 55: 10, 60: 3_000_000}, "which device was waited for is not known"
 
 
 def durations_by_start(trace: Trace) -> dict[int, int]:
