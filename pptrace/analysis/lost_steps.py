@@ -20,8 +20,9 @@ _FEW = 8
 def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, frozenset[int]]:
     """The steps of each rank that lost much; ranks that lost little have none. ``ops`` and ``work`` are on the ranks' own clocks.
 
-    A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. Where steps are
-    not in their order, what was lost has moved others: then all of the rank's steps are.
+    A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. The last step
+    goes on for a tenth of its length: behind that, a step was cut off. Where steps are not in their order, what was lost has
+    moved others: then all of the rank's steps are.
     """
     losing = {rank: of_rank.lost for rank, of_rank in work.items() if is_much(of_rank.lost)}
     if not losing:
@@ -47,7 +48,8 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
     if (np.diff(first) <= 0).any() or (last[:-2] > first[2:]).any():
         return frozenset(every.tolist())
     begin = np.concatenate(([-_LATEST], first[1:]))
-    end = np.append(first[1:], _LATEST)
+    behind = last[-1] + (last[-1] - first[-1]) // 10 + 1 if ops["on_device"].any() else _LATEST
+    end = np.append(first[1:], behind)
     has_lost = np.searchsorted(lost.start_ns, end) > np.searchsorted(lost.end_ns, begin, side="right")
     return frozenset([*steps[has_lost].tolist(), *np.setdiff1d(every, steps).tolist(), *bare.tolist()])
 
