@@ -63,26 +63,33 @@ def _of_streams(events: Events, rows: Rows) -> Iterator[tuple[Rows, npt.NDArray[
     order = np.lexsort((events.stream[rows], events.device[rows]))  # is stable
     rows = rows[order]
     device, stream = events.device[rows], events.stream[rows]
-    is_one_device = len(rows) > 0 and bool((device == device[0]).all())  # which one a call waits for is not recorded
-    for of_stream in np.split(rows, np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1):
-        starts, ends, calls = events.start_ns[of_stream], events.ends_of(of_stream), events.correlation[of_stream]
-        of_call = np.flatnonzero((np.diff(calls, prepend=calls[:1] - 1) != 0) | (calls < 0))
-        following = np.append(of_call[1:], len(calls))[
-            np.searchsorted(of_call, np.arange(len(calls)), side="right") - 1
-        ]
-        last = np.flatnonzero(following == len(calls))
-        cut = ends.copy()
-        if is_one_device:
-            cut[last] = np.minimum(ends[last], _ends_of_waits(events, of_stream[last]))
-        has, behind = np.flatnonzero(following < len(calls)), following[following < len(calls)]
+    streams = np.split(rows, np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1)
+    following = [_first_of_next_call(events.correlation[of_stream]) for of_stream in streams]
+    last = [of_stream[behind == len(of_stream)] for of_stream, behind in zip(streams, following, strict=True)]
+    bounds = [events.ends_of(of_last) for of_last in last]
+    if len(rows) and (device == device[0]).all():  # which of several a call waits for is not recorded
+        waits = _ends_of_waits(events, np.concatenate(last))
+        bounds = np.split(waits, np.cumsum(list(map(len, last)))[:-1])
+    for of_stream, behind, bound in zip(streams, following, bounds, strict=True):
+        starts, ends = events.start_ns[of_stream], events.ends_of(of_stream)
+        has, cut = np.flatnonzero(behind < len(of_stream)), ends.copy()
+        cut[behind == len(of_stream)] = np.minimum(ends[behind == len(of_stream)], bound)
+        next_one = behind[has]
         while True:  # what is cut shows that others overrun it
             first_ends = np.minimum.accumulate(cut[::-1])[::-1]  # of a piece and all that follow it
-            over = (cut[has] > first_ends[behind] + _TOLERANCE_NS) & (starts[behind] > starts[has])
+            over = (cut[has] > first_ends[next_one] + _TOLERANCE_NS) & (starts[next_one] > starts[has])
             if not over.any():
                 break
-            cut[has[over]] = starts[behind[over]]
+            cut[has[over]] = starts[next_one[over]]
         if (shorter := np.flatnonzero(cut < ends)).size:
             yield of_stream[shorter], cut[shorter]
+
+
+def _first_of_next_call(calls: npt.NDArray[np.int64]) -> Rows:
+    """For each piece of a stream's work the place of the first one that another call launched behind it."""
+    first = np.flatnonzero((np.diff(calls, prepend=calls[:1] - 1) != 0) | (calls < 0))
+    behind: Rows = np.append(first[1:], len(calls))[np.searchsorted(first, np.arange(len(calls)), side="right") - 1]
+    return behind
 
 
 def _ends_of_waits(events: Events, rows: Rows) -> npt.NDArray[np.int64]:
