@@ -180,3 +180,20 @@ def test_no_undamaged_sample_loses_anything() -> None:
 
 def test_work_without_losses_has_none() -> None:
     assert not len(DeviceWork(*(np.zeros(0, dtype=np.int64),) * 4, *(np.zeros(0, dtype=np.bool_),) * 2).lost)
+
+
+def steps_with(begin_ns: int, rows: list[tuple[int, int, int, str]]) -> frozenset[int]:
+    """The steps of rank 0 with work lost from a moment on, of ops (step, start, end, clock)."""
+    ops = pd.DataFrame(rows, columns=["step", "start_ns", "end_ns", "clock"]).assign(rank=0, kind="F")
+    lost = LostKernels(np.array([begin_ns]), np.array([begin_ns + 1]), 4)
+    return lost_steps(ops, {0: replace(device_work(make_trace(EVENTS).events), lost=lost)}).get(0, frozenset())
+
+
+def test_steps_out_of_order_and_ops_that_ran_on_no_device_are_hit_and_what_was_cut_off_is_not() -> None:
+    in_order = [(step, 100 * step, 100 * step + 80, "device") for step in range(3)]
+    assert steps_with(110, in_order) == frozenset({1})
+    assert steps_with(110, [*in_order, (2, 210, 220, "host")]) == frozenset({1, 2})
+    assert steps_with(285, in_order) == frozenset({2}), "the last step goes on for a tenth"
+    assert steps_with(295, in_order) == frozenset(), "a step that was cut off"
+    swapped = [(0, 150, 155, "device"), (1, 100, 130, "device"), (2, 200, 280, "device")]
+    assert steps_with(210, swapped) == frozenset({0, 1, 2})

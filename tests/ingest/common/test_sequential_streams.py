@@ -56,6 +56,10 @@ def test_work_that_outlasts_its_successor_ends_where_that_begins() -> None:
     )
 
 
+def test_work_without_correlation_is_each_a_call_of_its_own() -> None:
+    assert durations_of(trace_of([(7, 0, 3000), (7, 20, 10), (7, 40, 10)], [-1, -1, -1])) == [20, 10, 10]
+
+
 def test_several_overruns_in_a_row_are_all_seen() -> None:
     assert durations_of(trace_of([(7, 0, 3000), (7, 20, 3000), (7, 40, 10)])) == [20, 20, 10]
 
