@@ -164,10 +164,16 @@ def verified(analysis: Analysis, predictions: Predictions, most: int | None = No
     """Run predicted plans of a run in real processes: the ``most`` best that are no ideals, or all that were predicted.
 
     Raises:
+        UsageError: only ideals were asked for, whose gains the measured steps tell.
         PptraceError: a plan has more ranks than this machine should start, or does not end; the message is one line.
     """
     size, changes, result = message_bytes(analysis), dict(predictions.changes), predictions.result
-    chosen = [one for one in result.scenarios if most is None or one.is_choice][:most]
+    plans = [one for one in result.scenarios if not predictions.study.is_measured(changes[one.name])]
+    if result.scenarios and not plans:
+        raise UsageError(
+            "--verify: nothing to run: an ideal alone changes no plan, and the measured steps tell what it gains; leave it out"
+        )
+    chosen = [one for one in plans if most is None or one.is_choice][:most]
     spans = {one.name: _run(predictions.study, changes[one.name], one, size) for one in chosen}
     scenarios = tuple(replace(one, verified_span_ns=spans.get(one.name)) for one in result.scenarios)
     return replace(predictions, result=replace(result, scenarios=scenarios))

@@ -171,7 +171,11 @@ def _ideals_table(ideals: Sequence[Scenario]) -> ReportTable:
     """The table of what nobody can choose: parts of the run that cost less, with what that would mean."""
     notes = _numbered([one.note for one in ideals])
     columns, rows = _with_verified(_IDEAL_COLUMNS, [_ideal_row(one, notes) for one in ideals], ideals)
-    below = ("nobody can choose these: they show where the time is", *_of_verified(ideals), *_legend(notes))
+    below = (
+        _OF_IDEALS,
+        *_of_verified(ideals),
+        *_legend(notes),
+    )
     return ReportTable("whatif-ideals", _IDEALS_TITLE, columns, tuple(rows), below, num_labels=2, leave_out=(1,))
 
 
@@ -255,10 +259,13 @@ _COLUMNS = (
 )
 
 
+_OF_IDEALS = (
+    "nobody can choose these: they show where the time is; gains of ideals are means over steps, as in pptrace analyze"
+)
 _IDEAL_COLUMNS = ("if", "", "ms", "90 % from", "to", "gain ms", "gain", "notes")
 _MEANS = {
     "jitter": "every op computes what is usual of its stage",
-    "communication": "messages and waits inside ops take nothing",
+    "communication": "messages and communication inside ops take nothing",
     "stragglers": "every op takes what its kind does on average, none is late",
     "host": "no op begins late, nor after a late receive",
     "routing": "all experts have equally many rows",

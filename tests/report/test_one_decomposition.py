@@ -14,7 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.result import StepReport
+from pptrace.analysis.step_parts import UNEQUAL_ROUTES
+from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.causes import causes_chart, place_of
@@ -92,6 +95,36 @@ def test_the_sentence_the_tiles_and_the_findings_have_the_shares_of_the_same_par
         if name in parts and "steps" not in finding.evidence and "step" not in finding.evidence:
             title = re.search(r"([\d.]+)% of the step", finding.title)
             assert title is None or title[1] == f"{100 * parts[name] / length:.1f}", finding.title
+
+
+@each
+def test_an_ideal_gains_what_the_parts_of_the_steps_and_the_findings_say(sample: Path) -> None:
+    run = run_of(sample)
+    explained(sample)
+    if not run.whatif().result.scenarios:
+        pytest.skip("no change of this sample is predicted")
+
+    def gain_of(ideal: str) -> int:
+        (scenario,) = run.whatif(ideals=ideal).result.scenarios
+        assert scenario.gain_ns == run.whatif().result.measured_ns - scenario.length_ns or scenario.length_ns == 0
+        return scenario.gain_ns
+
+    steps = explained_steps(run.report.steps, run.report.step_series)
+    for name in ("jitter", "communication", "host"):
+        late = sum(cause.ns for step in steps for cause in step.causes or () if cause.reason == LATE_RECEIVES)
+        known = sum(cause.ns for step in steps for cause in step.causes or () if cause.cause == name)
+        assert gain_of(name) == (known + late * (name == "host")) // len(steps)
+    for finding in run.report.findings:
+        evidence = finding.evidence
+        if evidence.get("cause") in ("imbalance", "straggler") and evidence.get("reason") is None and evidence["where"]:
+            ((kind, number),) = evidence["where"].items()
+            assert gain_of(f"{kind}={number}") == finding.gain_ns, finding.title
+        if evidence.get("reason") == UNEQUAL_ROUTES:
+            assert gain_of("routing") == pytest.approx(finding.gain_ns, abs=1)
+        named = [step.causes or () for step in steps]
+        is_whole = not any(cause.reason for causes in named for cause in causes if cause.cause == evidence.get("cause"))
+        if evidence.get("cause") in ("jitter", "communication") and evidence.get("reason") is None and is_whole:
+            assert gain_of(evidence["cause"]) == finding.gain_ns, finding.title
 
 
 @pytest.mark.parametrize("sample", GPU, ids=lambda sample: sample.name)

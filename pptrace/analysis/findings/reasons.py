@@ -48,7 +48,7 @@ def with_reasons(
     kept = []
     for reason in reasons:
         if reason.is_cause or len(reason.gains) != len(study.steps):
-            kept.append(reason)
+            kept.append(_with_gains_of_parts(reason, study.steps, causes))
             continue
         gains = dict(zip(causes, reason.gains[replayed].tolist(), strict=True))
         parts = {number: _with_part(causes[number], reason, gain) for number, gain in gains.items()}
@@ -58,7 +58,17 @@ def with_reasons(
             causes = parts
     named = (_with_causes(step, causes[step.step]) if kept and step.step in causes else step for step in steps)
     of_study = {reason.name: reason for reason in kept}
-    return tuple(named), replace(study, reasons=tuple(reason for reason in study.reasons if reason.name in of_study))
+    return tuple(named), replace(
+        study, reasons=tuple(of_study[reason.name] for reason in study.reasons if reason.name in of_study)
+    )
+
+
+def _with_gains_of_parts(reason: Reason, steps: Sequence[int], causes: Mapping[int, Sequence[Cause]]) -> Reason:
+    """A reason that the causes of steps have apart, with what they have of it as its gains: one figure for both."""
+    if not reason.is_cause or not causes.keys() >= set(steps):
+        return reason
+    of_steps = [sum(cause.ns for cause in causes[step] if cause.reason == reason.name) for step in steps]
+    return replace(reason, gains=np.array(of_steps, dtype=np.int64))
 
 
 def _nearest(replayed: Int64, steps: Int64) -> Int64:

@@ -32,29 +32,38 @@ Floats = npt.NDArray[np.float64]
 
 
 def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Mapping[Place, Int64]:
-    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns.
-
-    What a stage costs more because one of its ranks is slower than its replicas is that rank's.
-    """
-    gains: dict[Place, Int64] = {}
-    num_stages = {costs.table.num_stages for costs in plans}
+    """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
     typical = [costs.typical_cells for costs in plans]
-    durations, lengths = [costs.durations for costs in plans], measured
+    places: list[Place] = []
     if (rank := _slowest_rank(plans, typical)) is not None:
-        of_rank = [
+        places.append(("rank", rank))
+    num_stages = {costs.table.num_stages for costs in plans}
+    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
+        places.append(("stage", stage))
+    return {place: gain_of_place(plans, measured, place) for place in places}
+
+
+def gain_of_place(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], place: Place) -> Int64:
+    """Gain of each step if a stage cost what the others do, or a rank what its replicas do, ns.
+
+    What a stage costs more because the slowest rank is slower than its replicas is that rank's.
+    """
+    typical = [costs.typical_cells for costs in plans]
+    kind, number = place[0], int(place[1])
+    rank = number if kind == "rank" else _slowest_rank(plans, typical)
+    durations, lengths = [costs.durations for costs in plans], measured
+    if rank is not None and (kind == "rank" or any(_has_stage(costs, rank, number) for costs in plans)):
+        durations = [
             _with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)
         ]
-        gains["rank", rank] = _gains(plans, measured, of_rank)
-    if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
-        if rank is not None and any(_has_stage(costs, rank, stage) for costs in plans):
-            durations = of_rank
-            lengths = [step_lengths(costs, ns, costs.transfers) for costs, ns in zip(plans, durations, strict=True)]
-        scaled = [
-            _with_stage_as_others(costs, of_cells, stage, ns)
-            for costs, of_cells, ns in zip(plans, typical, durations, strict=True)
-        ]
-        gains["stage", stage] = _gains(plans, lengths, scaled)
-    return gains
+        if kind == "rank":
+            return _gains(plans, measured, durations)
+        lengths = [step_lengths(costs, ns, costs.transfers) for costs, ns in zip(plans, durations, strict=True)]
+    scaled = [
+        _with_stage_as_others(costs, of_cells, number, ns)
+        for costs, of_cells, ns in zip(plans, typical, durations, strict=True)
+    ]
+    return _gains(plans, lengths, scaled)
 
 
 def _has_stage(costs: MeasuredCosts, rank: int, stage: int) -> bool:

@@ -19,7 +19,7 @@ from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
-from pptrace.analysis.stragglers.unequal_routes import HotSpot, unequal_routes
+from pptrace.analysis.stragglers.unequal_routes import HotSpot, gains_of_equal_routes, unequal_routes
 from pptrace.analysis.whole_run import Stragglers
 from pptrace.model.tables import Int64
 
@@ -57,27 +57,12 @@ def study_steps(
         return Study()
     # As the published study replays: with the waits and transfers that were recorded.
     stragglers = slowdowns([costs.as_recorded() for costs in plans])
+    plans, shared = without_shared_reasons(plans, hot_spot, uncertainty_ns)
     measured = measured_lengths(plans)
-    collections = garbage_collections(plans, measured)
-    if collections is not None:  # what it held up is no fault of ops or hosts
-        plans = [costs.without_collections() for costs in plans]
-        measured = measured_lengths(plans)
-    receives = late_receives(plans, measured, uncertainty_ns)
-    if any(
-        len(costs.receiving) for costs in plans
-    ):  # a rank whose device receives is not late, whatever the clocks are
-        plans = [costs.without_late_receives() for costs in plans]
-        measured = measured_lengths(plans)
-    routes = unequal_routes(plans, measured, hot_spot)
-    if routes is not None and routes.gain > 0:  # a rank that waits for one with more rows waits for no slow one
-        plans = [costs.with_equal_routes() for costs in plans]
-        measured = measured_lengths(plans)
     sequences = long_sequences(plans, measured)
     apart = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
     known = (
-        collections,
-        receives,
-        routes,
+        *shared,
         sequences,
         long_ops(plans, measured) if sequences is None else None,  # sequences that are long make ops long
         slow_link(plans, measured),
@@ -89,3 +74,28 @@ def study_steps(
     steps = np.concatenate([np.unique(costs.step) for costs in plans]).tolist()
     reasons = tuple(reason for reason in known if reason is not None)
     return Study(stragglers, reasons, gains_of_places(plans, measured), tuple(steps), noise_of(plans))
+
+
+def without_shared_reasons(
+    plans: Sequence[MeasuredCosts], hot_spot: HotSpot | None = None, uncertainty_ns: int | None = 0
+) -> tuple[list[MeasuredCosts], tuple[Reason | None, ...]]:
+    """(the costs without what is no fault of single ops, ranks or hosts; why steps are slow by it): garbage collections, kernels
+    that receive late, unequal routes.
+    """
+    plans = list(plans)
+    measured = measured_lengths(plans)
+    collections = garbage_collections(plans, measured)
+    if collections is not None:  # what it held up is no fault of ops or hosts
+        plans = [costs.without_collections() for costs in plans]
+        measured = measured_lengths(plans)
+    receives = late_receives(plans, measured, uncertainty_ns)
+    if any(
+        len(costs.receiving) for costs in plans
+    ):  # a rank whose device receives is not late, whatever the clocks are
+        plans = [costs.without_late_receives() for costs in plans]
+        measured = measured_lengths(plans)
+    gains = gains_of_equal_routes(plans, measured)
+    if gains is not None and gains.sum() > 0:  # a rank that waits for one with more rows waits for no slow one
+        plans = [costs.with_equal_routes() for costs in plans]
+    routes = None if gains is None or hot_spot is None else unequal_routes(gains, hot_spot)
+    return plans, (collections, receives, routes)

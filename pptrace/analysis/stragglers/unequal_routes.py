@@ -30,14 +30,17 @@ class HotSpot:
     num_layers: int
 
 
-def unequal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], spot: HotSpot | None) -> Reason | None:
-    """The gain of steps if all experts had equally many rows; None where that changes nothing."""
-    if spot is None or not any(len(costs.routed) for costs in plans):
+def gains_of_equal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Int64 | None:
+    """The gain of each step if all experts had equally many rows, ns; None where that changes nothing."""
+    if not any(len(costs.routed) for costs in plans):
         return None
-    gains = []
-    for costs, lengths in zip(plans, measured, strict=True):
-        equal = costs.with_equal_routes()
-        gains.append(lengths - step_lengths(equal, equal.durations, equal.transfers))
+    every = [costs.with_equal_routes() for costs in plans]
+    lengths = [step_lengths(equal, equal.durations, equal.transfers) for equal in every]
+    return np.concatenate([before - after for before, after in zip(measured, lengths, strict=True)])
+
+
+def unequal_routes(gains: Int64, spot: HotSpot) -> Reason:
+    """The reason that ranks of experts have unequally many rows, with what equal ones would gain."""
     at, evidence = _words(spot)
     return Reason(
         UNEQUAL_ROUTES,
@@ -46,7 +49,7 @@ def unequal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], sp
         "Unequal routes: {share} is waiting for ranks whose experts have more rows than others" + at,
         "balance the routes (auxiliary loss, bias, capacity), or spread experts that are chosen often over the ranks; "
         "`pptrace whatif --ideal routing` replays the run with equal rows",
-        np.concatenate(gains),
+        gains,
         evidence,
         is_cause=True,
     )

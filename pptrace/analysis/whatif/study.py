@@ -13,6 +13,7 @@ import numpy as np
 
 from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.doubts import InDoubt
+from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Finding, Report, typical_of
@@ -22,6 +23,7 @@ from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
 from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit, layer_memory, peak_of_layers
+from pptrace.analysis.whatif.measured_gains import MeasuredGains
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.notes import UNCOUNTED, notes_of, warnings_of_costs
 from pptrace.analysis.whatif.outside import OutsideTimes
@@ -40,6 +42,7 @@ from pptrace.analysis.whatif.stage_costs import (
 )
 from pptrace.errors import PptraceError, ScheduleError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
@@ -77,6 +80,7 @@ class Study:
     sequences: int | None = None
     """Sequences of a microbatch, where that is known."""
     outside: OutsideTimes = field(default_factory=OutsideTimes)
+    gains: MeasuredGains = field(default_factory=MeasuredGains)
     framework: Framework | None = None
     doubts: tuple[str, ...] = ()
     clocks_ns: int = 0
@@ -150,8 +154,29 @@ class Study:
             period_high_ns=high,
             link_speed=change.link_speed,
         )
+        if (gains := self._measured_gains(change)) is not None:
+            return replace(self._with_gains(scenario, gains), standing=Standing.IDEAL)
         doubt = self._doubt(scenario, plan)
         return replace(scenario, standing=_standing(scenario, doubt, is_lacking=bool(lack)), doubt=doubt)
+
+    def is_measured(self, change: Change) -> bool:
+        """Return whether the measured steps tell what a change gains: an ideal alone does nothing to the plan."""
+        return self._measured_gains(change) is not None
+
+    def _measured_gains(self, change: Change) -> Int64 | None:
+        """The gain of each measured step by an ideal alone, ns; None of all else."""
+        if len(change.ideals) != 1 or change != Change(ideals=change.ideals):
+            return None
+        return self.gains.gains(change.ideals[0])
+
+    def _with_gains(self, scenario: Scenario, gains: Int64) -> Scenario:
+        """The scenario of an ideal alone, with what the measured steps would get back: their mean, and its interval."""
+        mean = int(gains.sum()) // len(gains)
+        bounds = [mean if bound is None else bound for bound in gain_interval(gains)]
+        span, high, low = (max(self.baseline.measured_span - gain, 0) for gain in (mean, *bounds))
+        period, period_low, period_high = map(self.outside.period_of, (span, low, high))
+        ideal = replace(scenario, span_ns=span, low_ns=low, high_ns=high, gain_ns=mean)
+        return replace(ideal, period_ns=period, period_low_ns=period_low, period_high_ns=period_high)
 
     def _doubt(self, scenario: Scenario, plan: Plan) -> str:
         """The reason, besides its interval, why a change is not sure to help; "" where there is none."""
@@ -300,6 +325,7 @@ def study_run(
         (*doubts, *warnings),
         memory_limit,
         outside=outside,
+        gains=MeasuredGains.of(report, whole),
         framework=FRAMEWORKS.get(report.framework),
         doubts=tuple(doubts),
         clocks_ns=report.clock.uncertainty_ns or 0 if InDoubt.CLOCK in in_doubt else 0,
