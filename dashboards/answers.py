@@ -18,7 +18,8 @@ from pptrace.analysis.whatif.study import Study
 from pptrace.api.compare import RunComparison
 from pptrace.api.hang import HangReport
 from pptrace.api.run import Run
-from pptrace.api.whatif import ALL, Predictions, Wishes, study_of, verified
+from pptrace.api.whatif import ALL, Predictions, study_of, verified
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.ingest.job.disk_cache import Packed

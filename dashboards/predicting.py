@@ -11,7 +11,8 @@ from time import monotonic
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study, ranked
-from pptrace.api.whatif import Predictions, Wishes, changes_of
+from pptrace.api.whatif import Predictions, changes_of
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 
 _log = logging.getLogger(__name__)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
-from pptrace.api.whatif import Wishes
+from pptrace.api.wishes import FORM, Value, Wishes
 from pptrace.errors import UsageError
 
-FIELDS = (
-    "schedule",
-    "chunks",
-    "microbatches",
-    "microbatch_size",
-    "split",
-    "link_speed",
-    "layers",
-    "wgrad_share",
-    "fixed_share",
-)
-ASSUMED = ("layers", "wgrad_share", "fixed_share")
+FIELDS = tuple(FORM)
+"""Names of the fields of a form."""
+ASSUMED = tuple(name for name, option in FORM.items() if not option.is_change)
 """Fields that change nothing of the run: what its trace does not say."""
 
 _MOST_NUMBER = 1e9
@@ -33,18 +25,8 @@ def wishes_of(form: Mapping[str, object]) -> Wishes:
     Raises:
         UsageError: a field is no number, or no list of numbers.
     """
-    values = {name: value for name in FIELDS if (value := form.get(name)) not in (None, "")}
-    return Wishes(
-        schedules=(str(values["schedule"]),) if "schedule" in values else (),
-        chunks=_whole(values, "chunks"),
-        microbatches=_whole(values, "microbatches"),
-        microbatch_size=_number(values, "microbatch_size"),
-        split=_wholes(values, "split"),
-        link_speed=_number(values, "link_speed"),
-        layers=_wholes(values, "layers"),
-        wgrad_share=_number(values, "wgrad_share"),
-        fixed_share=_number(values, "fixed_share"),
-    )
+    given = {name: value for name in FORM if (value := form.get(name)) not in (None, "")}
+    return Wishes(**{FORM[name].name: _READ[FORM[name].takes](name, value) for name, value in given.items()})
 
 
 def address_of(form: Mapping[str, object]) -> str:
@@ -54,43 +36,42 @@ def address_of(form: Mapping[str, object]) -> str:
 
 def command_of(wishes: Wishes) -> str:
     """The options of ``pptrace whatif`` that ask for the same."""
-    options = [
-        *(f"--schedule {name}" for name in wishes.schedules),
-        *(f"--{name.replace('_', '-')} {value:g}" for name in _NUMBERS if (value := getattr(wishes, name)) is not None),
-        *(f"--{name} {','.join(map(str, value))}" for name in _LISTS if (value := getattr(wishes, name)) is not None),
-    ]
-    return " ".join(options)
+    asked = ((option, getattr(wishes, option.name)) for option in FORM.values())
+    return " ".join(f"--{option.flag} {_text(value)}" for option, value in asked if value not in (None, ()))
 
 
-_NUMBERS = ("chunks", "microbatches", "microbatch_size", "link_speed", "wgrad_share", "fixed_share")
-_LISTS = ("split", "layers")
+def _text(value: float | Sequence[object]) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else ",".join(map(str, value))
 
 
-def _number(values: Mapping[str, object], name: str) -> float | None:
-    if name not in values:
-        return None
+def _number(name: str, value: object) -> float:
     try:
-        return float(str(values[name]))
+        return float(str(value))
     except ValueError:
-        raise UsageError(f"{name} is {str(values[name])[:40]!r}; expected a number") from None
+        raise UsageError(f"{name} is {str(value)[:40]!r}; expected a number") from None
 
 
-def _whole(values: Mapping[str, object], name: str) -> int | None:
-    number = _number(values, name)
-    if number is None:
-        return None
+def _whole(name: str, value: object) -> int:
+    number = _number(name, value)
     if not number.is_integer() or abs(number) > _MOST_NUMBER:
         raise UsageError(f"{name} is {number:g}; expected a whole number")
     return int(number)
 
 
-def _wholes(values: Mapping[str, object], name: str) -> tuple[int, ...] | None:
-    if name not in values:
-        return None
+def _list(name: str, value: object) -> tuple[int, ...]:
     try:
-        numbers = tuple(int(part) for part in str(values[name]).replace(" ", ",").split(",") if part)
+        numbers = tuple(int(part) for part in str(value).replace(" ", ",").split(",") if part)
     except ValueError:
-        raise UsageError(f"{name} is {str(values[name])[:40]!r}; expected numbers of layers such as 5,5,5,3") from None
+        raise UsageError(f"{name} is {str(value)[:40]!r}; expected numbers of layers such as 5,5,5,3") from None
     if sum(numbers) > _MOST_LAYERS:
         raise UsageError(f"{name} has {sum(numbers):,} layers; expected at most {_MOST_LAYERS:,}")
     return numbers
+
+
+_READ: Mapping[Value, Callable[[str, object], Any]] = {
+    Value.NAMES: lambda _, value: (str(value),),
+    Value.WHOLE: _whole,
+    Value.TIMES: _number,
+    Value.SHARE: _number,
+    Value.LIST: _list,
+}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dashboards.answers import Answers
 from dashboards.assistant.paging import MOST_ROWS, Query
 from dashboards.assistant.tools import Tools
 from dashboards.store import Store
+from pptrace.api.wishes import FORM, Option, Value
 from pptrace.errors import PptraceError
 from pptrace.version import __version__
 
@@ -38,31 +39,35 @@ Where = Annotated[
 SortBy = Annotated[str, Field(max_length=100, description='A column to sort by; with "-" before it the largest first.')]
 
 
-class Change(BaseModel):
+class _Form(BaseModel):
     """A change of the run; what is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid")
 
-    schedule: str = Field("", max_length=100, description='A schedule, such as "zb-h1"; "all" for every one.')
-    chunks: int | None = Field(None, ge=1, description="Virtual stages per rank.")
-    microbatches: int | None = Field(None, ge=1, description="Microbatches of a step.")
-    microbatch_size: float | None = Field(None, gt=0, description="Times today's size.")
-    split: list[int] = Field([], max_length=2000, description="Layers of each stage.")
-    link_speed: float | None = Field(None, gt=0, description="Messages so many times as fast.")
-    layers: list[int] = Field(
-        [], max_length=2000, description="Layers of today's stages, where the trace does not say."
-    )
-    wgrad_share: float | None = Field(
-        None, ge=0, le=1, description="W's part of a full backward, where the run does not tell: no change."
-    )
-    fixed_share: float | None = Field(
-        None, ge=0, le=1, description="Part of a usual op that any takes however much it does: no change."
-    )
-
     def as_form(self) -> dict[str, object]:
         """The fields as a page's form has them."""
-        lists = {name: ",".join(map(str, getattr(self, name))) for name in ("split", "layers")}
-        return self.model_dump() | lists
+        given = self.model_dump()
+        return given | {name: ",".join(map(str, value)) for name, value in given.items() if isinstance(value, list)}
+
+
+_FIELDS: Mapping[Value, Any] = {
+    Value.NAMES: (str, "", {"max_length": 100}),
+    Value.WHOLE: (int | None, None, {"ge": 1}),
+    Value.TIMES: (float | None, None, {"gt": 0}),
+    Value.SHARE: (float | None, None, {"ge": 0, "le": 1}),
+    Value.LIST: (list[int], [], {"max_length": 2000}),
+}
+"""The type, the default and the limits of a field, by what the option takes."""
+
+
+def _field(option: Option) -> tuple[Any, Any]:
+    kind, default, limits = _FIELDS[option.takes]
+    text = option.hint if option.is_change else f"{option.hint}: no change"
+    return kind, Field(default, description=f"{option.label}: {text}.", **limits)
+
+
+_fields: dict[str, Any] = {name: _field(option) for name, option in FORM.items()}
+Change: Any = create_model("Change", __base__=_Form, __doc__=_Form.__doc__ or "", **_fields)
 
 
 class _Server(MCPServer):

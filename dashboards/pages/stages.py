@@ -16,7 +16,7 @@ from dashboards.wishes import wishes_of
 from pptrace.analysis.op_samples import OpSample
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.paste import goes_round, paste_options
-from pptrace.api.whatif import Wishes
+from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
 from pptrace.report.tables.stages import stages_table

@@ -22,7 +22,8 @@ from dashboards.exports import table_files
 from dashboards.parts import chart, data_table, guarded, waiting, with_files
 from dashboards.store import Loaded
 from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
-from pptrace.api.whatif import Predictions, Wishes
+from pptrace.api.whatif import Predictions
+from pptrace.api.wishes import FORM, Value, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.figures import View, timeline
 from pptrace.report.units import milliseconds
@@ -39,22 +40,11 @@ _HELP = "Choose a schedule, a size or a split: the step is then drawn as it woul
 _LABELS_PX = 170
 _MOST_DRAWN = 6_000
 """Most actions that are drawn one by one before those too short to be seen become blocks."""
-_WHOLE: Mapping[str, tuple[str, str]] = {
-    "chunks": ("Chunks", "virtual stages of a rank"),
-    "microbatches": ("Microbatches", "of a step, of the size they have"),
-}
-_TIMES: Mapping[str, tuple[str, str]] = {
-    "microbatch_size": ("Size", "of a microbatch, times today's"),
-    "link_speed": ("Link speed", "messages so many times as fast"),
-}
-_SHARES: Mapping[str, tuple[str, str]] = {
-    "wgrad_share": ("W's share", "part of a full backward that is W's, where the run does not tell"),
-    "fixed_share": ("Fixed share", "part of a usual op that any takes however much it does"),
-}
-_TEXTS: Mapping[str, tuple[str, str]] = {
-    "split": ("Split", "layers of each stage of the model, such as 5,5,5,3"),
-    "layers": ("Layers today", "layers of the run's stages, where its trace does not say"),
-}
+_WHOLE, _TIMES, _SHARES, _TEXTS = (
+    {name: option for name, option in FORM.items() if option.takes is value}
+    for value in (Value.WHOLE, Value.TIMES, Value.SHARE, Value.LIST)
+)
+"""The fields with numbers, ratios, parts and lists, by their names."""
 _SLIDES_WIDER = 4
 """The slider of a size reaches so many times today's."""
 _SLIDES_DOUBLINGS = 3
@@ -85,7 +75,7 @@ def _controls(loaded: Loaded, query: Query) -> Node:
     names = [{"label": "as it was", "value": ""}, *({"label": name, "value": name} for name in SCHEDULES)]
     asked = choice_of(query, "schedule", list(SCHEDULES)) or ""
     schedule = dcc.Dropdown(id=field("schedule"), options=names, value=asked, clearable=False, searchable=False)
-    fields: list[Node] = [html.Label([html.Span("Schedule"), schedule], className="plan-schedule")]
+    fields: list[Node] = [html.Label([html.Span(FORM["schedule"].label), schedule], className="plan-schedule")]
     plan = None if loaded.analysis is None else loaded.analysis.schedule.plan
     sizes = {} if plan is None else {"chunks": plan.num_chunks, "microbatches": plan.num_microbatches}
     for name in _WHOLE:
@@ -93,21 +83,21 @@ def _controls(loaded: Loaded, query: Query) -> Node:
         fields.append(_number(name, today, range(1, max(_SLIDES_WIDER * today, _SLIDES_WIDER) + 1), query))
     fields += [_number(name, 1, range(-_SLIDES_DOUBLINGS, _SLIDES_DOUBLINGS + 1), query) for name in _TIMES]
     split = _layers_today(loaded)
-    for name, (label, hint) in _TEXTS.items():
+    for name, option in _TEXTS.items():
         shown = ",".join(map(str, split)) if split and name == "split" else "e.g. 4,4,4,4"
         text = dcc.Input(
             id=field(name), type="text", value=query.get(name), debounce=True, maxLength=400, placeholder=shown
         )
         slider = [_borders(split, query)] if split and name == "split" else []
-        label_node = html.Label([html.Span(label), text], title=hint, className="plan-list")
-        fields.append(html.Div([label_node, *slider], className="plan-list"))
+        label = html.Label([html.Span(option.label), text], title=option.hint, className="plan-list")
+        fields.append(html.Div([label, *slider], className="plan-list"))
     fields += [_share(name, query) for name in _SHARES]
     return html.Div(fields, className="plan-fields")
 
 
 def _number(name: str, today: int, reach: range, query: Query) -> Node:
     """A field of a number with its slider; ``reach`` is the slider's: of ratios, powers of two."""
-    (label, hint), typed = {**_WHOLE, **_TIMES}[name], number_of(query, name)
+    option, typed = FORM[name], number_of(query, name)
     number = dcc.Input(
         id=field(name), type="number", value=typed, min=0, step="any", debounce=True, placeholder=str(today)
     )
@@ -116,16 +106,16 @@ def _number(name: str, today: int, reach: range, query: Query) -> Node:
         place = log2(place) if place > 0 else 0
     place = min(max(place, reach.start), reach.stop - 1)
     slider = dcc.Slider(id=_slider(name), min=reach.start, max=reach.stop - 1, value=place, **_SLIDER)
-    return html.Div([html.Label([html.Span(label), number], title=hint), slider], className="plan-field")
+    return html.Div([html.Label([html.Span(option.label), number], title=option.hint), slider], className="plan-field")
 
 
 def _share(name: str, query: Query) -> Node:
     """A field of a part of something, from 0 to 1."""
-    label, hint = _SHARES[name]
+    option = FORM[name]
     number = dcc.Input(
         id=field(name), type="number", value=number_of(query, name), min=0, max=1, step="any", debounce=True
     )
-    return html.Div(html.Label([html.Span(label), number], title=hint), className="plan-field")
+    return html.Div(html.Label([html.Span(option.label), number], title=option.hint), className="plan-field")
 
 
 def _layers_today(loaded: Loaded) -> Sequence[int]:

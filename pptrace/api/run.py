@@ -258,23 +258,24 @@ class Run(ExportsOps):
         Raises:
             PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
         """
-        from pptrace.api.whatif import Wishes, predict_changes
+        from pptrace.api.whatif import predict_changes
+        from pptrace.api.wishes import Wishes
 
         wishes = Wishes(
-            _names(schedules),
-            chunks,
-            microbatches,
-            microbatch_size,
-            None if split is None else tuple(split),
-            _names(ideals),
-            link_speed,
-            None if placement is None else tuple(placement),
-            prefetch,
-            None if layers is None else tuple(layers),
-            memory_limit,
-            _links(links),
-            wgrad_share,
-            fixed_share,
+            schedules=_names(schedules),
+            chunks=chunks,
+            microbatches=microbatches,
+            microbatch_size=microbatch_size,
+            split=_numbers(split),
+            ideals=_names(ideals),
+            link_speed=link_speed,
+            links=_links(links),
+            layers=_numbers(layers),
+            wgrad_share=wgrad_share,
+            fixed_share=fixed_share,
+            placement=_numbers(placement),
+            prefetch=prefetch,
+            memory_limit=memory_limit,
         )
         return predict_changes(self.analysis, wishes, verify)
 
@@ -370,6 +371,10 @@ def _links(given: object) -> tuple[Link, ...]:
     if not isinstance(given, Run) or not given.report.links:
         raise UsageError("links: expected a run with messages between two ranks, as pptrace.load gives it")
     return given.report.links
+
+
+def _numbers(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if given is None else tuple(given)
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ from pptrace.analysis.whatif.study import (
     prefetch_name,
     study_run,
 )
-from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, text_or_file
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
@@ -39,45 +39,6 @@ if TYPE_CHECKING:
 ALL = "all"
 _LEAST_TIMES, _MOST_TIMES = 1e-6, 1e6
 _MOST_BYTES = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """Changes as a user asks for them; what is None or empty stays as it is in the run."""
-
-    schedules: tuple[str, ...] = ()
-    chunks: int | None = None
-    microbatches: int | None = None
-    microbatch_size: float | None = None
-    split: tuple[int, ...] | None = None
-    ideals: tuple[str, ...] = ()
-    link_speed: float | None = None
-    placement: tuple[int, ...] | None = None
-    prefetch: int | None = None
-    layers: tuple[int, ...] | None = None
-    """Layers of each stage of the run, where its trace does not say: no change."""
-    memory_limit: int | None = None
-    """The most bytes that a rank may have: no change."""
-    links: tuple[Link, ...] = ()
-    """Links of another run on the same ranks, whose latencies count: no change."""
-    wgrad_share: float | None = None
-    """W's part of a full backward, where the run does not tell: no change."""
-    fixed_share: float | None = None
-    """The part of an op that it takes however much it does: no change."""
-
-    def __bool__(self) -> bool:
-        return self != self.assumed
-
-    @property
-    def assumed(self) -> Wishes:
-        """The same without the changes."""
-        return Wishes(
-            layers=self.layers,
-            memory_limit=self.memory_limit,
-            links=self.links,
-            wgrad_share=self.wgrad_share,
-            fixed_share=self.fixed_share,
-        )
 
 
 @dataclass(frozen=True, eq=False)

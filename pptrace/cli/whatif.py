@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 
 from pptrace.analysis.whole_run import Link
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import OPTIONS, Option, Value, Wishes
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.numbers import COUNT, NUMBER, WHOLE
 from pptrace.cli.output import Outputs
@@ -22,53 +23,22 @@ from pptrace.report.whatif import whatif_text
 from pptrace.workflow.load import load
 
 
+def wish_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of all wishes."""
+    for option in reversed(OPTIONS):
+        kind, several = _TYPES.get(option.takes), option.takes is Value.NAMES
+        command = click.option(
+            f"--{option.flag}", option.name, type=kind, multiple=several, metavar=option.metavar, help=option.help
+        )(command)
+    return command
+
+
+_TYPES = {Value.WHOLE: WHOLE, Value.DEPTH: WHOLE, Value.TIMES: NUMBER, Value.SHARE: NUMBER, Value.RUN: GIVEN_PATH}
+
+
 @click.command(name="whatif")
 @click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
-@click.option(
-    "--schedule",
-    "schedules",
-    multiple=True,
-    metavar="NAME,NAME|all",
-    help="With this schedule, or each of several; all: every one of the catalogue.",
-)
-@click.option("--chunks", type=WHOLE, help="With this number of virtual stages per rank.")
-@click.option("--microbatches", type=WHOLE, help="With this number of microbatches in a step, of today's size.")
-@click.option("--microbatch-size", type=NUMBER, metavar="X", help="With microbatches X times today's size.")
-@click.option("--split", metavar="N,N,…", help="With these layers in each stage.")
-@click.option(
-    "--ideal",
-    "ideals",
-    multiple=True,
-    metavar="WHAT",
-    help="If stage=N, rank=N, kind=K, jitter, communication, stragglers, host or routing cost what their like do; "
-    "outside=PART: if data, … took no time.",
-)
-@click.option("--link-speed", type=NUMBER, metavar="X", help="With messages X times as fast.")
-@click.option(
-    "--links",
-    "links_path",
-    type=GIVEN_PATH,
-    metavar="PATH",
-    help="Take the latencies of links from this run on the same ranks, with messages of several sizes: no change.",
-)
-@click.option("--layers", metavar="N,N,…", help="The layers of the run's stages, where its trace does not say.")
-@click.option(
-    "--wgrad-share",
-    type=NUMBER,
-    metavar="X",
-    help="W's part of a full B, where the run has no W: no change [default: 0.5].",
-)
-@click.option(
-    "--fixed-share",
-    type=NUMBER,
-    metavar="X",
-    help="The part of an op that it takes however much it does: no change [default: 0, in the interval to 0.06].",
-)
-@click.option("--placement", metavar="N,N,…", help="With the pipeline's ranks in this order of today's.")
-@click.option("--prefetch", type=WHOLE, metavar="N", help="With receives posted N ops before they are needed.")
-@click.option(
-    "--memory-limit", metavar="BYTES", help="The most that a rank may have, such as 80GB or 74GiB: no change."
-)
+@wish_options
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=WHOLE, help="From this step alone.")
 @click.option(
@@ -79,59 +49,52 @@ from pptrace.workflow.load import load
 @click.option("--as-recorded", is_flag=True, help="From the recording: what it cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
-def command(paths: tuple[Path, ...], **options: Any) -> None:
+def command(
+    paths: tuple[Path, ...],
+    verify: bool,
+    step: int | None,
+    json_file: str | None,
+    csv_file: str | None,
+    html_file: Path | None,
+    as_recorded: bool,
+    jobs: int | None,
+    no_cache: bool,
+    **asked: Any,
+) -> None:
     """Predict the step with another schedule, split, link or cost.
 
     PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`. What is asked for is one
     scenario for each schedule; without options, a table of all sensible changes.
     """
-    _predict(paths, WhatIfOptions(**options))
+    outputs = Outputs({"--json": json_file, "--csv": csv_file, "--html": html_file})
+    given = {option.name: _value(option, asked[option.name]) for option in OPTIONS}
+    wishes = Wishes(**given | {"links": _links(asked["links"], jobs, not no_cache)})
+    with reading_bar() as on_progress:
+        analysis = load(paths, None, step, jobs, on_progress, not no_cache, as_recorded=as_recorded)
+    with counting_bar("predicted") as on_count:
+        predictions = predict_changes(analysis, wishes, verify, on_count)
+    outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})
+    if not outputs.take_stdout:
+        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console.print(whatif_text(predictions.result, console.width))
+    if predictions.result.today is None:
+        raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfOptions:
-    """The options of ``pptrace whatif``, as click parses them."""
+def _value(option: Option, given: Any) -> Any:
+    """The value of a wish from what click parsed.
 
-    schedules: tuple[str, ...]
-    chunks: int | None
-    microbatches: int | None
-    microbatch_size: float | None
-    split: str | None
-    ideals: tuple[str, ...]
-    link_speed: float | None
-    links_path: Path | None
-    layers: str | None
-    wgrad_share: float | None
-    fixed_share: float | None
-    placement: str | None
-    prefetch: int | None
-    memory_limit: str | None
-    verify: bool
-    step: int | None
-    json_file: str | None
-    csv_file: str | None
-    html_file: Path | None
-    as_recorded: bool
-    jobs: int | None
-    no_cache: bool
-
-    @property
-    def wishes(self) -> Wishes:
-        return Wishes(
-            tuple(name for text in self.schedules for name in text.split(",")),
-            self.chunks,
-            self.microbatches,
-            self.microbatch_size,
-            _numbers("--split", self.split),
-            self.ideals,
-            self.link_speed,
-            _numbers("--placement", self.placement, "3,2,1,0"),
-            self.prefetch,
-            _numbers("--layers", self.layers),
-            _bytes("--memory-limit", self.memory_limit),
-            wgrad_share=self.wgrad_share,
-            fixed_share=self.fixed_share,
-        )
+    Raises:
+        UsageError: it is no list of numbers, or no size.
+    """
+    match option.takes:
+        case Value.NAMES:
+            return tuple(name for text in given for name in (text.split(",") if option.name == "schedules" else [text]))
+        case Value.LIST:
+            return _numbers(f"--{option.flag}", given, "3,2,1,0" if option.name == "placement" else "5,5,5,3")
+        case Value.SIZE:
+            return _bytes(f"--{option.flag}", given)
+    return given
 
 
 def _numbers(option: str, text: str | None, example: str = "5,5,5,3") -> tuple[int, ...] | None:
@@ -153,29 +116,11 @@ def _bytes(option: str, text: str | None) -> int | None:
     return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
-def _links(options: WhatIfOptions) -> tuple[Link, ...]:
+def _links(path: Path | None, jobs: int | None, cache: bool) -> tuple[Link, ...]:
     """The links of the run that ``--links`` names."""
-    if options.links_path is None:
+    if path is None:
         return ()
-    links = load([options.links_path], jobs=options.jobs, cache=not options.no_cache).report.links
+    links = load([path], jobs=jobs, cache=cache).report.links
     if not links:
-        raise UsageError(f"--links {options.links_path}: that run has no messages between two ranks")
+        raise UsageError(f"--links {path}: that run has no messages between two ranks")
     return links
-
-
-def _predict(paths: tuple[Path, ...], options: WhatIfOptions) -> None:
-    outputs = Outputs({"--json": options.json_file, "--csv": options.csv_file, "--html": options.html_file})
-    wishes = replace(options.wishes, links=_links(options))
-    with reading_bar() as on_progress:
-        analysis = load(
-            *(paths, None, options.step, options.jobs, on_progress, not options.no_cache),
-            as_recorded=options.as_recorded,
-        )
-    with counting_bar("predicted") as on_count:
-        predictions = predict_changes(analysis, wishes, options.verify, on_count)
-    outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})
-    if not outputs.take_stdout:
-        console = Console(width=None if Console().is_terminal else 140, highlight=False)
-        console.print(whatif_text(predictions.result, console.width))
-    if predictions.result.today is None:
-        raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")

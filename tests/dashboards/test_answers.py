@@ -15,7 +15,7 @@ import dashboards.answers
 from dashboards.answers import Answers
 from dashboards.paper import OnPaper
 from dashboards.store import Loaded, Store
-from pptrace.api.whatif import Wishes
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from tests.support.programs import SAMPLES
 

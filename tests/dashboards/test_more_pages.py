@@ -34,7 +34,7 @@ from dashboards.parts import MOST_ROWS, guarded, shortened
 from dashboards.store import Loaded, Store
 from pptrace.analysis.compare.result import PartChange
 from pptrace.analysis.result import Report
-from pptrace.api.whatif import Wishes
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.report.tables import ReportTable
 from pptrace.report.to_files import write_csv

@@ -18,7 +18,8 @@ from dashboards.wishes import wishes_of
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import Study
-from pptrace.api.whatif import Wishes, predict_changes, study_of
+from pptrace.api.whatif import predict_changes, study_of
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES

@@ -12,7 +12,8 @@ from dashboards.answers import Answers
 from dashboards.app import create_app
 from dashboards.store import Store
 from dashboards.wishes import FIELDS
-from pptrace.api.whatif import Predictions, Wishes
+from pptrace.api.whatif import Predictions
+from pptrace.api.wishes import Wishes
 from pptrace.errors import UsageError
 from tests.support.programs import SAMPLES
 

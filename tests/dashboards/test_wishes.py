@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
-from dashboards.wishes import command_of, wishes_of
-from pptrace.api.whatif import Wishes
+from dashboards.pages.try_change import field
+from dashboards.wishes import FIELDS, command_of, wishes_of
+from pptrace.api.run import Run
+from pptrace.api.wishes import OPTIONS, Wishes
+from pptrace.cli.whatif import command
 from pptrace.errors import UsageError
 
 
@@ -27,7 +31,7 @@ def test_a_form_and_an_address_ask_for_the_same() -> None:
     wishes = wishes_of(form)
     assert wishes == Wishes(("zb-h1",), chunks=2, microbatch_size=0.5, split=(5, 5, 3), link_speed=2.0)
     assert wishes_of({name: str(value) for name, value in form.items()}) == wishes
-    assert command_of(wishes) == "--schedule zb-h1 --chunks 2 --microbatch-size 0.5 --link-speed 2 --split 5,5,3"
+    assert command_of(wishes) == "--schedule zb-h1 --chunks 2 --microbatch-size 0.5 --split 5,5,3 --link-speed 2"
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,14 @@ def test_shares_of_ops_are_assumed_and_change_nothing() -> None:
     assert wishes == Wishes(wgrad_share=0.4, fixed_share=0.1)
     assert not wishes
     assert command_of(wishes) == "--wgrad-share 0.4 --fixed-share 0.1"
+
+
+def test_all_interfaces_have_the_options_of_the_one_list() -> None:
+    """The terminal and Python have all, the form and the assistant those with a label."""
+    parameters = set(inspect.signature(Run.whatif).parameters) - {"self", "verify"}
+    assert parameters == {option.name for option in OPTIONS}
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    assert flags >= {f"--{option.flag}" for option in OPTIONS}
+    assert set(FIELDS) == {option.form_name for option in OPTIONS if option.label}
+    ids = [field(name) for name in FIELDS]
+    assert len(set(ids)) == len(FIELDS)

@@ -19,7 +19,8 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.analysis.whatif.result import Scenario
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import Wishes
 from pptrace.schedule.registry import get
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load

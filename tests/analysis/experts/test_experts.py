@@ -10,7 +10,8 @@ import pytest
 
 from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.result import Finding, Report, Severity
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import Wishes
 from pptrace.marks import Axis, Collective, CollectiveMark, Mark, OpMark, SpanKind, SpanMark, Uneven
 from pptrace.model.traces import Trace
 from pptrace.report.tables.table import Amount

@@ -8,7 +8,8 @@ import pytest
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.study import Study, study_run
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis, analyse

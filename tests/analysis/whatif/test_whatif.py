@@ -22,7 +22,8 @@ from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, ShapeError, UsageError
 from pptrace.report.to_json import dump, simulation_object
 from pptrace.report.whatif import whatif_tables

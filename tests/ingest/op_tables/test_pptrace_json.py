@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.api.whatif import Wishes, predict_changes
+from pptrace.api.whatif import predict_changes
+from pptrace.api.wishes import Wishes
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.schedule.shape import OpCosts
