@@ -58,8 +58,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_colu
     return html.Div(className="table-box", **data)
 
 
+_SHORT = 16
+"""Characters of a text that stays on one line, such as ``stage 1``."""
+
+
 def _row(tag: str, cells: Sequence[object], is_text: Sequence[bool]) -> str:
-    kinds = ("" if text else ' class="number"' for text in is_text)
+    kinds = (
+        (' class="short"' if len(str(cell)) <= _SHORT else "") if text else ' class="number"'
+        for cell, text in zip(cells, is_text, strict=True)
+    )
     tags = (tag if str(cell).strip() else "td" for cell in cells)  # a column without a name has no header
     marked = zip(tags, kinds, map(escape, map(str, cells)), strict=True)
     heads = len(cells) > 1 and not any(str(cell).strip() for cell in cells[1:])
