@@ -90,7 +90,7 @@ import sys
 root, path = sys.argv[1] + "/", sys.argv[2]
 entered = set()
 def note(frame, event, _argument):
-    if event == "call" and frame.f_code.co_name != "<module>":
+    if event == "call" and frame.f_code.co_flags & 1:  # no body of a module or of a class
         entered.add(frame.f_code.co_filename)
 from pptrace.cli.main import main
 sys.argv, stdout = ["pptrace", "analyze", "--no-cache", root + path], sys.stdout
