@@ -68,6 +68,8 @@ def _with_gains_of_parts(reason: Reason, steps: Sequence[int], causes: Mapping[i
     if not reason.is_cause or not causes.keys() >= set(steps):
         return reason
     of_steps = [sum(cause.ns for cause in causes[step] if cause.reason == reason.name) for step in steps]
+    if not any(of_steps):
+        return reason
     return replace(reason, gains=np.array(of_steps, dtype=np.int64))
 
 
