@@ -18,6 +18,7 @@ from dashboards.pages import overview, problem, schedules, timeline
 from dashboards.routes import add_metrics, add_routes, refuse_metrics
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Report
+from pptrace.report.audit import damage_in, name_of, place_of
 from pptrace.report.tables import warning_lines
 from pptrace.report.units import counted, milliseconds, uncertainty
 
@@ -194,6 +195,7 @@ def _facts(loaded: Loaded) -> list[Node]:
         fact("clock", *_clock(report)),
         *read,
         fact("quality", *_quality(report)),
+        *([fact("recording", *damage)] if (damage := _damage(report)) else []),
         *_run_facts(loaded),
     ]
 
@@ -221,6 +223,15 @@ def _quality(report: Report) -> tuple[str, str]:
         if lines
         else ("complete", "nothing that a figure needs is missing")
     )
+
+
+def _damage(report: Report) -> tuple[str, str] | None:
+    """The kinds of damage of the recording, each with where it is and what it affects; None of a whole one."""
+    damage = damage_in(report.recording)
+    if not damage:
+        return None
+    lines = [f"{name_of(entry)}: {entry.count:,} ({place_of(entry)}): {entry.affects}" for entry in damage]
+    return f"damaged: {', '.join(map(name_of, damage))}", "\n".join(lines)
 
 
 def _run_facts(loaded: Loaded) -> list[Node]:

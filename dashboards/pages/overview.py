@@ -17,6 +17,7 @@ from dashboards.tables import TABLES
 from pptrace.analysis.findings.root_causes import in_groups
 from pptrace.analysis.findings.verdict import verdict_lines
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.report.audit import audit_line
 from pptrace.report.charts.steps import steps_line
 from pptrace.report.figures import overview, waterfall
 from pptrace.report.recording_line import recording_line
@@ -110,8 +111,8 @@ def _piece(part: BarPart) -> Node:
 
 def _recording(report: Report) -> list[Node]:
     """Show what recording did to the run, where that is known."""
-    line = recording_line(report.recording)
-    return [html.P(f"{line.capitalize()}.", className="note", id="recording")] if line else []
+    lines = {"recording": recording_line(report.recording), "audit": audit_line(report.recording)}
+    return [html.P(f"{line[0].upper()}{line[1:]}.", className="note", id=name) for name, line in lines.items() if line]
 
 
 def _steps(report: Report, step: StepReport) -> list[Node]:

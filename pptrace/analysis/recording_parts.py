@@ -48,13 +48,28 @@ class AsRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Kind of damage or distortion of a recording: how much of it there is, of which ranks, in which steps.
+
+    ``affects`` says which figures it makes null or wrong, and what was done about it, ``cure`` how to record without it.
+    """
+
+    kind: str
+    count: int
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    affects: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingReport:
     """The typical step as it was recorded, measured without recording, and predicted by a replay without its cost.
 
     ``low_ns`` to ``high_ns`` is the 90 % interval of the prediction, ``error`` predicted / unrecorded − 1, ``slowdown``
     recorded / (unrecorded, else predicted). ``figures`` are whose figures the report has, ``unrecorded`` or ``recorded``.
     ``reason`` says why nothing is predicted, None where something is. ``slowed_after`` is how much longer the steps after the
-    recording took than those before it (1: as long).
+    recording took than those before it (1: as long). ``audit`` is what the recorder got wrong.
     """
 
     recorded_step_ns: int | None = None
@@ -73,7 +88,7 @@ class RecordingReport:
     figures: str = "recorded"
     as_recorded: AsRecorded | None = None
     reason: str | None = None
-    audit: None = None
+    audit: tuple[AuditEntry, ...] = ()
 
     @property
     def relative_error(self) -> float | None:

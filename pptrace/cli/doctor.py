@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 import pptrace
-from pptrace.errors import PptraceError
+from pptrace.cli.numbers import COUNT
+from pptrace.cli.output import Outputs
+from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.reading_bar import reading_bar
+from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.nsight.reader import read_nsight
 from pptrace.marks import SpanKind, SpanMark, format_mark
 from pptrace.nsys import exported_report, last_line, run_program
@@ -86,13 +91,40 @@ class Ability:
     detail: str
 
 
-@click.command(name="doctor", short_help="Show what is installed here and what that allows.")
-def command() -> None:
-    """Show versions, devices, backends and profilers, and what that allows."""
+@click.command(name="doctor", short_help="Show what is installed here, or what is damaged in a recording.")
+@click.argument("paths", nargs=-1, type=GIVEN_PATH)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the audit as JSON ('-': to stdout, nothing else).")
+@click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
+def command(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, no_cache: bool) -> None:
+    """Show versions, devices, backends and profilers, and what that allows.
+
+    With PATHS (trace files, a directory with one trace per rank, a run directory) audit the recording instead: events that the
+    recorder lost, stretched or put elsewhere, in which ranks and steps, what they affect, and what cures it.
+    """
+    if paths:
+        _audit(paths, json_file, jobs, cache=not no_cache)
+        return
+    if json_file is not None:
+        raise UsageError("--json: give the traces that are to be audited: pptrace doctor PATH --json FILE")
     machine = examine()
     console = Console()
     console.print(facts_table(machine))
     console.print(abilities_table(list_abilities(machine)))
+
+
+def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cache: bool) -> None:
+    from pptrace.report.audit import audit_text
+    from pptrace.workflow.load import load
+
+    outputs = Outputs({"--json": json_file})
+    with reading_bar() as on_progress:
+        report = load(paths, None, None, jobs, on_progress, cache, report_only=True, as_recorded=True).report
+    audit = () if report.recording is None else report.recording.audit
+    text = json.dumps({"schema": "pptrace.audit/1", "audit": [asdict(entry) for entry in audit]}, indent=2)
+    outputs.write({"--json": lambda: f"{text}\n"})
+    if not outputs.take_stdout:
+        Console(width=None if Console().is_terminal else 140, highlight=False).print(audit_text(report))
 
 
 def examine() -> Machine:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import NestedIntervals
+from pptrace.model.damage import RankDamage
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMM_ARGS, Int8, Int32, Int64, empty_table
 
@@ -126,7 +127,7 @@ class Trace:
 
     ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are set where the format itself lists ops, named by ``framework``;
     ``events`` are then empty. Where they are None, ops have to be recognised in the events. ``calls`` (schema CALLS) is set
-    where the format lists communication only.
+    where the format lists communication only. ``damage`` is what was found damaged while it was read.
     """
 
     path: str
@@ -142,6 +143,7 @@ class Trace:
     comms: pd.DataFrame | None = None
     framework: str = ""
     calls: pd.DataFrame | None = None
+    damage: RankDamage = field(default_factory=RankDamage)
 
     @property
     def num_events(self) -> int:
@@ -175,6 +177,7 @@ class Trace:
             memory=concat_tables([self.memory, later.memory]),
             metadata={**later.metadata, **self.metadata},
             warnings=(*self.warnings, *later.warnings),
+            damage=RankDamage.joined((self.damage, later.damage)),
             ops=concat_tables([self.ops, later.ops]),
             comms=concat_tables([self.comms, later.comms]),
         )

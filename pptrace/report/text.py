@@ -15,6 +15,7 @@ from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
+from pptrace.report.audit import audit_line
 from pptrace.report.idle import idle_table
 from pptrace.report.recording_line import recording_line
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
@@ -77,6 +78,8 @@ def _header(report: Report) -> RenderableType:
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
     if line_of_recording := recording_line(report.recording):
         lines.append(Text(line_of_recording, style="dim"))
+    if damage := audit_line(report.recording):
+        lines.append(Text(damage, style="yellow"))
     if lacking := _lacking(report):
         lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))
     return Group(*lines)

@@ -26,6 +26,7 @@ from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_for, key_of
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
+from pptrace.recognise.damage.find import damage_of, without_misplaced_work
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.correct import Corrections
@@ -48,13 +49,15 @@ _DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, Recursio
 
 def recognise_trace(trace: Trace) -> RecognisedRank:
     """:func:`recognise_rank` with what its recording did to it, without the facts that the analysis does not use."""
+    trace = without_misplaced_work(trace)
     rank = _public_rank(trace)
-    return replace(rank, recording=recording_of(trace, (rank.ops, rank.comms, rank.calls)))
+    recording = recording_of(trace, (rank.ops, rank.comms, rank.calls))
+    return replace(rank, recording=replace(recording, damage=damage_of(trace, rank.work)))
 
 
 def recognise_corrected(corrections: Corrections, trace: Trace) -> RecognisedRank:
     """:func:`recognise_rank` of the trace as it would have been without its recording."""
-    return _public_rank(corrections.corrected(trace))
+    return _public_rank(corrections.corrected(without_misplaced_work(trace)))
 
 
 def _public_rank(trace: Trace) -> RecognisedRank:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.analysis.audit import audit_events, audit_report
 from pptrace.analysis.probes.recorded import read_probes
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
@@ -57,6 +58,17 @@ class Undone:
 
 def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool = False) -> Undone:
     """Find what recording did to a run that was analysed as it was recorded; not ``as_recorded``, as which it stays."""
+    undone = _undone(analysis, recordings, as_recorded)
+    settings = {rank: recording.settings for rank, recording in recordings.items()}
+    damage = {rank: recording.damage for rank, recording in recordings.items() if len(recording.damage)}
+    audit = (
+        *audit_events(damage, analysis.data.ops, analysis.data.clock),
+        *audit_report(analysis.report, settings, undone.report.slowdown, undone.report.slowed_after),
+    )
+    return replace(undone, report=replace(undone.report, audit=audit))
+
+
+def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool) -> Undone:
     measured = measured_steps(analysis)
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
     block = RecordingReport(

@@ -1,8 +1,8 @@
 """Work of one stream is sequential: what a recorder lets last beyond the end of what follows it on its stream is cut there.
 
 Recorders of ROCm give single kernels durations of seconds (AMD-AGI/TraceLens issue 669). What such a kernel really took is not
-known; it had ended when its successor began. A successor that begins a little before the end is none: programs may launch the
-next kernel early, and clocks of devices are read to a microsecond.
+known; it had ended when its successor began, and lasts no longer than the others of its name. A successor that begins a little
+before the end is none: programs may launch the next kernel early, and clocks of devices are read to a microsecond.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import Category, Events, Trace
 from pptrace.model.wording import counted
 
@@ -21,6 +22,8 @@ _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
 _TOLERANCE_NS, _CLOCKS_NS = 2_000, 100_000
 """Errors of ends on one device, and between the clocks of device and host."""
+_FEWEST_ALIKE = 3
+"""Other pieces of the same name from which on the longest of them bounds what one can last."""
 _LATEST = np.iinfo(np.int64).max
 Rows = npt.NDArray[np.intp]
 
@@ -33,14 +36,25 @@ def with_sequential_streams(trace: Trace) -> Trace:
     events = trace.events
     durations = events.dur_ns.copy()
     longest_ns = int(durations[rows].max())
-    durations[rows] = ends - events.start_ns[rows]
+    durations[rows] = np.minimum(ends - events.start_ns[rows], _longest_of_names(events, rows))
     last = "lasts longer than what follows on its" if len(rows) == 1 else "last longer than what follows on their"
     line = (
         f"{counted(len(rows), 'piece')} of device work {last} stream, up to "
         f"{longest_ns / 1e6:,.2f} ms, which cannot be: the recorder's mistake; each is cut where its successor begins, "
-        "or where a call had waited for it"
+        "where a call had waited for it, or where the longest other one of its name would end"
     )
-    return replace(trace, events=replace(events, dur_ns=durations), warnings=(*trace.warnings, line))
+    damage = RankDamage.joined((trace.damage, RankDamage.of(Damage.OVERRUNNING_KERNELS, events.start_ns[rows])))
+    return replace(trace, events=replace(events, dur_ns=durations), warnings=(*trace.warnings, line), damage=damage)
+
+
+def _longest_of_names(events: Events, rows: Rows) -> npt.NDArray[np.int64]:
+    """The longest that device work of the same name lasts which does not overrun, ns; far more where there is little of it."""
+    others = np.setdiff1d(np.flatnonzero(np.isin(events.category, _WORK)), rows)
+    longest, names = np.zeros(len(events.names), dtype=np.int64), events.name_id[others]
+    np.maximum.at(longest, names, events.dur_ns[others])
+    is_known = np.bincount(names, minlength=len(events.names)) >= _FEWEST_ALIKE
+    bounds: npt.NDArray[np.int64] = np.where(is_known, longest, _LATEST)[events.name_id[rows]]
+    return bounds
 
 
 def overruns(events: Events) -> tuple[Rows, npt.NDArray[np.int64]]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.ingest.common.exact_numbers import ABSURD, LIMIT_NS, MISSING
+from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMM_ARGS, Int32, Int64, empty_table
 from pptrace.model.traces import Category, Events
 
@@ -43,6 +44,7 @@ class SortedEvents:
     order: npt.NDArray[Any]
     num_rows: int
     warnings: tuple[str, ...]
+    damage: RankDamage
 
     def sorted_rows(self, rows: Sequence[int]) -> Int64:
         """The sorted positions of some rows of the file, -1 for dropped ones. Takes one byte per row, not an inverse order."""
@@ -65,7 +67,7 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     since memory peaks while sorting.
     """
     start, dur = columns.take(2), columns.take(3)
-    is_plausible, warnings = _plausible_times(start, dur, base_ns)
+    is_plausible, warnings, damage = _plausible_times(start, dur, base_ns)
     num_rows = len(is_plausible)
     kept_rows = None if is_plausible.all() else np.flatnonzero(is_plausible).astype(_row_type(num_rows))
     del is_plausible
@@ -102,15 +104,15 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
         names=names,
         comm_args=empty_table(COMM_ARGS),
     )
-    return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings))
+    return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings), damage)
 
 
 def _row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
     return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
-def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]:
-    """(mask of the events with possible times, a warning for each kind of impossible time)."""
+def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str], RankDamage]:
+    """(mask of the events with possible times, a warning for each kind of impossible time, what was left out)."""
     is_implausible: Mask = np.zeros(len(start), dtype=np.bool_)
     warnings: list[str] = []
 
@@ -131,9 +133,13 @@ def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list
     leave_out((dur == ABSURD) | (dur > MAX_DURATION_NS), "with an absurd duration", "with absurd durations")
     leave_out(dur < 0, "with a negative duration", "with negative durations")
     later = start[~is_implausible & (start != 0)]
+    unset = 0
     if len(later) and later.min() > LONE_ZERO_NS:
+        unset = int(np.count_nonzero((start == 0) & ~is_implausible))
         leave_out(start == 0, "whose time was never set (0)", "whose times were never set (0)")
-    return ~is_implausible, warnings
+    impossible = int(np.count_nonzero(is_implausible)) - unset
+    counts = (Damage.UNSET_TIMES, unset), (Damage.IMPOSSIBLE_TIMES, impossible)
+    return ~is_implausible, warnings, RankDamage.joined(RankDamage.counted(kind, count) for kind, count in counts)
 
 
 def _sorted_names(codes: Int32, names_by_code: Sequence[str]) -> tuple[Int32, tuple[str, ...]]:

@@ -30,6 +30,7 @@ from pptrace.ingest.kineto.decoded_events import Collected
 from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.trace_members import Document, read_document
 from pptrace.marks import METADATA_KEY
+from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.traces import DEVICE_NAMES, HOST_NAME, InputFormat, Trace
 
 _SETTINGS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
@@ -117,6 +118,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
         metadata=metadata,
         distributed=distributed,
         warnings=tuple(warnings),
+        damage=RankDamage.joined((ordered.damage, *_damage_of(source, stream, document))),
     )
 
 
@@ -180,6 +182,12 @@ def _damage_warnings(source: ByteSource, stream: EventStream, document: Document
             if source.trailing_bytes
             else f"{len(document.trailing)} characters beginning {document.trailing[:20]!r}"
         )
+
+
+def _damage_of(source: ByteSource, stream: EventStream, document: Document) -> Iterator[RankDamage]:
+    is_cut = stream.damage.early_end or bool(source.damage) or not document.is_complete
+    yield RankDamage.counted(Damage.CUT_FILE, int(is_cut))
+    yield RankDamage.counted(Damage.UNREADABLE_EVENTS, stream.damage.lost_events)
 
 
 def _no_rows(collected: Collected, stream: EventStream) -> str:

@@ -137,6 +137,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 memory=memory_of(memory, pid),
                 metadata=metadata,
                 warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),
+                damage=ordered.damage,
             )
         )
     if not any(trace.num_events for trace in traces):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.model.damage import RankDamage
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.recording.boundaries import Boundaries
 from pptrace.recognise.recording.event_cost import EventCost, cost_from_trace
@@ -24,7 +25,8 @@ STEP_TIMES = "step_times"
 class RankRecording:
     """The graph of a rank's events and what recording one of them cost; empty where nothing tells that.
 
-    ``file`` and ``file_rank`` are where the events are: the file, and the rank that it says they are of.
+    ``file`` and ``file_rank`` are where the events are: the file, and the rank that it says they are of. ``damage`` is what of
+    them is damaged.
     """
 
     graph: RankGraph = field(default_factory=RankGraph)
@@ -32,6 +34,7 @@ class RankRecording:
     settings: Mapping[str, Any] = field(default_factory=dict)
     file: str = ""
     file_rank: int | None = None
+    damage: RankDamage = field(default_factory=RankDamage)
 
 
 def recording_of(trace: Trace, tables: Sequence[pd.DataFrame]) -> RankRecording:

@@ -48,12 +48,17 @@ def durations_of(trace: Trace) -> list[int]:
 
 
 def test_work_that_outlasts_its_successor_ends_where_that_begins() -> None:
-    trace = trace_of([(7, 0, 10), (7, 20, 3000), (8, 25, 10), (7, 40, 10), (7, 60, 10)])
-    assert durations_of(trace) == [10, 20, 10, 10, 10]
+    trace = trace_of([(7, 0, 10), (7, 20, 3000), (8, 25, 30), (7, 40, 10), (7, 60, 10)])
+    assert durations_of(trace) == [10, 20, 30, 10, 10]
     (warning,) = with_sequential_streams(trace).warnings
     assert warning.startswith(
         f"1 piece of device work {LINE.replace('last', 'lasts').replace('their', 'its')}, up to 3.00 ms"
     )
+
+
+def test_it_lasts_no_longer_than_the_longest_of_three_others_of_its_name() -> None:
+    assert durations_of(trace_of([(7, 0, 3000), (7, 200, 10), (7, 300, 12), (7, 400, 11)])) == [12, 10, 12, 11]
+    assert durations_of(trace_of([(7, 0, 3000), (7, 200, 10), (7, 300, 12)])) == [200, 10, 12]
 
 
 def test_work_without_correlation_is_each_a_call_of_its_own() -> None:
@@ -99,8 +104,8 @@ def durations_by_start(trace: Trace) -> dict[int, int]:
 
 
 def test_the_replay_of_a_graph_ends_where_the_next_one_begins() -> None:
-    trace = trace_of([(7, 0, 300), (7, 10, 20), (7, 100, 10), (7, 120, 20)], [5, 5, 6, 6])
-    assert durations_of(trace) == [100, 20, 10, 20]
+    trace = trace_of([(7, 0, 300), (7, 10, 20), (7, 100, 150), (7, 260, 20)], [5, 5, 6, 6])
+    assert durations_of(trace) == [100, 20, 150, 20]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=30))

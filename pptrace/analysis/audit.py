@@ -1,0 +1,229 @@
+"""The audit of a recording: what its recorder lost, stretched or mislabelled, what figures that affects, and what cures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pptrace.analysis.recording_parts import AuditEntry
+from pptrace.analysis.result import Report
+from pptrace.clock.result import Clock
+from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
+from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.slices import rows_among, slices_by_int
+
+_SLOWER = 1.1
+"""Times as long from which on steps are another program's."""
+_RECORD_LESS = "record fewer steps or fewer activities"
+_WARM_UP = "let the profiler warm up for a step (schedule(warmup=1)), and record again"
+_NEWER = "record with a newer torch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Text on what a kind of damage affects, with what was done about it, and on what cures it."""
+
+    affects: str
+    cure: str
+
+
+_WORDS: Mapping[Damage, _Words] = {
+    Damage.LOST_KERNELS: _Words(
+        "compute, bubbles and idle time of these ranks in these steps are null, if there are ten of them or one in a thousand",
+        f"{_RECORD_LESS}, and let the profiler warm up for a step: CUPTI's buffers were full, or the session had just begun",
+    ),
+    Damage.NO_DEVICE_EVENTS: _Words(
+        "times of launching are no times of computing: what the device did is null",
+        "record with ProfilerActivity.CUDA; a profiler that ran before in this process may have to be ended first",
+    ),
+    Damage.KERNELS_WITHOUT_LAUNCH: _Words(
+        "why the device was idle before them is not known; which op they belong to is told by their time alone",
+        f"{_RECORD_LESS}; record the host's calls too (ProfilerActivity.CPU)",
+    ),
+    Damage.WORK_BEFORE_RECORDING: _Words(
+        "it was launched before the recording began: why the device was idle before it is not known",
+        "none is needed: synchronise the device before the profiler starts to be without",
+    ),
+    Damage.NO_CORRELATION: _Words(
+        "which call launched what, and so why the device was idle, is not known",
+        "record the host's calls with their correlations: ProfilerActivity.CPU, or nsys --trace=cuda,nvtx",
+    ),
+    Damage.REPEATED_CORRELATION: _Words(
+        "which of the kernels a call launched is not known: ops may have kernels of others",
+        f"{_NEWER} (or ROCm): the recorder gave several launches one number",
+    ),
+    Damage.KERNELS_BEFORE_LAUNCH: _Words(
+        "idle time before them, and which op was late: the device's clock was not that of the host",
+        f"{_RECORD_LESS}, so that the clocks do not drift; {_NEWER}",
+    ),
+    Damage.KERNELS_OUT_OF_ORDER: _Words(
+        "they are left out, as if they were lost: a stream runs its work in the order of the launches", _NEWER
+    ),
+    Damage.OVERRUNNING_KERNELS: _Words(
+        "each is cut where the next one on its stream begins, or where the longest other one of its name would end",
+        _NEWER,
+    ),
+    Damage.REPEATED_KERNELS: _Words(
+        "counts and sums by name have them twice; times in which the device works do not",
+        "end one profiler before another begins in the same process",
+    ),
+    Damage.EMPTY_KERNELS: _Words(
+        "their compute is not counted: the recorder's resolution is a microsecond, or their end was not known", _NEWER
+    ),
+    Damage.GRAPHS_AS_ONE_EVENT: _Words(
+        "communication inside the graphs counts as compute, and their kernels have no names",
+        "record with nsys --cuda-graph-trace=node",
+    ),
+    Damage.GRAPHS_WITHOUT_KERNELS: _Words(
+        "what these replays computed is missing: compute is too short, and idle time too long",
+        f"{_NEWER} and CUDA 12, whose profiler has the nodes of graphs",
+    ),
+    Damage.FAR_TIMES: _Words("they are left out, as if they were lost", _NEWER),
+    Damage.UNSET_TIMES: _Words("they are left out; kernels among them count as lost", _RECORD_LESS),
+    Damage.IMPOSSIBLE_TIMES: _Words(
+        "they are left out", "let the profiler end before the process does, and record again"
+    ),
+    Damage.UNREADABLE_EVENTS: _Words("they are left out", "let the profiler end before the file is copied"),
+    Damage.CUT_FILE: _Words(
+        "what comes behind the cut is missing, and maybe facts about the run",
+        "let the profiler end before the process does; copy the file whole",
+    ),
+    Damage.UNFINISHED_OPERATORS: _Words(
+        "the last operators seem to last until the recording ends: no op is taken to last as long", _NEWER
+    ),
+    Damage.UNFINISHED_CALLS: _Words(
+        "these Python calls seem to last until the recording ends; ops do not depend on them",
+        "record without with_stack, or with a newer torch",
+    ),
+    Damage.CROSSING_RANGES: _Words(
+        "ranges of one thread cannot cross: what lies in them may be taken for another range's",
+        "end ranges on the thread, and in the order, in which they began (with record_function)",
+    ),
+    Damage.BUFFER_REQUESTS: _Words(
+        "the profiler took memory for its records in these steps: launches then last longer than without it", _WARM_UP
+    ),
+}
+SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
+INCOMPLETE_STEPS, OTHER_SETTINGS = "incomplete_steps", "other_settings"
+_COSTLY = {
+    "record_shapes": "shapes",
+    "with_stack": "stacks",
+    "with_modules": "modules",
+    "with_flops": "FLOPs",
+    "profile_memory": "memory",
+}
+
+
+def audit_events(damage: Mapping[int, RankDamage], ops: pd.DataFrame, clock: Clock) -> Iterator[AuditEntry]:
+    """The damage of events, an entry for each kind: how much, of which ranks, in which steps.
+
+    Args:
+        damage: of each rank, on its own clock.
+        ops: of all ranks, on the common ``clock``.
+    """
+    bounds = _begins_of_steps(ops)
+    for code, kind in enumerate(KINDS):
+        count, ranks, steps = 0, [], set[int]()
+        for rank, of_rank in sorted(damage.items()):
+            times = of_rank.start_ns[of_rank.kind == code]
+            if not len(times):
+                continue
+            known = clock.to_common_clock(rank, times[times != NO_TIME])
+            if rank in bounds:
+                in_steps = _steps_at(known, *bounds[rank])
+                if kind is Damage.BUFFER_REQUESTS:  # those before and after the steps are as they should be
+                    times = times[: len(in_steps)]
+                steps |= set(np.unique(in_steps).tolist())
+            if len(times):
+                count += len(times)
+                ranks.append(rank)
+        if count:
+            words = _WORDS[kind]
+            yield AuditEntry(str(kind), count, tuple(ranks), tuple(sorted(steps)), words.affects, words.cure)
+
+
+def _begins_of_steps(ops: pd.DataFrame) -> dict[int, tuple[Int64, Int64, int]]:
+    """(numbers of the steps, their begins, the end of the last one) of each rank that has steps, ns."""
+    chosen = ops[(ops["step"] >= 0) & rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP"))]
+    found = {}
+    for rank, rows in slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns")).items():
+        steps, number = np.unique(rows["step"], return_inverse=True)
+        begin = np.full(len(steps), np.iinfo(np.int64).max)
+        np.minimum.at(begin, number, rows["start_ns"])
+        order = np.argsort(begin, kind="stable")
+        found[rank] = steps[order].astype(np.int64), begin[order], int(rows["end_ns"].max())
+    return found
+
+
+def _steps_at(times: Int64, steps: Int64, begin: Int64, end: int) -> Int64:
+    """The steps of the times that are in one."""
+    index = np.searchsorted(begin, times, side="right") - 1
+    found: Int64 = steps[index[(index >= 0) & (times <= end)]]
+    return found
+
+
+def audit_report(
+    report: Report, settings: Mapping[int, Mapping[str, object]], slowdown: float | None, slowed_after: float | None
+) -> Iterator[AuditEntry]:
+    """Find what of the recording as a whole makes figures those of another program, or of a part of the run.
+
+    Args:
+        report: of the run as it was recorded.
+        settings: what each rank's recorder recorded.
+        slowdown: how many times as long as without recording a step takes.
+        slowed_after: how many times as long as before it the steps after the recording take.
+    """
+    absent = report.mesh.num_ranks - len(settings)
+    if absent > 0:
+        yield AuditEntry(
+            MISSING_RANKS,
+            absent,
+            (),
+            (),
+            "what these ranks did is not known; others that wait for them are explained as far as the plan tells",
+            "record all ranks, or those of one pipeline (pptrace run --profile-ranks)",
+        )
+    known = [step for step in report.steps if step.causes is not None]
+    lacking = [step for step in report.steps if step.has_pipeline and step.causes is None]
+    if known and lacking:
+        yield AuditEntry(
+            INCOMPLETE_STEPS,
+            len(lacking),
+            (),
+            tuple(step.step for step in lacking),
+            "these steps are not explained: they lack ops of their plan, or kernels, or were cut by the recording",
+            "record from the beginning of a step to the end of one (profiler.step(), or --steps)",
+        )
+    costly = {name for of_rank in settings.values() for name in _COSTLY if of_rank.get(name)}
+    if costly and (slowdown or 1.0) > _SLOWER:
+        names = ", ".join(_COSTLY[name] for name in sorted(costly))
+        yield AuditEntry(
+            SETTINGS_COST,
+            len(costly),
+            tuple(rank for rank, of_rank in sorted(settings.items()) if any(of_rank.get(name) for name in costly)),
+            (),
+            f"the program runs {slowdown:.2f} times as long with {names} recorded; the cost is taken out as far as it is known",
+            "record without them (pptrace run --record light)",
+        )
+    if (slowed_after or 1.0) > _SLOWER:
+        yield AuditEntry(
+            SLOWED_AFTER,
+            1,
+            (),
+            (),
+            f"steps after the recording take {slowed_after:.2f} times as long as those before it: it left something on",
+            "set TEARDOWN_CUPTI=1 in the environment, or look at unrecorded steps in a run of their own",
+        )
+    kinds = {str(sorted((name, value) for name, value in of_rank.items())) for of_rank in settings.values()}
+    if len(kinds) > 1:
+        yield AuditEntry(
+            OTHER_SETTINGS,
+            len(kinds),
+            tuple(sorted(settings)),
+            (),
+            "ranks were recorded with different settings: some are slower by their recorder alone",
+            "record all ranks with the same options",
+        )

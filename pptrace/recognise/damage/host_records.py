@@ -1,0 +1,65 @@
+"""Damage of a rank's host records: what never ended, crosses its neighbours, or was stretched by the profiler itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from pptrace.marks import PREFIX
+from pptrace.model.damage import Damage, RankDamage
+from pptrace.model.device import Rows
+from pptrace.model.traces import Category, Events
+
+_FEWEST_OPEN = 3
+"""Operators that end together with the recording from which on they were never ended: one or two may be running there."""
+_CROSSING_NS = 1_000
+"""Errors of ends: records of a microsecond's resolution cross by as much."""
+_BUFFERS = re.compile(r"(?i)buffer (?:request|flush|full)")
+
+_GOES_ON = re.compile(r"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d::|" + re.escape(PREFIX))
+"""Names of communication, which may go on behind the range in which it was called."""
+
+
+def host_damage(events: Events) -> Iterator[RankDamage]:
+    """Find the damage of host records."""
+    operators = np.flatnonzero(events.category == Category.CPU_OP)
+    yield RankDamage.of(Damage.UNFINISHED_OPERATORS, events.start_ns[_open_at_the_end(events, operators)])
+    calls = np.flatnonzero(events.category == Category.PYTHON)
+    built_in = np.array([name.startswith("<built-in") for name in events.names], dtype=np.bool_)
+    leaves = calls[built_in[events.name_id[calls]]] if len(calls) else calls
+    yield RankDamage.of(Damage.UNFINISHED_CALLS, events.start_ns[_open_at_the_end(events, leaves)])
+    goes_on = np.array([bool(_GOES_ON.match(name)) for name in events.names], dtype=np.bool_)
+    is_range = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
+    on_host = np.flatnonzero(is_range & ~goes_on[events.name_id])
+    crossing = [_crossing(events, rows) for rows in events.rows_by_thread(on_host).values()]
+    yield RankDamage.of(Damage.CROSSING_RANGES, events.start_ns[np.sort(np.concatenate(crossing or [on_host[:0]]))])
+    of_profiler = np.flatnonzero(events.category == Category.OVERHEAD)
+    buffers = np.array([bool(_BUFFERS.search(name)) for name in events.names], dtype=np.bool_)
+    requests = of_profiler[buffers[events.name_id[of_profiler]]] if len(of_profiler) else of_profiler
+    yield RankDamage.of(Damage.BUFFER_REQUESTS, events.start_ns[requests])
+
+
+def _open_at_the_end(events: Events, rows: Rows) -> Rows:
+    """The rows that all end at the same time, the last one of all, where they are several."""
+    if not len(rows):
+        return rows
+    ends = events.ends_of(rows)
+    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
+    last = int(events.ends_of(on_host).max())
+    is_open = ends >= last - _CROSSING_NS
+    return rows[is_open] if np.count_nonzero(is_open) >= _FEWEST_OPEN else rows[:0]
+
+
+def _crossing(events: Events, rows: Rows) -> Rows:
+    """The rows of one thread, by start, in which another one begins that goes on after them: ranges of one thread nest.
+
+    More rows begin in such a one than end in it.
+    """
+    start, end = events.start_ns[rows], events.ends_of(rows)
+    ends = np.sort(end)
+    begun = np.searchsorted(start, end - _CROSSING_NS) - np.searchsorted(start, start, side="right")
+    ended = np.searchsorted(ends, end + _CROSSING_NS, side="right") - np.searchsorted(ends, start, side="right")
+    crossed: Rows = rows[begun > ended - 1]  # it ends there itself
+    return crossed

@@ -1,0 +1,70 @@
+"""The audit of a recording as text: one line for reports, and all of it for ``pptrace doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from pptrace.analysis.recording_parts import AuditEntry, RecordingReport
+from pptrace.analysis.result import Report
+from pptrace.model.damage import Damage
+from pptrace.model.wording import counted, numbered
+from pptrace.report.tables import warning_lines
+
+_HARMLESS = frozenset((Damage.WORK_BEFORE_RECORDING, Damage.BUFFER_REQUESTS))
+"""Kinds that a recording may have and be whole."""
+_OF_EVENTS = frozenset(Damage) - _HARMLESS
+
+
+def name_of(entry: AuditEntry) -> str:
+    """The name of a kind of damage in a sentence."""
+    return entry.kind.replace("_", " ")
+
+
+def damage_in(recording: RecordingReport | None) -> list[AuditEntry]:
+    """The kinds of damage that make figures null or wrong."""
+    return [] if recording is None else [entry for entry in recording.audit if entry.kind in _OF_EVENTS]
+
+
+def audit_line(recording: RecordingReport | None) -> str:
+    """The kinds of damage of a recording in one line; "" of a recording that is whole."""
+    damage = damage_in(recording)
+    if not damage:
+        return ""
+    kinds = ", ".join(f"{name_of(entry)} ({entry.count:,})" for entry in damage)
+    return f"the recording is damaged: {kinds}; pptrace doctor PATH says what that affects and what cures it"
+
+
+def place_of(entry: AuditEntry) -> str:
+    """The ranks and steps that damage is in."""
+    ranks = f"{'rank' if len(entry.ranks) == 1 else 'ranks'} {numbered(entry.ranks)}" if entry.ranks else ""
+    steps = f"{'step' if len(entry.steps) == 1 else 'steps'} {numbered(entry.steps)}" if entry.steps else ""
+    return ", ".join(part for part in (ranks, steps) if part)
+
+
+def audit_text(report: Report) -> RenderableType:
+    """The whole audit: what is damaged, what it affects, what cures it; then what else the traces lack."""
+    recording = report.recording
+    ranks = f"{counted(len(report.inputs), 'file')} of {counted(report.mesh.num_ranks, 'rank')}"
+    head = Text(f"{ranks}, {counted(len(report.steps), 'step')}", style="dim")
+    if recording is None:
+        return Group(head, Text("not audited: the run hung, or nothing but dumps is there; see pptrace hang"))
+    damage, others = damage_in(recording), [entry for entry in recording.audit if entry.kind not in _OF_EVENTS]
+    title = f"Damaged: {counted(len(damage), 'kind')} of damage" if damage else "Nothing of the recording is damaged"
+    parts = [head, Text(title, style="bold yellow" if damage else "bold green"), *_entries(damage)]
+    if others:
+        parts += [Text("Good to know", style="bold"), *_entries(others)]
+    if lines := warning_lines(report):
+        parts += [Text("Warnings of the report", style="bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
+    return Group(*parts)
+
+
+def _entries(entries: Sequence[AuditEntry]) -> Iterator[RenderableType]:
+    for entry in entries:
+        place = place_of(entry)
+        yield Padding(Text(f"{name_of(entry)}: {entry.count:,}{f' ({place})' if place else ''}"), (0, 0, 0, 2))
+        for label, text in (("affects", entry.affects), ("cure", entry.cure)):
+            yield Padding(Text(f"{label}: {text}", style="dim"), (0, 0, 0, 4))
