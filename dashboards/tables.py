@@ -88,6 +88,14 @@ def _stragglers(wanted: Asked) -> Iterable[Any]:
         yield from ({"of": "kind", "name": one.kind, "slowdown": one.slowdown} for one in study.op_kinds)
 
 
+def _stage_work(wanted: Asked) -> Iterable[Any]:
+    compute = wanted.report.stages
+    for ops in () if compute is None else compute.ops:
+        for what, parts in (("class", ops.classes), ("part", ops.parts)):
+            known = {"stage": ops.stage, "kind": ops.kind, "count": ops.count, "what": what}
+            yield from (known | {"name": part.name, "ns": part.ns} for part in parts)
+
+
 def _expert_traffic(wanted: Asked) -> Iterable[Any]:
     matrix = wanted.answers.run().analysis.expert_traffic
     return () if matrix is None else matrix.pairs()
@@ -142,6 +150,7 @@ TABLES: Mapping[str, Table] = {
         "memory of each rank: measured peak and predicted parts, microbatches in flight",
     ),
     "stages": Table(lambda wanted: wanted.answers.stages(), "what an op costs in each stage, by kind"),
+    "stage-work": Table(_stage_work, "what the ops of each stage do, by kind of work and part of the model"),
     "experts": Table(
         lambda wanted: () if wanted.report.experts is None else wanted.report.experts.layers,
         "routes of each layer's experts, rows of ranks, drops",

@@ -7,6 +7,8 @@ up with :class:`NestedIntervals`.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
@@ -150,6 +152,7 @@ class NestedIntervals:
 
     def __init__(self, starts: Int64, ends: Int64) -> None:
         self.starts = starts
+        self.ends = ends
         self.latest_ends: Int64 = np.maximum.accumulate(ends)
         """Latest end of the intervals up to each one."""
         self._ends_before = np.append(np.iinfo(np.int64).min, self.latest_ends)
@@ -170,6 +173,32 @@ class NestedIntervals:
         """The index of the first interval that covers each of these stretches; −1 where none does."""
         first = np.searchsorted(self.latest_ends, ends)
         return np.where(first < np.searchsorted(self.starts, starts, side="right"), first, -1)
+
+    def innermost(self, times: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The index of the last interval that has started at each time and not yet ended; −1 where there is none."""
+        wanted = np.asarray(times)
+        index = np.searchsorted(self.starts, wanted, side="right") - 1
+        while (over := np.flatnonzero((index >= 0) & (self.ends[index] <= wanted))).size:
+            index[over] = self.enclosing[index[over]]
+        return index
+
+    def below_outermost(self, times: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The same, but of the intervals around it the one right inside the outermost; itself where that is the only one."""
+        index = self.innermost(times)
+        while True:
+            around = np.where(index >= 0, self.enclosing[index], -1)
+            inner = (around >= 0) & (self.enclosing[around] >= 0)
+            if not inner.any():
+                return index
+            index = np.where(inner, around, index)
+
+    @cached_property
+    def enclosing(self) -> npt.NDArray[np.int64]:
+        """The index of the last interval that began before each one and had not ended when it began; −1 where there is none."""
+        around = np.arange(-1, len(self.starts) - 1)
+        while (over := np.flatnonzero((around >= 0) & (self.ends[around] <= self.starts))).size:
+            around[over] = around[around[over]]
+        return around
 
     def are_inside_another(self) -> npt.NDArray[np.bool_]:
         """Mark the intervals that begin inside one that began before them."""

@@ -182,3 +182,25 @@ def test_keys_of_groups_and_times_compare_as_the_pairs_do(a: list[tuple[int, int
 def test_keys_of_a_group_for_each_row_of_times() -> None:
     (keys,) = times_by_group((np.array([[0], [1]]), np.array([[5, 9], [5, 7]])))
     assert keys.tolist() == [[0, 4], [5, 7]]
+
+
+ranges_of_time = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=12)
+
+
+@given(ranges_of_time, st.lists(st.integers(-2, 65), min_size=1, max_size=20))
+def test_the_innermost_interval_is_the_last_that_began_and_goes_on(
+    rows: list[tuple[int, int]], times: list[int]
+) -> None:
+    starts, lengths = (np.array(column, dtype=np.int64) for column in zip(*sorted(rows), strict=True))
+    intervals, ends = NestedIntervals(starts, starts + lengths), starts + lengths
+    found = intervals.innermost(times).tolist()
+    for time, index in zip(times, found, strict=True):
+        around = [row for row in range(len(starts)) if starts[row] <= time < ends[row]]
+        assert index == max(around, default=-1)
+    for row, around in enumerate(intervals.enclosing.tolist()):
+        assert around == max((other for other in range(row) if ends[other] > starts[row]), default=-1)
+
+
+def test_the_interval_below_the_outermost_is_itself_where_nothing_is_around_it() -> None:
+    intervals = NestedIntervals(np.array([0, 1, 2, 20]), np.array([10, 9, 5, 30]))
+    assert intervals.below_outermost([3, 7, 9, 25, 15]).tolist() == [1, 1, 0, 3, -1]

@@ -19,6 +19,7 @@ from pptrace.analysis.whatif.paste import goes_round, paste_options
 from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
+from pptrace.report.tables.stage_work import stage_tables
 from pptrace.report.tables.stages import stages_table
 from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.whatif import span_words
@@ -75,7 +76,15 @@ def body(loaded: Loaded, answers: Answers, query: Query = NOTHING) -> list[Node]
             id="split",
         ),
         data_table(stages_table(costs), "stages"),
+        *_work(loaded.analysis.report),
     ]
+
+
+def _work(report: Report) -> list[Node]:
+    """The tables of what the ops do, by kind of work and part of the model, with why one stage takes longer than another."""
+    if report.stages is None:
+        return []
+    return [data_table(table, "stage-work") for table in stage_tables(report.stages, Amount.WHOLE)]
 
 
 def _groups(samples: Sequence[OpSample]) -> Node:

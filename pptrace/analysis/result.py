@@ -10,6 +10,7 @@ from typing import Any
 from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.expert_parts import ExpertsReport
 from pptrace.analysis.recording_parts import RecordingReport
+from pptrace.analysis.stage_types import StageCompute
 from pptrace.analysis.step_parts import INTERACTION, OUTSIDE, Blame, Bubble, Cause, CriticalPath, OutsidePart
 from pptrace.analysis.whole_run import (
     CoreWait,
@@ -424,6 +425,8 @@ class Report:
     root_causes: tuple[RootCause, ...] = ()
     experts: ExpertsReport | None = None
     recording: RecordingReport | None = None
+    stages: StageCompute | None = None
+    """Compute of the stages by kind of work; None where no trace tells what ops did."""
     doubts: tuple[Doubt, ...] = ()
     """Doubts that all times hang on, with their lines among the warnings."""
 

@@ -162,6 +162,29 @@ class Run(ExportsOps):
         return pd.DataFrame(rows, columns=list(types)).astype(types)
 
     @property
+    def stage_work(self) -> pd.DataFrame:
+        """One row per stage, kind of op and kind of work or part of the model: ``ns`` of all ``count`` ops.
+
+        ``what`` is ``class`` (matmul, attention, …) or ``part`` (modules or ranges that the program named); of an op the rows of
+        either sum to its compute. Empty where no trace tells what ops did.
+
+            >>> import pptrace
+            >>> work = pptrace.load("sample_traces/1f1b_p2").stage_work
+            >>> work.query("what == 'class'").groupby(["stage", "kind"]).ns.sum().gt(0).all().item()
+            True
+        """
+        stages = self.analysis.report.stages
+        rows = [
+            (ops.stage, ops.kind, ops.count, what, part.name, part.ns)
+            for ops in (() if stages is None else stages.ops)
+            for what, parts in (("class", ops.classes), ("part", ops.parts))
+            for part in parts
+        ]
+        names = ("stage", "kind", "count", "what", "name", "ns")
+        types = {name: "int64" if name in ("stage", "count", "ns") else "object" for name in names}
+        return pd.DataFrame(rows, columns=list(names)).astype(types)
+
+    @property
     def expert_traffic(self) -> pd.DataFrame:
         """One row per rank and member of its group of expert parallelism, itself included: the rows that go from the tokens of
         ``source`` to experts of ``target`` in all forwards of the report.

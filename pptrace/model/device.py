@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pptrace.intervals import Int64, union
 from pptrace.model.device_idle import IdleTime
+from pptrace.model.pieces import Pieces
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 
@@ -39,7 +40,8 @@ class DeviceWork:
     ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
     its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
-    ``lost`` are kernels that were launched and not recorded.
+    ``lost`` are kernels that were launched and not recorded. ``pieces`` are what the rank computed when, by kind of work: of a
+    rank without a device its operators.
     """
 
     start_ns: Int64
@@ -51,6 +53,7 @@ class DeviceWork:
     missing_device_events: str = ""
     idle: IdleTime = field(default_factory=IdleTime)
     lost: LostKernels = field(default_factory=lambda: NOTHING_LOST)
+    pieces: Pieces = field(default_factory=Pieces)
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -27,6 +27,7 @@ from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
 from pptrace.recognise.ops.named_ranges import with_named_ranges
 from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.ops.without_device_work import with_places_on_device
+from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.repeats.captures import capture_times, capturing_steps, without_steps
 from pptrace.recognise.repeats.loop import steps_of_loop
@@ -87,6 +88,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
             trace.format is InputFormat.KINETO
         ):  # those of one process under Nsight have all its calls, and the work of one device
             work = _with_lost(work, trace.events)
+        work = replace(work, pieces=pieces_of(trace.events, work))
     else:
         marks, work = _found_in_no_events()
     if trace.calls is not None:

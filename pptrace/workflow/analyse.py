@@ -39,6 +39,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.shared_devices import SharedDevice, shared_devices, with_busy_shares
+from pptrace.analysis.stage_parts import stage_compute, sums_of_rank, with_stages
 from pptrace.analysis.steps.communication import total_comms
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.outside_pipeline import with_periods
@@ -199,6 +200,8 @@ def analyse_ranks(
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = report if experts is None else experts.added_to(report, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
+    of_stages = [sums_of_rank(rank, data, [window.step for window in windows]) for rank in sorted(data.lanes)]
+    report = with_stages(report, stage_compute(of_stages))
     traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
         report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=traffic, sharing=sharing

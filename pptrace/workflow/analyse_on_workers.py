@@ -35,6 +35,7 @@ from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
+from pptrace.analysis.stage_parts import stage_compute, with_stages
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.analysis.steps.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.steps.steps import RankPart, StepParts
@@ -151,6 +152,7 @@ def analyse_on_workers(
     report = with_links(report, traffic, run.facts, run.mesh)
     report = experts.added_to(report, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
+    report = with_stages(report, stage_compute([of_rank.stages for _, of_rank in sorted(reports.items())]))
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
 
 

@@ -21,6 +21,7 @@ from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.result import RankDevice, RankStep
+from pptrace.analysis.stage_parts import Sums, sums_of_rank
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import report_rank_steps
 from pptrace.analysis.steps.steps import PlanPart, RankPart
@@ -171,7 +172,7 @@ class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
     (messages, collectives) without a group or peer; its traffic, exchanges with experts and the rows ``sent`` in these, where it
-    is in a step; and what it did ``outside`` of pipelines.
+    is in a step; what it did ``outside`` of pipelines; and what its ops did, by kind of work (``stages``).
     """
 
     steps: list[RankStep]
@@ -183,6 +184,7 @@ class RankReport:
     exchanges: Slice | None
     sent: SentRows | None
     outside: OutsideRows
+    stages: Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ def report_of_group(
             exchanges.get(number),
             sent.get(number),
             outside_rows(data.rows.of_rank(number), data.lanes.get(number), run.inside),
+            sums_of_rank(number, data, of_rank[number].windows.steps.tolist() if number in of_rank else ()),
         )
         for number, rank in ranks.items()
     }

@@ -25,6 +25,7 @@ from pptrace.analysis.expert_parts import (
     TrafficPair,
 )
 from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.whole_run import (
     CollectiveRate,
@@ -211,6 +212,7 @@ def reports(
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         probes=(ProbedTarget("F", 0.2, (3, 5), reason="2 probed steps"),),
         experts=_EXPERTS,
+        stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), ()),
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))

@@ -16,6 +16,7 @@ from pptrace.report.tables.links import collectives_table, late_ranks_table, lin
 from pptrace.report.tables.memory import has_memory, memory_table
 from pptrace.report.tables.probes import probes_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
+from pptrace.report.tables.stage_work import stage_tables
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.stragglers import has_slowdown, stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
@@ -41,6 +42,8 @@ OF_WHOLE_RUN = frozenset(
         "expert-calls",
         "expert-steps",
         "expert-traffic",
+        "stage-work",
+        "stage-parts",
         "stragglers",
         "probes",
         "links",
@@ -73,6 +76,7 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
     if report.probes:
         tables.append(probes_table(report.probes))
     if amount is Amount.WHOLE:
+        tables += [] if report.stages is None else stage_tables(report.stages, amount)
         tables += [links_table(report)] if report.links else []
         tables += [late_ranks_table(report)] if report.late_ranks else []
         if report.interconnect is not None and report.interconnect.collectives:

@@ -1,0 +1,198 @@
+"""Compute of the stages by kind of work and part of the model, and why one stage takes longer than another, as sums to 0 ns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
+from pptrace.intervals import intersect, length, lengths_within
+from pptrace.model.pieces import CLASSES, Pieces, WorkClass
+from pptrace.model.tables import Int64
+from pptrace.slices import Slice
+
+_LEAST_MORE = 0.02
+"""Part of an op by which a stage has to take longer than another for the difference to be told."""
+_MOST_PARTS = 40
+"""Most parts of the model that a stage's ops are told by; the smallest of more are told together."""
+OTHERS = "others"
+
+
+Sums = dict[tuple[int, str], "_Sums"]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums of the ops of one stage and kind: their number, their compute, ns, and that by class and by part."""
+
+    count: int
+    compute: int
+    classes: dict[str, int]
+    parts: dict[str, int]
+
+
+def sums_of_rank(rank: int, data: AlignedRun, steps: Sequence[int]) -> Sums:
+    """The sums of the ops of a rank by (stage, kind), of those of some steps in which it is known when it computed."""
+    ops, work = data.rows.of_rank(rank).ops, data.work.get(rank)
+    if work is None or work.missing_device_events or not len(work.pieces) or not len(ops):
+        return {}
+    known = sorted({*steps} - data.lost_steps.get(rank, frozenset()))
+    ops = ops.where(np.isin(ops["step"], known) & (ops["stage"] >= 0))
+    pieces, computes = _on_common_clock(rank, work.pieces, data), data.lanes[rank].compute
+    kind, kinds = ops.codes("kind")
+    found: Sums = {}
+    for stage in np.unique(ops["stage"]).tolist():
+        for code, name in enumerate(kinds):
+            chosen = ops.where((ops["stage"] == stage) & (kind == code))
+            if len(chosen):
+                found[stage, str(name)] = _sums(chosen, pieces, computes)
+    return found
+
+
+def _on_common_clock(rank: int, pieces: Pieces, data: AlignedRun) -> Pieces:
+    start, end = (data.clock.to_common_clock(rank, times) for times in (pieces.start_ns, pieces.end_ns))
+    return Pieces(start, end, pieces.work, pieces.part, pieces.names)
+
+
+def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
+    """The sums of some ops, by the pieces in their compute; what of it is in no piece is outside of all operators."""
+    order = np.argsort(ops["start_ns"], kind="stable")
+    start, end = ops["start_ns"][order], ops["end_ns"][order]
+    total = int(lengths_within(computes, start, end).sum())
+    op = np.searchsorted(start, pieces.end_ns - 1, side="right") - 1  # the op that a piece ends in
+    inside = np.flatnonzero((op >= 0) & (pieces.start_ns < end[op]))
+    first, last = (
+        np.maximum(pieces.start_ns[inside], start[op[inside]]),
+        np.minimum(pieces.end_ns[inside], end[op[inside]]),
+    )
+    times = np.stack((first, last), axis=1)
+    work, part = pieces.work[inside], pieces.part[inside]
+    of_classes = {
+        str(CLASSES[code]): length(intersect(times[work == code], computes)) for code in np.unique(work).tolist()
+    }
+    outside = total - sum(of_classes.values())
+    if outside:
+        of_classes[str(WorkClass.PYTHON)] = of_classes.get(str(WorkClass.PYTHON), 0) + outside
+    parts: dict[str, int] = {}
+    if _tells_parts(op[inside], part):
+        named = np.unique(part[part > 0]).tolist()
+        parts = {pieces.names[code]: length(intersect(times[part == code], computes)) for code in named}
+        parts[""] = total - sum(parts.values())
+    return _Sums(len(start), total, of_classes, parts)
+
+
+def _tells_parts(op: npt.NDArray[np.intp], part: npt.NDArray[np.int32]) -> bool:
+    """Return whether the ops have several parts: a name that all of an op has is that of the op."""
+    if not (part > 0).any():
+        return False
+    pairs = np.unique(np.stack((op, part)), axis=1)
+    _, num_parts = np.unique(pairs[0], return_counts=True)
+    return bool((num_parts > 1).any())
+
+
+def stage_compute(of_ranks: Iterable[Sums]) -> StageCompute | None:
+    """The compute of all stages from the sums of all ranks; None where no rank's trace tells what its ops did."""
+    totals: Sums = {}
+    for sums in of_ranks:
+        for key, part in sums.items():
+            total = totals.setdefault(key, _Sums(0, 0, {}, {}))
+            total.count += part.count
+            total.compute += part.compute
+            for into, entries in ((total.classes, part.classes), (total.parts, part.parts)):
+                for name, ns in entries.items():
+                    into[name] = into.get(name, 0) + ns
+            if part.parts or not total.parts:
+                continue
+            total.parts[""] = total.parts.get("", 0) + part.compute  # of a replica whose trace names none
+    if not totals:
+        return None
+    ops = tuple(
+        StageOps(stage, kind, sums.count, sums.compute, _largest_first(sums.classes), _few(sums.parts))
+        for (stage, kind), sums in sorted(totals.items())
+    )
+    return StageCompute(ops, tuple(_differences(totals)))
+
+
+def _largest_first(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
+    return tuple(
+        StagePart(name, ns) for name, ns in sorted(entries.items(), key=lambda entry: (-entry[1], entry[0])) if ns
+    )
+
+
+def _few(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
+    """The largest parts, and what the others have together."""
+    parts = _largest_first(entries)
+    if len(parts) <= _MOST_PARTS:
+        return parts
+    rest = sum(part.ns for part in parts[_MOST_PARTS - 1 :])
+    return (*parts[: _MOST_PARTS - 1], StagePart(OTHERS, rest))
+
+
+def _differences(totals: Sums) -> Iterator[StageDifference]:
+    """The stages of each kind that take longer than the one with the lower median of the means."""
+    for kind in sorted({kind for _, kind in totals}):
+        stages = [stage for stage, of_kind in sorted(totals) if of_kind == kind]
+        means = {stage: _means(totals[stage, kind]) for stage in stages}
+        lengths = {stage: sum(means[stage].values()) for stage in stages}
+        than = sorted(stages, key=lambda stage: (lengths[stage], stage))[(len(stages) - 1) // 2]
+        for stage in stages:
+            more = lengths[stage] - lengths[than]
+            if more > _LEAST_MORE * lengths[than]:
+                names = means[stage].keys() | means[than].keys()
+                classes = {name: means[stage].get(name, 0) - means[than].get(name, 0) for name in names}
+                yield StageDifference(kind, stage, than, more, _largest_first(classes))
+
+
+def _means(sums: _Sums) -> dict[str, int]:
+    """The mean op by class, ns: rounded so that the classes sum to the mean of their sum."""
+    names = sorted(sums.classes)
+    bounds = np.cumsum([0, *(sums.classes[name] for name in names)]) // sums.count
+    return dict(zip(names, np.diff(bounds).tolist(), strict=True))
+
+
+def with_stages(report: Report, compute: StageCompute | None) -> Report:
+    """The report with what the stages compute; the finding of a heavy stage says of which kinds of work it has more."""
+    if compute is None:
+        return report
+    findings = tuple(_with_reason(finding, compute) for finding in report.findings)
+    return replace(report, stages=compute, findings=findings)
+
+
+def _with_reason(finding: Finding, compute: StageCompute) -> Finding:
+    where = finding.evidence.get("where") or {}
+    if finding.evidence.get("cause") != "imbalance" or "stage" not in where:
+        return finding
+    more = [one for one in compute.differences if one.stage == where["stage"]]
+    if not more:
+        return finding
+    text = "; ".join(map(words_of, sorted(more, key=lambda one: -one.more_ns)[:_MOST_NAMED]))
+    return replace(finding, detail=f"{text}. {finding.detail[:1].upper()}{finding.detail[1:]}")
+
+
+_MOST_NAMED = 2
+"""Most kinds of ops whose difference a finding tells."""
+_MOST_CLASSES = 3
+"""Most kinds of work by which a sentence tells a difference."""
+
+
+def words_of(one: StageDifference) -> str:
+    """A difference in words: the largest of its parts, and what the others have together."""
+    shown = one.classes[:_MOST_CLASSES]
+    parts = [f"{part.name} {_signed(part.ns)}" for part in shown if part.ns]
+    rest = one.more_ns - sum(part.ns for part in shown)
+    parts += [f"all else {_signed(rest)}"] if rest else []
+    return (
+        f"its {one.kind} takes {_signed(one.more_ns)[1:]} ms more than that of stage {one.than}: {', '.join(parts)} ms"
+    )
+
+
+def _signed(ns: int) -> str:
+    """Milliseconds with a sign, to about three digits."""
+    ms = abs(ns) / 1e6
+    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.1 else 4
+    return f"{'-' if ns < 0 else '+'}{ms:,.{digits}f}"

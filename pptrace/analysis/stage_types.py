@@ -1,0 +1,50 @@
+"""Types of what the stages compute, by kind of work and part of the model; each field is the JSON field of the same name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """A kind of work, or a part of the model: its time in all ops of a stage, ns."""
+
+    name: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageOps:
+    """The ops of one ``kind`` and ``stage`` in all steps and replicas: ``count`` of them compute ``compute_ns`` together.
+
+    ``classes`` (:class:`pptrace.model.pieces.WorkClass`) sum to it exactly, and so do ``parts``: modules or ranges that the
+    program named, "" what it did not; none where it named none.
+    """
+
+    stage: int
+    kind: str
+    count: int
+    compute_ns: int
+    classes: tuple[StagePart, ...]
+    parts: tuple[StagePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageDifference:
+    """Time by which an op of a ``stage`` takes longer than one of the stage ``than``, ns, the mean of each, and what of it is
+    due to each kind of work: ``classes`` sum to ``more_ns`` exactly.
+    """
+
+    kind: str
+    stage: int
+    than: int
+    more_ns: int
+    classes: tuple[StagePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCompute:
+    """The compute of all stages: of their ops, and of those of each kind that take longer than the median stage's."""
+
+    ops: tuple[StageOps, ...]
+    differences: tuple[StageDifference, ...]

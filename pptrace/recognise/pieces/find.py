@@ -1,0 +1,108 @@
+"""The pieces of a rank's compute: its kernels, or on hosts without a device its innermost operators, in disjoint times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from pptrace.intervals import NestedIntervals
+from pptrace.marks import PREFIX
+from pptrace.model.device import DeviceWork, Rows
+from pptrace.model.pieces import Pieces
+from pptrace.model.tables import Int32, Int64
+from pptrace.model.traces import Category, Events
+from pptrace.recognise.device.work import device_rows, launch_calls
+from pptrace.recognise.pieces.classes import classes_of
+
+_MODULE = "nn.Module: "
+_NO_OPERATOR = re.compile(
+    r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:|autograd::engine|torch::autograd|\w+Backward\d*$"
+)
+"""Communication, and nodes of autograd: what these take outside the operators that they call is overhead."""
+_NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer\.|## |{re.escape(PREFIX)}")
+"""Ranges that are no part of a model: communication, steps, what the compiler writes, this project's marks."""
+
+
+def pieces_of(events: Events, work: DeviceWork) -> Pieces:
+    """The pieces of the kernels that compute, or of the operators of a rank without device events."""
+    if work.missing_device_events or not len(events):
+        return Pieces()
+    return _of_device(events, work) if len(work) else _of_host(events)
+
+
+def _of_device(events: Events, work: DeviceWork) -> Pieces:
+    rows = device_rows(events)
+    calls = launch_calls(events, rows)
+    chosen = np.flatnonzero(work.is_compute)
+    rows, calls = rows[chosen], calls[chosen]
+    start, end = events.start_ns[rows], events.ends_of(rows)
+    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1]) if len(end) else end
+    begin = np.maximum(start, latest)
+    kept = np.flatnonzero(end > begin)
+    part, names = _parts(events, calls[kept])
+    work_class = classes_of(events.names, on_device=True)[events.name_id[rows[kept]]]
+    return Pieces(begin[kept], end[kept], work_class, part, names)
+
+
+def _of_host(events: Events) -> Pieces:
+    """The innermost operators of all threads; of two threads at once the one whose piece began first."""
+    computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
+    rows = np.flatnonzero((events.category == Category.CPU_OP) & computes[events.name_id])
+    if not len(rows):
+        return Pieces()
+    parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
+    start, end, owner = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(start, kind="stable")
+    start, end, owner = start[order], end[order], owner[order]
+    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1])
+    begin = np.maximum(start, latest)
+    kept = np.flatnonzero(end > begin)
+    part, names = _parts(events, owner[kept])
+    work_class = classes_of(events.names, on_device=False)[events.name_id[owner[kept]]]
+    return Pieces(begin[kept], end[kept], work_class, part, names)
+
+
+def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
+    """(starts, ends, rows) of the stretches of a thread's time in which each row is the innermost."""
+    start, end = events.start_ns[rows], events.ends_of(rows)
+    bounds = np.unique(np.concatenate((start, end)))
+    index = NestedIntervals(start, end).innermost(bounds[:-1])
+    inside = np.flatnonzero(index >= 0)
+    return bounds[inside], bounds[inside + 1], rows[index[inside]]
+
+
+def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
+    """(the part of the model that each call or operator is for, as an index into the names, the names).
+
+    It is the module below the outermost one that runs on its thread, else the innermost range that the program set; 0 of rows
+    (−1) and threads without.
+    """
+    part = np.zeros(len(calls), dtype=np.int32)
+    codes: dict[str, int] = {"": 0}
+    known = np.flatnonzero(calls >= 0)
+    for ranges, thread, is_module in _ranges(events):
+        chosen = known[(events.thread[calls[known]] == thread) & (part[known] == 0)]
+        if not len(chosen):
+            continue
+        intervals = NestedIntervals(events.start_ns[ranges], events.ends_of(ranges))
+        times = events.start_ns[calls[chosen]]
+        found = intervals.below_outermost(times) if is_module else intervals.innermost(times)
+        inside = np.flatnonzero(found >= 0)
+        for code in np.unique(events.name_id[ranges[found[inside]]]).tolist():
+            name = events.names[code].removeprefix(_MODULE)
+            rows = inside[events.name_id[ranges[found[inside]]] == code]
+            part[chosen[rows]] = codes.setdefault(name, len(codes))
+    return part, tuple(codes)
+
+
+def _ranges(events: Events) -> Iterator[tuple[Rows, int, bool]]:
+    """(ranges, their thread, whether they are modules): the modules of every thread first."""
+    is_module = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
+    may_be_part = np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
+    modules = np.flatnonzero((events.category == Category.PYTHON) & is_module[events.name_id])
+    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part[events.name_id])
+    for rows, of_modules in ((modules, True), (annotations, False)):
+        for thread, of_thread in events.rows_by_thread(rows).items():
+            yield of_thread, thread, of_modules

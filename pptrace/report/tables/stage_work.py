@@ -1,0 +1,63 @@
+"""The tables of what the stages compute: by kind of work, by part of the model, and why one takes longer than another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.analysis.stage_parts import words_of
+from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
+from pptrace.report import units
+from pptrace.report.tables.table import MAX_ROWS, MORE, Amount, ReportTable
+
+_MOST_CLASSES = 4
+_NOT_NAMED = "no name"
+
+
+def stage_tables(compute: StageCompute, amount: Amount) -> list[ReportTable]:
+    """The tables of a report: by kind of work and, where the program named parts of its model, by part."""
+    parts = [ops for ops in compute.ops if ops.parts]
+    return [_by_class(compute, amount), *([_by_part(parts, amount)] if parts else [])]
+
+
+def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
+    rows = [
+        (str(ops.stage), ops.kind, f"{ops.count:,}", units.milliseconds(ops.compute_ns // ops.count), _shares(ops))
+        for ops in compute.ops
+    ]
+    whole = amount is Amount.WHOLE
+    shown = rows if whole else rows[:MAX_ROWS]
+    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
+    longest = sorted(compute.differences, key=lambda one: -one.more_ns)
+    told = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
+    notes = (*more, *told, "mean compute of an op by kind of work, over all microbatches, steps and replicas")
+    return ReportTable("stage-work", "What stages compute", ("stage", "kind", "ops", "ms", ""), tuple(shown), notes, 2)
+
+
+def _shares(ops: StageOps) -> str:
+    """The largest kinds of work with their shares."""
+    shown = ops.classes[:_MOST_CLASSES]
+    rest = ops.compute_ns - sum(part.ns for part in shown)
+    parts = [*shown, *([StagePart("all else", rest)] if rest else [])]
+    return ", ".join(f"{part.name} {part.ns / max(ops.compute_ns, 1):.0%}" for part in parts)
+
+
+def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
+    rows = [
+        (
+            str(ops.stage),
+            ops.kind,
+            part.name or _NOT_NAMED,
+            units.milliseconds(part.ns // ops.count),
+            units.percent(part.ns / max(ops.compute_ns, 1)),
+        )
+        for ops in with_parts
+        for part in ops.parts
+    ]
+    shown = rows if amount is Amount.WHOLE else rows[:MAX_ROWS]
+    more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
+    notes = (
+        *more,
+        "parts: modules right below the outermost (with_modules, with_stack), else ranges that the program set",
+    )
+    columns = ("stage", "kind", "part", "ms", "of the op")
+    return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)

@@ -1,0 +1,122 @@
+"""Compute of the stages: exact sums on all samples, and the figures of an independent reader of kernels and launches."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pptrace.analysis.op_costs import computed_by_op
+from pptrace.analysis.stage_parts import stage_compute, with_stages, words_of
+from pptrace.analysis.stage_types import StageCompute
+from pptrace.api.load import load
+from pptrace.api.run import Run
+from pptrace.report.tables import Amount
+from pptrace.report.tables.stage_work import stage_tables
+from tests.support.device_oracle import LAUNCHES, _complete_events, _times
+from tests.support.programs import SAMPLES
+
+RUNS = sorted(path.parent for path in SAMPLES.glob("*/expected.json"))
+_OP = re.compile(r"pp1:(\d+)([FBIW])\d+ ")
+_MATMUL = re.compile(r"(?!.*(?:fmha|flash)).*(?:gemm|cutlass|xmma|splitK)")
+
+
+def compute_of(run: Run) -> StageCompute:
+    compute = run.report.stages
+    assert compute is not None
+    return compute
+
+
+@pytest.mark.parametrize("sample", RUNS, ids=lambda path: path.name)
+def test_classes_parts_and_differences_sum_to_what_ops_compute(sample: Path) -> None:
+    run = load(sample, as_recorded=True)
+    compute, expected = compute_of(run), computed_by_op(run.analysis.data)
+    assert {(ops.stage, ops.kind) for ops in compute.ops} == set(expected)
+    for ops in compute.ops:
+        of_ops = [part for parts in expected[ops.stage, ops.kind].values() for part in parts]
+        assert ops.count == sum(map(len, of_ops))
+        assert ops.compute_ns == sum(int(part.sum()) for part in of_ops)
+        assert sum(part.ns for part in ops.classes) == ops.compute_ns
+        assert not ops.parts or sum(part.ns for part in ops.parts) == ops.compute_ns
+    for one in compute.differences:
+        assert sum(part.ns for part in one.classes) == one.more_ns > 0
+    of_run = run.stage_work.query("what == 'class'").groupby(["stage", "kind"]).ns.sum()
+    assert of_run.to_dict() == {(ops.stage, ops.kind): ops.compute_ns for ops in compute.ops}
+
+
+def matmul_of(path: Path) -> Counter[tuple[int, str]]:
+    """Time of the multiplying kernels that were launched inside the marked ops of a Kineto file, by stage and kind, ns."""
+    ranges, launched, kernels = [], {}, {}
+    for event in _complete_events(path):
+        correlation = event.get("args", {}).get("correlation")
+        if event.get("cat") == "user_annotation" and (match := _OP.match(event["name"])):
+            ranges.append((*_times(event), (int(match[1]), match[2])))
+        elif event.get("cat") in LAUNCHES:
+            launched[correlation] = _times(event)[0]
+        elif event.get("cat") == "kernel" and _MATMUL.match(event["name"]):
+            kernels[correlation] = _times(event)
+    found: Counter[tuple[int, str]] = Counter()
+    for start, end, key in ranges:
+        found[key] += sum(
+            kernels[number][1] - kernels[number][0]
+            for number, at in launched.items()
+            if start <= at < end and number in kernels
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2", "gpu_nccl_1f1b_p4", "gpu_zbv_p2"])
+def test_matrix_products_take_what_an_independent_reader_counts(name: str) -> None:
+    counted: Counter[tuple[int, str]] = Counter()
+    for path in sorted((SAMPLES / name).glob("rank*.json.gz")):
+        counted.update(matmul_of(path))
+    compute = compute_of(load(SAMPLES / name, as_recorded=True))
+    shown = {(ops.stage, ops.kind): sum(p.ns for p in ops.classes if p.name == "matmul") for ops in compute.ops}
+    assert shown == {key: counted[key] for key in shown}
+
+
+def test_parts_of_the_model_are_the_modules_below_the_outermost(tmp_path: Path) -> None:
+    """Every forward of rank 0 runs two layers one after the other, and in each a module that is no layer."""
+    for path in sorted((SAMPLES / "gpu_1f1b_p4").glob("rank*.json.gz")):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        forwards = [event for event in content["traceEvents"] if re.match(r"pp1:0F\d ", str(event.get("name")))]
+        for event in (event for event in forwards if event.get("cat") == "user_annotation"):
+            half = event["dur"] / 2
+            modules = [("Stage_0", 0, 2 * half), ("Layer_0", 0, half), ("Linear_5", 0, half), ("Layer_1", half, half)]
+            content["traceEvents"] += [
+                {**event, "cat": "python_function", "name": f"nn.Module: {name}", "ts": event["ts"] + at, "dur": length}
+                for name, at, length in modules
+            ]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(content), encoding="utf-8")
+    compute = compute_of(load(tmp_path, as_recorded=True))
+    of_stages = {(ops.stage, ops.kind): {part.name: part.ns for part in ops.parts} for ops in compute.ops}
+    assert set(of_stages.pop((0, "F"))) == {"Layer_0", "Layer_1"}
+    assert not any(of_stages.values())
+
+
+def test_the_finding_of_a_heavy_stage_says_of_which_work_it_has_more() -> None:
+    run = load(SAMPLES / "uneven_p4", as_recorded=True)
+    (finding,) = (one for one in run.report.findings if one.evidence.get("cause") == "imbalance")
+    stage = finding.evidence["where"]["stage"]
+    longest = max((one for one in compute_of(run).differences if one.stage == stage), key=lambda one: one.more_ns)
+    assert finding.detail.startswith(words_of(longest))
+    bare = replace(run.report, findings=(replace(finding, detail="look"),))
+    (again,) = with_stages(bare, compute_of(run)).findings
+    assert again.detail.endswith(" ms. Look")
+    assert with_stages(bare, None) is bare
+
+
+def test_no_ops_that_are_known_tell_nothing() -> None:
+    assert stage_compute([{}, {}]) is None
+
+
+def test_tables_have_a_row_for_each_stage_and_kind_and_tell_the_differences() -> None:
+    compute = compute_of(load(SAMPLES / "uneven_p4", as_recorded=True))
+    (table,) = stage_tables(compute, Amount.WHOLE)
+    assert [row[:3] for row in table.rows] == [(str(ops.stage), ops.kind, str(ops.count)) for ops in compute.ops]
+    assert sum("more than that of stage" in note for note in table.notes) == len(compute.differences)
