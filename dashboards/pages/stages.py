@@ -17,6 +17,7 @@ from pptrace.analysis.op_samples import OpSample
 from pptrace.analysis.result import Report
 from pptrace.analysis.whatif.paste import goes_round, paste_options
 from pptrace.api.wishes import Wishes
+from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
 from pptrace.report.tables import Amount
 from pptrace.report.tables.stage_work import stage_tables
@@ -84,7 +85,9 @@ def _work(report: Report) -> list[Node]:
     """The tables of what the ops do, by kind of work and part of the model, with why one stage takes longer than another."""
     if report.stages is None:
         return []
-    return [data_table(table, "stage-work") for table in stage_tables(report.stages, Amount.WHOLE)]
+    figure, note = stage_work_chart(report.stages), "kernels, or on hosts without a device innermost operators"
+    drawn = [] if figure is None else [chart("What ops do", figure, "stage-work-chart", "", note=note)]
+    return [*drawn, *(data_table(table, "stage-work") for table in stage_tables(report.stages, Amount.WHOLE))]
 
 
 def _groups(samples: Sequence[OpSample]) -> Node:

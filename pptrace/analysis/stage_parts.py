@@ -145,7 +145,8 @@ def _differences(totals: Sums) -> Iterator[StageDifference]:
             if more > _LEAST_MORE * lengths[than]:
                 names = means[stage].keys() | means[than].keys()
                 classes = {name: means[stage].get(name, 0) - means[than].get(name, 0) for name in names}
-                yield StageDifference(kind, stage, than, more, _largest_first(classes))
+                ordered = sorted(_largest_first(classes), key=lambda part: -abs(part.ns))
+                yield StageDifference(kind, stage, than, more, tuple(ordered))
 
 
 def _means(sums: _Sums) -> dict[str, int]:
@@ -194,5 +195,5 @@ def words_of(one: StageDifference) -> str:
 def _signed(ns: int) -> str:
     """Milliseconds with a sign, to about three digits."""
     ms = abs(ns) / 1e6
-    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.1 else 4
+    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 0.1 else 3 if ms >= 0.01 else 4
     return f"{'-' if ns < 0 else '+'}{ms:,.{digits}f}"

@@ -16,6 +16,7 @@ from pptrace.analysis.stage_parts import stage_compute, with_stages, words_of
 from pptrace.analysis.stage_types import StageCompute
 from pptrace.api.load import load
 from pptrace.api.run import Run
+from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.tables import Amount
 from pptrace.report.tables.stage_work import stage_tables
 from tests.support.device_oracle import LAUNCHES, _complete_events, _times
@@ -120,3 +121,13 @@ def test_tables_have_a_row_for_each_stage_and_kind_and_tell_the_differences() ->
     (table,) = stage_tables(compute, Amount.WHOLE)
     assert [row[:3] for row in table.rows] == [(str(ops.stage), ops.kind, str(ops.count)) for ops in compute.ops]
     assert sum("more than that of stage" in note for note in table.notes) == len(compute.differences)
+
+
+def test_the_chart_stacks_the_kinds_of_work_to_the_mean_op() -> None:
+    compute = compute_of(load(SAMPLES / "1f1b_p4", as_recorded=True))
+    figure = stage_work_chart(compute)
+    assert figure is not None
+    heights = [sum(trace.y[index] for trace in figure.data) for index in range(len(compute.ops))]
+    assert heights == pytest.approx([ops.compute_ns / ops.count / 1e6 for ops in compute.ops])
+    many = replace(compute, ops=compute.ops * 10)
+    assert stage_work_chart(many) is None

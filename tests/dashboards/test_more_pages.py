@@ -115,7 +115,7 @@ def test_a_whole_run_has_every_picture(uneven: dict[str, list[Any]]) -> None:
         "try": {"try-measured", "try-simulated"},
         "communication": {"comms-chart", "matrix-bytes", "matrix-transfer", "matrix-late-sender", "link-rates"},
         "memory": {"memory-peaks", "memory-in-flight"},
-        "stages": {"stages-chart"},
+        "stages": {"stages-chart", "stage-work-chart"},
         "split": set(),
         "experts": set(),
         "compare": {"compare-waterfall-a", "compare-waterfall-b", "compare-causes", "compare-parts"},
