@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.layer_order import parts_by_order
 from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.intervals import intersect, length, lengths_within
@@ -56,7 +58,7 @@ def sums_of_rank(rank: int, data: AlignedRun, steps: Sequence[int]) -> Sums:
 
 def _on_common_clock(rank: int, pieces: Pieces, data: AlignedRun) -> Pieces:
     start, end = (data.clock.to_common_clock(rank, times) for times in (pieces.start_ns, pieces.end_ns))
-    return Pieces(start, end, pieces.work, pieces.part, pieces.names)
+    return replace(pieces, start_ns=start, end_ns=end)
 
 
 def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
@@ -78,10 +80,13 @@ def _sums(ops: Slice, pieces: Pieces, computes: Int64) -> _Sums:
     outside = total - sum(of_classes.values())
     if outside:
         of_classes[str(WorkClass.PYTHON)] = of_classes.get(str(WorkClass.PYTHON), 0) + outside
+    names: Sequence[str] = pieces.names
+    if not _tells_parts(op[inside], part):
+        part, names = parts_by_order(op[inside], pieces.name[inside]) or (np.zeros(0, dtype=np.int32), ())
     parts: dict[str, int] = {}
-    if _tells_parts(op[inside], part):
+    if len(names):
         named = np.unique(part[part > 0]).tolist()
-        parts = {pieces.names[code]: length(intersect(times[part == code], computes)) for code in named}
+        parts = {names[code]: length(intersect(times[part == code], computes)) for code in named}
         parts[""] = total - sum(parts.values())
     return _Sums(len(start), total, of_classes, parts)
 
@@ -137,7 +142,7 @@ def _differences(totals: Sums) -> Iterator[StageDifference]:
     """The stages of each kind that take longer than the one with the lower median of the means."""
     for kind in sorted({kind for _, kind in totals}):
         stages = [stage for stage, of_kind in sorted(totals) if of_kind == kind]
-        means = {stage: _means(totals[stage, kind]) for stage in stages}
+        means = {stage: _means(totals[stage, kind].classes, totals[stage, kind].count) for stage in stages}
         lengths = {stage: sum(means[stage].values()) for stage in stages}
         than = sorted(stages, key=lambda stage: (lengths[stage], stage))[(len(stages) - 1) // 2]
         for stage in stages:
@@ -145,15 +150,36 @@ def _differences(totals: Sums) -> Iterator[StageDifference]:
             if more > _LEAST_MORE * lengths[than]:
                 names = means[stage].keys() | means[than].keys()
                 classes = {name: means[stage].get(name, 0) - means[than].get(name, 0) for name in names}
-                ordered = sorted(_largest_first(classes), key=lambda part: -abs(part.ns))
-                yield StageDifference(kind, stage, than, more, tuple(ordered))
+                parts = _more_by_part(totals[stage, kind], totals[than, kind])
+                yield StageDifference(kind, stage, than, more, _by_size(classes), _by_size(parts))
 
 
-def _means(sums: _Sums) -> dict[str, int]:
-    """The mean op by class, ns: rounded so that the classes sum to the mean of their sum."""
-    names = sorted(sums.classes)
-    bounds = np.cumsum([0, *(sums.classes[name] for name in names)]) // sums.count
+def _means(entries: Mapping[str, int], count: int) -> dict[str, int]:
+    """Entries of the mean op, ns: rounded so that they sum to the mean of their sum."""
+    names = sorted(entries)
+    bounds = np.cumsum([0, *(entries[name] for name in names)]) // count
     return dict(zip(names, np.diff(bounds).tolist(), strict=True))
+
+
+_NUMBER = re.compile(r"[ _.:]*\d+$")
+"""Number behind the name of one of several modules that are alike."""
+
+
+def _more_by_part(stage: _Sums, than: _Sums) -> dict[str, int]:
+    """The difference of the mean ops of two stages by part, those that are alike together; {} where one of them has no parts."""
+    if not stage.parts or not than.parts:
+        return {}
+    more: dict[str, int] = {}
+    for sums, sign in ((stage, 1), (than, -1)):
+        for name, ns in _means(sums.parts, sums.count).items():
+            alike = _NUMBER.sub("", name)
+            more[alike] = more.get(alike, 0) + sign * ns
+    return more
+
+
+def _by_size(entries: Mapping[str, int]) -> tuple[StagePart, ...]:
+    """The entries that are not 0, the largest first, be it more or less."""
+    return tuple(sorted(_largest_first(entries), key=lambda part: -abs(part.ns)))
 
 
 def with_stages(report: Report, compute: StageCompute | None) -> Report:
@@ -183,8 +209,9 @@ _MOST_CLASSES = 3
 
 def words_of(one: StageDifference) -> str:
     """A difference in words: the largest of its parts, and what the others have together."""
-    shown = one.classes[:_MOST_CLASSES]
-    parts = [f"{part.name} {_signed(part.ns)}" for part in shown if part.ns]
+    entries = one.parts if any(part.name for part in one.parts) else one.classes
+    shown = entries[:_MOST_CLASSES]
+    parts = [f"{part.name or 'what is of no part'} {_signed(part.ns)}" for part in shown if part.ns]
     rest = one.more_ns - sum(part.ns for part in shown)
     parts += [f"all else {_signed(rest)}"] if rest else []
     return (

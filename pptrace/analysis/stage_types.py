@@ -18,7 +18,7 @@ class StageOps:
     """The ops of one ``kind`` and ``stage`` in all steps and replicas: ``count`` of them compute ``compute_ns`` together.
 
     ``classes`` (:class:`pptrace.model.pieces.WorkClass`) sum to it exactly, and so do ``parts``: modules or ranges that the
-    program named, "" what it did not; none where it named none.
+    program named, else what the order of kernels repeats; "" is what is of no part; none where nothing tells any.
     """
 
     stage: int
@@ -32,7 +32,8 @@ class StageOps:
 @dataclass(frozen=True, slots=True)
 class StageDifference:
     """Time by which an op of a ``stage`` takes longer than one of the stage ``than``, ns, the mean of each, and what of it is
-    due to each kind of work: ``classes`` sum to ``more_ns`` exactly.
+    due to each kind of work: ``classes`` sum to ``more_ns`` exactly, and so do ``parts``, in which those that are alike are
+    together; there are none where one of the stages has none.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class StageDifference:
     than: int
     more_ns: int
     classes: tuple[StagePart, ...]
+    parts: tuple[StagePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

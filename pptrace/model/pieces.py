@@ -36,13 +36,15 @@ class Pieces:
     that began before it had ended, without a device of the innermost operators.
 
     ``work`` is the index of each one's class in :data:`CLASSES`, ``part`` that of its part of the model in ``names``: a module or
-    a range that the program set; the first name is "", of what nothing names.
+    a range that the program set; the first name is "", of what nothing names. ``name`` is a number for the name of each kernel or
+    operator.
     """
 
     start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     end_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     work: Int8 = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
     part: Int32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    name: Int32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     names: tuple[str, ...] = ("",)
 
     def __len__(self) -> int:

@@ -118,7 +118,8 @@ def test_no_ops_that_are_known_tell_nothing() -> None:
 
 def test_tables_have_a_row_for_each_stage_and_kind_and_tell_the_differences() -> None:
     compute = compute_of(load(SAMPLES / "uneven_p4", as_recorded=True))
-    (table,) = stage_tables(compute, Amount.WHOLE)
+    table, of_parts = stage_tables(compute, Amount.WHOLE)
+    assert {row[:2] for row in of_parts.rows} == {(str(ops.stage), ops.kind) for ops in compute.ops if ops.parts}
     assert [row[:3] for row in table.rows] == [(str(ops.stage), ops.kind, str(ops.count)) for ops in compute.ops]
     assert sum("more than that of stage" in note for note in table.notes) == len(compute.differences)
 

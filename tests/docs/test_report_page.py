@@ -25,7 +25,7 @@ from pptrace.analysis.expert_parts import (
     TrafficPair,
 )
 from pptrace.analysis.result import Report, ScheduleCandidate
-from pptrace.analysis.stage_types import StageCompute, StageOps, StagePart
+from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
 from pptrace.analysis.step_parts import BlamedOp, Cause
 from pptrace.analysis.whole_run import (
     CollectiveRate,
@@ -212,7 +212,7 @@ def reports(
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
         probes=(ProbedTarget("F", 0.2, (3, 5), reason="2 probed steps"),),
         experts=_EXPERTS,
-        stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), ()),
+        stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )
     return [
         json.loads(dump(report_object(report, with_ops=True)))
@@ -220,6 +220,7 @@ def reports(
     ]
 
 
+_MORE = StageDifference("F", 1, 0, 2, (StagePart("matmul", 2),), (StagePart("layer", 2),))
 _INTERCONNECT = Interconnect(
     (DevicePeak(0, "NVIDIA H200", "nvlink", 450.0), DevicePeak(1, None, None, None)),
     (

@@ -43,7 +43,7 @@ def _of_device(events: Events, work: DeviceWork) -> Pieces:
     kept = np.flatnonzero(end > begin)
     part, names = _parts(events, calls[kept])
     work_class = classes_of(events.names, on_device=True)[events.name_id[rows[kept]]]
-    return Pieces(begin[kept], end[kept], work_class, part, names)
+    return Pieces(begin[kept], end[kept], work_class, part, events.name_id[rows[kept]].astype(np.int32), names)
 
 
 def _of_host(events: Events) -> Pieces:
@@ -61,7 +61,7 @@ def _of_host(events: Events) -> Pieces:
     kept = np.flatnonzero(end > begin)
     part, names = _parts(events, owner[kept])
     work_class = classes_of(events.names, on_device=False)[events.name_id[owner[kept]]]
-    return Pieces(begin[kept], end[kept], work_class, part, names)
+    return Pieces(begin[kept], end[kept], work_class, part, events.name_id[owner[kept]].astype(np.int32), names)
 
 
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
