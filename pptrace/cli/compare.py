@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pptrace.cli.numbers import COUNT
 from pptrace.cli.output import Outputs
 from pptrace.cli.paths import GIVEN_PATH
 from pptrace.cli.reading_bar import reading_bar
+from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import require_path
 from pptrace.workflow.compare import read_side
 
@@ -27,6 +29,11 @@ from pptrace.workflow.compare import read_side
 )
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML page.")
 @click.option("--all", "show_all", is_flag=True, help="Print every part and every warning.")
+@click.option(
+    "--fail-on",
+    metavar="slower[:PERCENT]",
+    help="End with exit code 3 if B is slower, by more than PERCENT with 95 % certainty [default: 0]: for CI.",
+)
 @click.option("--as-recorded", is_flag=True, help="Compare recordings: what these cost is not taken out.")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 def command(
@@ -35,9 +42,10 @@ def command(
     json_file: str | None,
     html_file: Path | None,
     show_all: bool,
+    fail_on: str | None,
     as_recorded: bool,
     jobs: int | None,
-) -> None:
+) -> int:
     """Say whether run B is slower than run A, by how much, and in which parts of the step.
 
     A and B are each a trace file, a directory with one trace per rank, a run directory of `pptrace run`, or a directory of
@@ -53,13 +61,46 @@ def command(
         done
         pptrace compare runs/a runs/b
     """
-    outputs = Outputs({"--json": json_file, "--html": html_file})
+    outputs, limit = Outputs({"--json": json_file, "--html": html_file}), _limit(fail_on)
     for path in (a, b):
         require_path(path)  # rather than after minutes
     comparison = RunComparison(compare_sides(_read(a, jobs, as_recorded), _read(b, jobs, as_recorded)))
     outputs.write({"--json": comparison.to_json, "--html": comparison.to_html})
     if not outputs.take_stdout:
         _print(comparison.result, show_all)
+    return _FAILED if limit is not None and _is_slower(comparison.result, limit) else 0
+
+
+_FAILED = 3
+"""Exit code of a run that is slower than ``--fail-on`` allows."""
+_LIMIT = re.compile(r"slower(?::(\d+(?:\.\d+)?)%?)?", re.ASCII)
+
+
+def _limit(fail_on: str | None) -> float | None:
+    """The change of the step, as a share, that ``--fail-on`` allows; None without the option.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    if fail_on is None:
+        return None
+    match = _LIMIT.fullmatch(fail_on)
+    if match is None:
+        raise UsageError(f"--fail-on {fail_on}: expected slower, or slower and a limit in percent, such as slower:3")
+    return float(match[1] or 0) / 100
+
+
+def _is_slower(comparison: Comparison, limit: float) -> bool:
+    """Return whether B is slower by more than the limit, whatever the interval of the change allows for.
+
+    Raises:
+        PptraceError: the interval is not known.
+    """
+    if comparison.span.low is None:
+        raise PptraceError(
+            "--fail-on: not known how certain the change of the step is: too few whole steps; record more of both runs"
+        )
+    return comparison.span.low > limit
 
 
 def _read(path: Path, jobs: int | None, as_recorded: bool) -> list[ComparedRun]:

@@ -57,7 +57,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 bad input or unwritable output, 2 wrong usage, 130 interrupted."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 bad input or unwritable output, 2 wrong usage, 3 what ``--fail-on`` names, 130 interrupted.
+    """
     open_streams()
     try:
         code = _run()
