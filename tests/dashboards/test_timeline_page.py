@@ -86,6 +86,8 @@ def timeline(window: Visit, serve: Serve, run_p4: Path) -> Iterator[Any]:
     page.wait_for_selector("#no-hang")
     page.evaluate(GO, "/timeline?step=2")
     yield drawn(page)
+    # The next test may serve another run, and no tile of this one may be asked for then.
+    page.wait_for_function("() => !document.querySelector('#timeline')?.timeline?.tiles.isWaiting")
     assert window.complaints == []
 
 
