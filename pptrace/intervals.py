@@ -182,15 +182,21 @@ class NestedIntervals:
             index[over] = self.enclosing[index[over]]
         return index
 
-    def below_outermost(self, times: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The same, but of the intervals around it the one right inside the outermost; itself where that is the only one."""
+    def at_level(self, times: npt.ArrayLike, level: int) -> npt.NDArray[np.int64]:
+        """The same, but of the intervals around it the one of a level (0: the outermost), or the innermost if none is as deep."""
         index = self.innermost(times)
-        while True:
-            around = np.where(index >= 0, self.enclosing[index], -1)
-            inner = (around >= 0) & (self.enclosing[around] >= 0)
-            if not inner.any():
-                return index
-            index = np.where(inner, around, index)
+        while (deeper := np.flatnonzero((index >= 0) & (self.levels[index] > level))).size:
+            index[deeper] = self.enclosing[index[deeper]]
+        return index
+
+    @cached_property
+    def levels(self) -> npt.NDArray[np.int64]:
+        """The number of intervals around each one."""
+        levels, around = np.zeros(len(self.starts), dtype=np.int64), self.enclosing
+        while (inner := np.flatnonzero(around >= 0)).size:
+            levels[inner] += 1
+            around = np.where(around >= 0, self.enclosing[around], -1)
+        return levels
 
     @cached_property
     def enclosing(self) -> npt.NDArray[np.int64]:

@@ -201,6 +201,8 @@ def test_the_innermost_interval_is_the_last_that_began_and_goes_on(
         assert around == max((other for other in range(row) if ends[other] > starts[row]), default=-1)
 
 
-def test_the_interval_below_the_outermost_is_itself_where_nothing_is_around_it() -> None:
+def test_an_interval_at_a_level_is_the_innermost_where_none_is_as_deep() -> None:
     intervals = NestedIntervals(np.array([0, 1, 2, 20]), np.array([10, 9, 5, 30]))
-    assert intervals.below_outermost([3, 7, 9, 25, 15]).tolist() == [1, 1, 0, 3, -1]
+    assert intervals.levels.tolist() == [0, 1, 2, 0]
+    assert intervals.at_level([3, 7, 9, 25, 15], 1).tolist() == [1, 1, 0, 3, -1]
+    assert intervals.at_level([3, 7, 9, 25, 15], 0).tolist() == [0, 0, 0, 3, -1]

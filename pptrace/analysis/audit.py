@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.slices import rows_among, slices_by_int
 
+_MOST_NAMED = 1_000
+"""Most ranks without a trace that are named."""
 _SLOWER = 1.1
 """Times as long from which on steps are another program's."""
 _RECORD_LESS = "record fewer steps or fewer activities"
@@ -32,7 +35,7 @@ class _Words:
 
 _WORDS: Mapping[Damage, _Words] = {
     Damage.LOST_KERNELS: _Words(
-        "compute, bubbles and idle time of these ranks in these steps are null, if there are ten of them or one in a thousand",
+        "compute, bubbles and idle time of these ranks in these steps are null; of fewer than ten of 10,000 kernels nothing is",
         f"{_RECORD_LESS}, and let the profiler warm up for a step: CUPTI's buffers were full, or the session had just begun",
     ),
     Damage.NO_DEVICE_EVENTS: _Words(
@@ -40,23 +43,23 @@ _WORDS: Mapping[Damage, _Words] = {
         "record with ProfilerActivity.CUDA; a profiler that ran before in this process may have to be ended first",
     ),
     Damage.KERNELS_WITHOUT_LAUNCH: _Words(
-        "why the device was idle before them is not known; which op they belong to is told by their time alone",
+        "which op they are of, and why the device was idle before them, is not known: they count as lost",
         f"{_RECORD_LESS}; record the host's calls too (ProfilerActivity.CPU)",
     ),
     Damage.WORK_BEFORE_RECORDING: _Words(
-        "it was launched before the recording began: why the device was idle before it is not known",
-        "none is needed: synchronise the device before the profiler starts to be without",
+        "why the device was idle before this work is not known: its launch came before the recording",
+        "nothing is wrong; torch.cuda.synchronize() before the profiler starts leaves none of it",
     ),
     Damage.NO_CORRELATION: _Words(
-        "which call launched what, and so why the device was idle, is not known",
+        "which call launched what is not known: when ops ran, and why the device was idle, is null",
         "record the host's calls with their correlations: ProfilerActivity.CPU, or nsys --trace=cuda,nvtx",
     ),
     Damage.REPEATED_CORRELATION: _Words(
-        "which of the kernels a call launched is not known: ops may have kernels of others",
+        "which of the kernels a call launched is not known: they count as lost",
         f"{_NEWER} (or ROCm): the recorder gave several launches one number",
     ),
     Damage.KERNELS_BEFORE_LAUNCH: _Words(
-        "idle time before them, and which op was late: the device's clock was not that of the host",
+        "the clock of the device was not that of the host: when they ran is not known, and they count as lost",
         f"{_RECORD_LESS}, so that the clocks do not drift; {_NEWER}",
     ),
     Damage.KERNELS_OUT_OF_ORDER: _Words(
@@ -71,7 +74,8 @@ _WORDS: Mapping[Damage, _Words] = {
         "end one profiler before another begins in the same process",
     ),
     Damage.EMPTY_KERNELS: _Words(
-        "their compute is not counted: the recorder's resolution is a microsecond, or their end was not known", _NEWER
+        "their compute is not counted; of communication they count as lost: a resolution of a microsecond, or no end",
+        _NEWER,
     ),
     Damage.GRAPHS_AS_ONE_EVENT: _Words(
         "communication inside the graphs counts as compute, and their kernels have no names",
@@ -94,6 +98,10 @@ _WORDS: Mapping[Damage, _Words] = {
     Damage.UNFINISHED_OPERATORS: _Words(
         "the last operators seem to last until the recording ends: no op is taken to last as long", _NEWER
     ),
+    Damage.REPEATED_OPERATORS: _Words(
+        "the cost of recording and what hosts did are counted twice: figures of hosts are wrong",
+        "end one profiler before another begins in the same process",
+    ),
     Damage.UNFINISHED_CALLS: _Words(
         "these Python calls seem to last until the recording ends; ops do not depend on them",
         "record without with_stack, or with a newer torch",
@@ -106,6 +114,8 @@ _WORDS: Mapping[Damage, _Words] = {
         "the profiler took memory for its records in these steps: launches then last longer than without it", _WARM_UP
     ),
 }
+_OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)])
+"""Kinds of the device's records; the others are of the host, or of the file."""
 SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
 INCOMPLETE_STEPS, OTHER_SETTINGS = "incomplete_steps", "other_settings"
 _COSTLY = {
@@ -124,9 +134,10 @@ def audit_events(damage: Mapping[int, RankDamage], ops: pd.DataFrame, clock: Clo
         damage: of each rank, on its own clock.
         ops: of all ranks, on the common ``clock``.
     """
-    bounds = _begins_of_steps(ops)
+    bounds_of_host, bounds_of_device = _begins_of_steps(ops, on_device=False), _begins_of_steps(ops, on_device=True)
     for code, kind in enumerate(KINDS):
         count, ranks, steps = 0, [], set[int]()
+        bounds = bounds_of_device if kind in _OF_DEVICE else bounds_of_host
         for rank, of_rank in sorted(damage.items()):
             times = of_rank.start_ns[of_rank.kind == code]
             if not len(times):
@@ -145,9 +156,19 @@ def audit_events(damage: Mapping[int, RankDamage], ops: pd.DataFrame, clock: Clo
             yield AuditEntry(str(kind), count, tuple(ranks), tuple(sorted(steps)), words.affects, words.cure)
 
 
-def _begins_of_steps(ops: pd.DataFrame) -> dict[int, tuple[Int64, Int64, int]]:
-    """(numbers of the steps, their begins, the end of the last one) of each rank that has steps, ns."""
-    chosen = ops[(ops["step"] >= 0) & rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP"))]
+def _begins_of_steps(ops: pd.DataFrame, *, on_device: bool) -> dict[int, tuple[Int64, Int64, int]]:
+    """(numbers of the steps, their begins, the end of the last one) of each rank that has steps, ns.
+
+    A host may be steps ahead of its device: the steps of a device are those of the ops that it ran, where there are any.
+    """
+    in_steps = ops[(ops["step"] >= 0) & rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP"))]
+    is_marks = rows_among(in_steps["kind"], ("STEP",))
+    with_marks = in_steps.loc[is_marks, "rank"].unique()
+    by_device = ~is_marks & rows_among(in_steps["clock"], ("device",))
+    devices = in_steps.loc[by_device, "rank"].unique()
+    of_host = is_marks | ~in_steps["rank"].isin(with_marks).to_numpy()
+    of_device = by_device | (of_host & ~in_steps["rank"].isin(devices).to_numpy())
+    chosen = in_steps[of_device if on_device else of_host]
     found = {}
     for rank, rows in slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns")).items():
         steps, number = np.unique(rows["step"], return_inverse=True)
@@ -178,10 +199,11 @@ def audit_report(
     """
     absent = report.mesh.num_ranks - len(settings)
     if absent > 0:
+        missing = islice((rank for rank in range(report.mesh.num_ranks) if rank not in settings), _MOST_NAMED)
         yield AuditEntry(
             MISSING_RANKS,
             absent,
-            (),
+            tuple(missing),
             (),
             "what these ranks did is not known; others that wait for them are explained as far as the plan tells",
             "record all ranks, or those of one pipeline (pptrace run --profile-ranks)",

@@ -57,6 +57,23 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
 _LATEST = np.iinfo(np.int64).max
 
 
+def without_unknown_times(
+    comms: pd.DataFrame, work: Mapping[int, DeviceWork], lost: Mapping[int, frozenset[int]]
+) -> pd.DataFrame:
+    """The communication, unmatched where one side of it ran on a device at a time that is not known: what the other sides waited
+    for is not known then either.
+    """
+    without = [rank for rank, of_rank in work.items() if of_rank.missing_device_events]
+    if not without and not lost:
+        return comms
+    is_unknown = comms["rank"].isin(without).to_numpy(copy=True)
+    for rank, steps in lost.items():
+        is_unknown |= ((comms["rank"] == rank) & comms["step"].isin(steps)).to_numpy()
+    match = comms["match"].to_numpy()
+    of_unknown = np.unique(match[is_unknown & (match >= 0) & (comms["clock"] != "device").to_numpy()])
+    return comms.assign(match=np.where(np.isin(match, of_unknown), -1, match)) if len(of_unknown) else comms
+
+
 def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, frozenset[int]]) -> Iterator[str]:
     """Warnings of ranks that lost kernels: how many, in which steps, and what that makes unknown."""
     losing = {rank: of_rank for rank, of_rank in sorted(work.items()) if len(of_rank.lost)}
@@ -65,7 +82,7 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         lost, affected = of_rank.lost, sorted(steps[rank])
         of_steps = "step" if len(affected) == 1 else "steps"
         yield (
-            f"rank {rank}: {len(lost):,} of {lost.num_launches:,} launched kernels are not in the trace: its compute, bubbles "
+            f"rank {rank}: {_words(lost)}: its compute, bubbles "
             f"and transfers, and why its device was idle, are not known in {of_steps} {numbered(affected)}; the profiler lost "
             "them, or wrote no times that can be: record fewer steps or fewer activities, and warm it up for a step"
         )
@@ -77,3 +94,10 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
             f"{counted(total, 'launched kernel')} of rank {numbered(sorted(little))} "
             f"{'is' if total == 1 else 'are'} not in the traces, outside of all steps, or fewer than one in a thousand"
         )
+
+
+def _words(lost: LostKernels) -> str:
+    missing, unrelated = lost.num_missing, lost.num_unrelated
+    parts = [f"{missing:,} of {lost.num_launches:,} launched kernels are not in the trace"] if missing else []
+    parts += [f"what launched {unrelated:,} kernels of the trace is not known"] if unrelated else []
+    return " and ".join(parts)

@@ -120,8 +120,8 @@ def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cac
     outputs = Outputs({"--json": json_file})
     with reading_bar() as on_progress:
         report = load(paths, None, None, jobs, on_progress, cache, report_only=True, as_recorded=True).report
-    audit = () if report.recording is None else report.recording.audit
-    text = json.dumps({"schema": "pptrace.audit/1", "audit": [asdict(entry) for entry in audit]}, indent=2)
+    audit = None if report.recording is None else [asdict(entry) for entry in report.recording.audit]
+    text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)
     outputs.write({"--json": lambda: f"{text}\n"})
     if not outputs.take_stdout:
         Console(width=None if Console().is_terminal else 140, highlight=False).print(audit_text(report))

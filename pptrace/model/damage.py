@@ -33,6 +33,7 @@ class Damage(StrEnum):
     UNREADABLE_EVENTS = "unreadable_events"
     CUT_FILE = "cut_file"
     UNFINISHED_OPERATORS = "unfinished_operators"
+    REPEATED_OPERATORS = "repeated_operators"
     UNFINISHED_CALLS = "unfinished_calls"
     CROSSING_RANGES = "crossing_ranges"
     BUFFER_REQUESTS = "buffer_requests"

@@ -19,15 +19,27 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 @dataclass(frozen=True, slots=True, eq=False)
 class LostKernels:
     """Kernels that were launched and not recorded: when each began at the earliest and had ended at the latest, ns, in order,
-    and how many were launched in all.
+    and how many were launched in all. ``num_unrelated`` of them were recorded, but not so that what launched them is known, or
+    when they communicated: they count as lost.
     """
 
     start_ns: Int64
     end_ns: Int64
     num_launches: int
+    num_unrelated: int = 0
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def num_missing(self) -> int:
+        """Number of those that were not recorded at all."""
+        return len(self) - self.num_unrelated
+
+    def with_unrelated(self, start_ns: Int64, end_ns: Int64) -> LostKernels:
+        """The same with kernels that were recorded, but whose launch is not known."""
+        starts, ends = np.concatenate((self.start_ns, start_ns)), np.concatenate((self.end_ns, end_ns))
+        return LostKernels(np.sort(starts), np.sort(ends), self.num_launches, self.num_unrelated + len(start_ns))
 
 
 NOTHING_LOST = LostKernels(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)

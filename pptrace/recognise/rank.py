@@ -16,6 +16,7 @@ from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, empty_table
 from pptrace.model.traces import Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
+from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.graphs import inside
 from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
@@ -115,11 +116,15 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
     """The device work with what was launched, outside of captures of graphs, and not recorded."""
     if not len(work):
         return work
-    calls, lost = kernel_launches(events, device_rows(events))
-    if not len(lost):
+    rows = device_rows(events)
+    calls, lost = kernel_launches(events, rows)
+    if len(lost):
+        lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
+    unrelated = unrelated_work(events, rows, work)
+    if not len(lost) and not len(unrelated):
         return work
-    lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
-    return replace(work, lost=lost_kernels(events.start_ns[lost], len(calls), work)) if len(lost) else work
+    found = lost_kernels(events.start_ns[lost], len(calls), work)
+    return replace(work, lost=found.with_unrelated(events.start_ns[unrelated], events.ends_of(unrelated)))
 
 
 @cache

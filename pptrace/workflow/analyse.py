@@ -22,7 +22,7 @@ from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
-from pptrace.analysis.lost_steps import lost_steps
+from pptrace.analysis.lost_steps import lost_steps, without_unknown_times
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
@@ -342,7 +342,7 @@ def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
 
 def device_of_rank(rank: int, work: DeviceWork, comms: Slice, host_work: HostWork | None = None) -> RankDevice:
     """The sums over a rank's trace; ``comms`` are on its own clock, as its work and that of its host are."""
-    device = NO_DEVICE if is_much(work.lost) else breakdown(work)
+    device = NO_DEVICE if is_much(work.lost, work.lost.num_missing) else breakdown(work)
     totals = total_comms(comms, work.compute if len(work) else None)
     if device.first_ns is None or device.last_ns is None or work.idle.reason:
         return RankDevice(rank, device, totals, on_host=_on_host(host_work, comms))
@@ -365,7 +365,8 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
-    comms = with_transfers(match_inside_ops(by_end_times.comms, ops, run.mesh, clock))
+    matched = match_inside_ops(by_end_times.comms, ops, run.mesh, clock)
+    comms = with_transfers(without_unknown_times(matched, run.work, lost_steps(run.ops, run.work)))
     incomplete = lacking_ranks(run)
     return with_lanes(run, ops, comms, clock, predicted_volume(run), incomplete), by_end_times.warnings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,33 @@ _CLOCKS_NS = 100_000
 """Errors between the clocks of device and host."""
 _SHARE_EMPTY, _FEWEST_EMPTY = 1e-3, 10
 """Kernels of no length from which on they are the recorder's: a resolution of a microsecond makes a few."""
+_RESOLUTION_NS = 1_000
+"""Communication that usually takes longer never takes no time."""
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 _GRAPH_NAME = "CUDA graph"
 """Name of the one event that Nsight Systems writes for a graph whose nodes it does not record."""
 
 
-def device_damage(events: Events, work: DeviceWork) -> Iterator[RankDamage]:
-    """Find the damage of device records; ``work`` is what was recognised of them."""
+def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = True) -> Iterator[RankDamage]:
+    """Find the damage of device records; ``work`` is what was recognised of them.
+
+    Not ``has_all_calls``: calls may be for devices whose work is another rank's.
+    """
     if work.missing_device_events:
         yield RankDamage.counted(Damage.NO_DEVICE_EVENTS, 1)
-    yield RankDamage.of(Damage.LOST_KERNELS, work.lost.start_ns)
     rows = device_rows(events)
     if not len(rows):
         return
+    _, lost = kernel_launches(events, rows)
+    lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
+    if has_all_calls and len(lost) > len(
+        unrelated_work(events, rows, work)
+    ):  # else as many kernels are there, under other numbers
+        yield RankDamage.of(Damage.LOST_KERNELS, events.start_ns[lost])
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
     yield from _without_launch(events, rows, calls)
-    early = (calls >= 0) & (events.start_ns[rows] < events.start_ns[calls] - _CLOCKS_NS)
-    yield RankDamage.of(Damage.KERNELS_BEFORE_LAUNCH, events.start_ns[rows[early]])
+    yield RankDamage.of(Damage.KERNELS_BEFORE_LAUNCH, events.start_ns[rows[_begin_early(events, rows, calls)]])
     yield RankDamage.of(Damage.REPEATED_CORRELATION, events.start_ns[_repeated(events, rows[is_kernel])])
     doubled = _doubled(events, rows)
     yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled])
@@ -50,24 +59,25 @@ def device_damage(events: Events, work: DeviceWork) -> Iterator[RankDamage]:
 
 
 def out_of_order(events: Events) -> Rows:
-    """The device work that begins before work that was launched before it on its stream, or behind what was launched after it.
+    """The device work that is not where it can have been: before work that was launched earlier on its stream, behind what was
+    launched later, or after a call has ended that waited for the whole device.
 
-    A stream runs its work in the order of the launches. Of two pieces that are in the wrong order, the ones to blame are those
-    without which most are right: the fewer of those that are later than a successor and those that are earlier than a
-    predecessor.
+    A stream runs its work in the order of the launches; of two calls at once on several threads either may be the first. Of two
+    pieces that are in the wrong order, the ones to blame are those without which most are right.
     """
     rows = device_rows(events)
     calls = launch_calls(events, rows)
     known = np.flatnonzero(calls >= 0)
     if not len(known):
         return rows[:0]
-    rows, launched = rows[known], events.start_ns[calls[known]]
+    rows, calls = rows[known], calls[known]
+    start, begun, ended = events.start_ns[rows], events.start_ns[calls], events.ends_of(calls)
     stream = _streams(events, rows)
-    order = np.lexsort((events.start_ns[rows], launched, stream))
-    rows = rows[order]
-    bounds = [0, *(np.flatnonzero(np.diff(stream[order]) != 0) + 1).tolist(), len(rows)]
-    wrong = [rows[first:last][_misplaced(events.start_ns[rows[first:last]])] for first, last in pairwise(bounds)]
-    return np.sort(np.concatenate(wrong))
+    wrong = _after_waits(events, rows, begun)
+    for number in np.unique(stream[~wrong]).tolist():
+        chosen = np.flatnonzero((stream == number) & ~wrong)
+        wrong[chosen] = _misplaced(start[chosen], begun[chosen], ended[chosen])
+    return rows[wrong]
 
 
 def _streams(events: Events, rows: Rows) -> npt.NDArray[np.intp]:
@@ -78,37 +88,93 @@ def _streams(events: Events, rows: Rows) -> npt.NDArray[np.intp]:
     return codes
 
 
-def _misplaced(start: Int64) -> npt.NDArray[np.bool_]:
-    """Mark the starts, in the order of the launches, that are not in their place."""
-    earliest_behind = np.append(np.minimum.accumulate(start[::-1])[::-1][1:], np.iinfo(np.int64).max)
-    latest_before = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(start)[:-1])
+def _misplaced(start: Int64, begun: Int64, ended: Int64) -> npt.NDArray[np.bool_]:
+    """Mark the starts of a stream's work that are not in their place, by when the calls that launched it began and ended."""
+    by_begin, by_end = np.argsort(begun, kind="stable"), np.argsort(ended, kind="stable")
+    earliest = np.append(
+        np.minimum.accumulate(start[by_begin][::-1])[::-1], _FAR_OFF
+    )  # of what was launched from here on
+    latest = np.append(-_FAR_OFF, np.maximum.accumulate(start[by_end]))
+    earliest_behind = earliest[np.searchsorted(begun[by_begin], ended)]
+    latest_before = latest[np.searchsorted(ended[by_end], begun, side="right")]
     late, early = start - _CLOCKS_NS > earliest_behind, start < latest_before - _CLOCKS_NS
     chosen: npt.NDArray[np.bool_] = late if late.sum() <= early.sum() else early
     return chosen
 
 
+_FAR_OFF = np.iinfo(np.int64).max // 2
+_WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
+
+
+def _after_waits(events: Events, rows: Rows, begun: Int64) -> npt.NDArray[np.bool_]:
+    """Mark the work that begins after the end of the first wait for the one device since its launch."""
+    is_wait = np.array([bool(_WAITS.match(name)) for name in events.names], dtype=np.bool_)
+    waits = np.flatnonzero((events.category == Category.RUNTIME) & is_wait[events.name_id])
+    if not len(waits) or (events.device[rows] != events.device[rows[0]]).any():
+        return np.zeros(len(rows), dtype=np.bool_)
+    ends = np.append(
+        np.minimum.accumulate(events.ends_of(waits)[::-1])[::-1], _FAR_OFF
+    )  # of this wait and all later ones
+    over: npt.NDArray[np.bool_] = (
+        events.start_ns[rows] > ends[np.searchsorted(events.start_ns[waits], begun)] + _CLOCKS_NS
+    )
+    return over
+
+
+def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:
+    """The device work of which it is not known what launched it, or when it ran: it counts as lost."""
+    calls = launch_calls(events, rows)
+    before, without = _missing_launches(events, rows, calls)
+    if not len(before) and len(without) == len(rows):
+        return rows
+    repeated = _repeated(events, rows[events.category[rows] == Category.KERNEL])
+    early = rows[_begin_early(events, rows, calls)]
+    communication = events.dur_ns[rows[work.is_communication]]
+    is_measured = len(communication) and np.median(communication) >= _RESOLUTION_NS
+    empty = rows[work.is_communication & (events.dur_ns[rows] == 0)] if is_measured else rows[:0]
+    return np.unique(np.concatenate((without, repeated, early, empty)))
+
+
 def _without_launch(events: Events, rows: Rows, calls: Rows) -> Iterator[RankDamage]:
-    """Device work whose launch is not there: all of it, where nothing correlates; else launched before the recording, or lost.
+    """Device work whose launch is not there: all of it, where nothing correlates; else launched before the recording, or lost."""
+    before, without = _missing_launches(events, rows, calls)
+    if not len(before) and len(without) == len(rows):
+        yield RankDamage.of(Damage.NO_CORRELATION, events.start_ns[rows])
+        return
+    yield RankDamage.of(Damage.WORK_BEFORE_RECORDING, events.start_ns[before])
+    yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[without])
+
+
+def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Rows]:
+    """(work that was launched before the recording, work whose launch is missing).
 
     A stream runs its work in the order of the launches: what comes before its first work with a launch was launched before.
     """
     missing = calls < 0
-    if not (events.category == Category.RUNTIME).any() or not missing.any():
-        return
+    is_host = events.category < Category.HOST_LIMIT
+    if not missing.any() or not is_host.any():
+        return rows[:0], rows[:0]
     if missing.all():
-        yield RankDamage.of(Damage.NO_CORRELATION, events.start_ns[rows])
-        return
+        numbers = events.correlation[rows]
+        has_numbers = (numbers >= 0).all() and (events.category == Category.RUNTIME).any()
+        return (rows, rows[:0]) if has_numbers else (rows[:0], rows)
     stream = _streams(events, rows)
     first = np.full(stream.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, stream[~missing], events.start_ns[rows[~missing]])
     first[first == np.iinfo(np.int64).max] = events.start_ns[calls[~missing]].min()  # streams of earlier work alone
     is_before = events.start_ns[rows] < first[stream]
-    yield RankDamage.of(Damage.WORK_BEFORE_RECORDING, events.start_ns[rows[missing & is_before]])
-    yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[rows[missing & ~is_before]])
+    return rows[missing & is_before], rows[missing & ~is_before]
+
+
+def _begin_early(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+    """Mark the work that begins before the call that launched it."""
+    early: npt.NDArray[np.bool_] = (calls >= 0) & (events.start_ns[rows] < events.start_ns[calls] - _CLOCKS_NS)
+    return early
 
 
 def _repeated(events: Events, kernels: Rows) -> Rows:
-    """The kernels that a call for one kernel launched besides its first."""
+    """The kernels that a call for one kernel launched besides its first, without those that are another one again."""
+    kernels = np.setdiff1d(kernels, _doubled(events, kernels))
     launches, _ = kernel_launches(events, kernels)
     of_calls = kernels[np.isin(events.correlation[kernels], events.correlation[launches])]
     _, first = np.unique(events.correlation[of_calls], return_index=True)

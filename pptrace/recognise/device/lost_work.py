@@ -45,6 +45,7 @@ def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostK
     return LostKernels(np.sort(start), np.sort(end), num_launches)
 
 
-def is_much(lost: LostKernels) -> bool:
-    """Return whether so much is lost that figures would be wrong by it."""
-    return len(lost) >= _MANY or len(lost) > _MUCH * lost.num_launches
+def is_much(lost: LostKernels, number: int | None = None) -> bool:
+    """Return whether so much is lost, or of that so many kernels, that figures would be wrong by it."""
+    number = len(lost) if number is None else number
+    return number >= _MANY or number > _MUCH * lost.num_launches

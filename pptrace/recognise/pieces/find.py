@@ -18,9 +18,10 @@ from pptrace.recognise.pieces.classes import classes_of
 
 _MODULE = "nn.Module: "
 _NO_OPERATOR = re.compile(
-    r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:|autograd::engine|torch::autograd|\w+Backward\d*$"
+    r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:|autograd::engine|torch::autograd|(?!.*(?:::|\.))"
 )
-"""Communication, and nodes of autograd: what these take outside the operators that they call is overhead."""
+"""Communication, and nodes and functions of autograd, whose names have no "::": what these take outside the operators that they
+call is overhead."""
 _NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer\.|## |{re.escape(PREFIX)}")
 """Ranges that are no part of a model: communication, steps, what the compiler writes, this project's marks."""
 
@@ -76,8 +77,8 @@ def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
 def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     """(the part of the model that each call or operator is for, as an index into the names, the names).
 
-    It is the module below the outermost one that runs on its thread, else the innermost range that the program set; 0 of rows
-    (−1) and threads without.
+    It is a module on the level on which modules are several, inside what only wraps them, else the innermost range that the
+    program set; 0 of rows (−1) and threads without.
     """
     part = np.zeros(len(calls), dtype=np.int32)
     codes: dict[str, int] = {"": 0}
@@ -88,7 +89,11 @@ def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
             continue
         intervals = NestedIntervals(events.start_ns[ranges], events.ends_of(ranges))
         times = events.start_ns[calls[chosen]]
-        found = intervals.below_outermost(times) if is_module else intervals.innermost(times)
+        found = (
+            intervals.at_level(times, _level_of_parts(events, ranges, intervals))
+            if is_module
+            else intervals.innermost(times)
+        )
         inside = np.flatnonzero(found >= 0)
         for code in np.unique(events.name_id[ranges[found[inside]]]).tolist():
             name = events.names[code].removeprefix(_MODULE)
@@ -106,3 +111,13 @@ def _ranges(events: Events) -> Iterator[tuple[Rows, int, bool]]:
     for rows, of_modules in ((modules, True), (annotations, False)):
         for thread, of_thread in events.rows_by_thread(rows).items():
             yield of_thread, thread, of_modules
+
+
+def _level_of_parts(events: Events, ranges: Rows, intervals: NestedIntervals) -> int:
+    """The level of the outermost modules that are several inside one: wrappers, as of DDP, have one alone. 1 where none are."""
+    level, names = intervals.levels, events.name_id[ranges]
+    inner = np.flatnonzero(intervals.enclosing >= 0)
+    pairs = np.unique(np.stack((intervals.enclosing[inner], names[inner])), axis=1)
+    around, num_names = np.unique(pairs[0], return_counts=True)
+    several = around[num_names > 1]
+    return int(level[several].min()) + 1 if len(several) else 1

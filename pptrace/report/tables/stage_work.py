@@ -57,7 +57,7 @@ def _by_part(with_parts: Sequence[StageOps], amount: Amount) -> ReportTable:
     more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     notes = (
         *more,
-        "parts: modules right below the outermost (with_modules, with_stack), ranges of the program, or what kernels repeat",
+        "parts: modules (with_modules, with_stack), ranges of the program, or what kernels repeat",
     )
     columns = ("stage", "kind", "part", "ms", "of the op")
     return ReportTable("stage-parts", "Parts of the model", columns, tuple(shown), notes, num_labels=3)

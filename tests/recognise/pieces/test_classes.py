@@ -25,6 +25,13 @@ KERNELS = {
     "triton_red_fused_sum_2": WorkClass.REDUCTION,
     "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>": WorkClass.REDUCTION,
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda": WorkClass.COPY,
+    "triton_poi_fused_convolution_relu_0": WorkClass.ELEMENTWISE,
+    "triton_per_fused__softmax_1": WorkClass.REDUCTION,
+    "void cudnn::ops::nchwToNhwcKernel<float, float, float, true>": WorkClass.COPY,
+    "cudnn::fusion::compute_dot_do_o<false, true>": WorkClass.ATTENTION,
+    "void at::native::(anonymous namespace)::sum_and_scatter<float>": WorkClass.EMBEDDING,
+    "void (anonymous namespace)::cunn_ClassNLLCriterion_updateOutput_kernel": WorkClass.LOSS,
+    "void transformer_engine::normalization::ln_fwd_tuned_kernel": WorkClass.NORM,
     "my_own_kernel": WorkClass.OTHER,
 }
 OPERATORS = {
@@ -35,6 +42,8 @@ OPERATORS = {
     "aten::native_layer_norm_backward": WorkClass.NORM,
     "aten::_log_softmax_backward_data": WorkClass.LOSS,
     "aten::nll_loss_forward": WorkClass.LOSS,
+    "aten::mse_loss_backward": WorkClass.LOSS,
+    "aten::thnn_conv2d": WorkClass.MATMUL,
     "aten::embedding_dense_backward": WorkClass.EMBEDDING,
     "aten::_foreach_add_": WorkClass.OPTIMIZER,
     "Optimizer.step#AdamW.step": WorkClass.OPTIMIZER,

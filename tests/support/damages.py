@@ -1,0 +1,237 @@
+"""Damage that recorders were seen to do, made in a copy of a recording; each kind with the public thread that reports it."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pptrace.model.damage import Damage
+
+Event = dict[str, Any]
+Events = list[Event]
+RANK = 1
+"""The rank whose trace is changed."""
+MANY, FEW = 20, 4
+
+
+def of(events: Events, category: str, name: str = "") -> Events:
+    """The events of a category whose name begins so, by start."""
+    chosen = [event for event in events if event.get("cat") == category and str(event["name"]).startswith(name)]
+    return sorted(chosen, key=lambda event: float(event["ts"]))
+
+
+def middle(chosen: Events, count: int) -> Events:
+    first = (len(chosen) - count) // 2
+    return chosen[first : first + count]
+
+
+def without(events: Events, gone: Events) -> Events:
+    ids = set(map(id, gone))
+    return [event for event in events if id(event) not in ids]
+
+
+def launches_of(events: Events, kernels: Events) -> Events:
+    numbers = {kernel["args"]["correlation"] for kernel in kernels}
+    calls = [*of(events, "cuda_runtime"), *of(events, "cuda_driver")]
+    return [event for event in calls if event["args"].get("correlation") in numbers]
+
+
+def with_launch(events: Events, work: Events) -> Events:
+    """The device work whose launch was recorded."""
+    numbers = {launch["args"]["correlation"] for launch in launches_of(events, work)}
+    return [event for event in work if event["args"].get("correlation") in numbers]
+
+
+def lost(events: Events) -> Events:
+    """pytorch issue 192021."""
+    return without(events, middle(of(events, "kernel"), MANY))
+
+
+def no_device_events(events: Events) -> Events:
+    """pytorch/kineto issue 996."""
+    return [event for event in events if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset", "ac2g")]
+
+
+def without_launch(events: Events) -> Events:
+    """HolisticTraceAnalysis pull request 59."""
+    launched = with_launch(events, of(events, "kernel"))
+    return without(events, launches_of(events, launched[len(launched) // 2 :][:FEW]))
+
+
+def before_recording(events: Events) -> Events:
+    """pytorch/kineto pull request 1545: what the warm-up left."""
+    work = sorted([*of(events, "kernel"), *of(events, "gpu_memcpy")], key=lambda event: float(event["ts"]))
+    stream = [event for event in work if event["args"]["stream"] == 7]
+    return without(events, launches_of(events, with_launch(events, stream)[:FEW]))
+
+
+def no_correlation(events: Events) -> Events:
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"):
+            event["args"].pop("correlation", None)
+    return events
+
+
+def repeated_correlation(events: Events) -> Events:
+    """ROCm/omnitrace issue 266: the same number for every launch."""
+    kernels = middle(of(events, "kernel"), FEW + 1)
+    for kernel, launch in zip(kernels[1:], launches_of(events, kernels)[1:], strict=False):
+        kernel["args"]["correlation"] = launch["args"]["correlation"] = kernels[0]["args"]["correlation"]
+    return events
+
+
+def before_launch(events: Events) -> Events:
+    """torch-spyre issue 3274: the clock of the device is not the host's."""
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            event["ts"] -= 2_000
+    return events
+
+
+def out_of_order(events: Events) -> Events:
+    """torch-spyre issue 3274: shifted times."""
+    for kernel in middle(of(events, "kernel"), MANY)[:: MANY // FEW]:
+        kernel["ts"] += 20_000
+    return events
+
+
+def overrunning(events: Events) -> Events:
+    """AMD-AGI/TraceLens issue 669."""
+    for kernel in middle(of(events, "kernel"), MANY)[:: MANY // FEW]:
+        kernel["dur"] += 300_000
+    return events
+
+
+def doubled(events: Events) -> Events:
+    """torch-spyre issue 3274: a kernel twice."""
+    return [*events, *(copy.deepcopy(kernel) for kernel in middle(of(events, "kernel"), FEW))]
+
+
+def empty(events: Events) -> Events:
+    """torch-spyre issue 3274."""
+    for kernel in middle(of(events, "kernel"), MANY):
+        kernel["dur"] = 0
+    return events
+
+
+def graphs_as_one_event(events: Events) -> Events:
+    computing = [kernel for kernel in of(events, "kernel") if "nccl" not in kernel["name"]]
+    for kernel in middle(computing, FEW):
+        kernel["name"] = "CUDA graph"
+    return events
+
+
+def graphs_without_kernels(events: Events) -> Events:
+    """HolisticTraceAnalysis issue 290."""
+    launch = middle(of(events, "cuda_runtime", "cudaLaunchKernel"), FEW)
+    numbers = range(10**6, 10**6 + FEW)
+    added = [
+        {**event, "name": "cudaGraphLaunch", "args": {"correlation": number}}
+        for event, number in zip(launch, numbers, strict=True)
+    ]
+    return [*events, *added]
+
+
+def far(events: Events) -> Events:
+    """pytorch/kineto issue 996: a time out of all range."""
+    for kernel in middle(of(events, "kernel"), FEW):
+        kernel["ts"] += 3_600e6
+    return events
+
+
+def unset(events: Events) -> Events:
+    """pytorch/kineto issue 109."""
+    for kernel in middle(of(events, "kernel"), FEW):
+        kernel["ts"] = kernel["dur"] = 0
+    return events
+
+
+def impossible(events: Events) -> Events:
+    """pytorch pull request 124080: an end of INT_MIN."""
+    for event in middle(of(events, "cpu_op"), FEW):
+        event["dur"] = -9.2e15
+    return events
+
+
+def unfinished(events: Events) -> Events:
+    """pytorch pull request 178168."""
+    end = max(float(event["ts"]) + float(event.get("dur", 0)) for event in events if event.get("ph") == "X")
+    for event in of(events, "cpu_op")[-15:]:
+        event["dur"] = end - event["ts"]
+    return events
+
+
+def doubled_operators(events: Events) -> Events:
+    """Two profilers in one process."""
+    return [*events, *map(copy.deepcopy, of(events, "cpu_op"))]
+
+
+def unfinished_calls(events: Events) -> Events:
+    """pytorch issue 193440: Python calls that end with the profiler."""
+    end = max(float(event["ts"]) + float(event.get("dur", 0)) for event in events if event.get("ph") == "X")
+    calls = middle(of(events, "cpu_op"), FEW)
+    added = [
+        {**event, "cat": "python_function", "name": "<built-in method call>", "dur": end - event["ts"], "args": {}}
+        for event in calls
+    ]
+    return [*events, *added]
+
+
+def crossing(events: Events) -> Events:
+    """pytorch issue 174555."""
+    operators = middle(of(events, "cpu_op"), 200)[::50]
+    added = [
+        {**event, "cat": "user_annotation", "name": "mine", "ts": event["ts"] + event["dur"] / 2, "args": {}}
+        for event in operators
+    ]
+    for event, operator in zip(added, operators, strict=True):
+        event["dur"] = operator["dur"] / 2 + 2
+    return [*events, *added]
+
+
+def buffer_requests(events: Events) -> Events:
+    """pytorch/kineto issue 1020."""
+    calls = middle(of(events, "cuda_runtime", "cudaLaunchKernel"), FEW)
+    name = "Activity Buffer Request"
+    return [*events, *({**event, "cat": "overhead", "name": name, "args": {}} for event in calls)]
+
+
+Change = Callable[[Events], Events]
+KINDS: dict[Damage, tuple[Change, int | None]] = {
+    Damage.LOST_KERNELS: (lost, MANY),
+    Damage.NO_DEVICE_EVENTS: (no_device_events, 1),
+    Damage.KERNELS_WITHOUT_LAUNCH: (without_launch, FEW),
+    Damage.WORK_BEFORE_RECORDING: (before_recording, FEW),
+    Damage.NO_CORRELATION: (no_correlation, None),
+    Damage.REPEATED_CORRELATION: (repeated_correlation, FEW),
+    Damage.KERNELS_BEFORE_LAUNCH: (before_launch, None),
+    Damage.KERNELS_OUT_OF_ORDER: (out_of_order, FEW),
+    Damage.OVERRUNNING_KERNELS: (overrunning, FEW),
+    Damage.REPEATED_KERNELS: (doubled, FEW),
+    Damage.EMPTY_KERNELS: (empty, MANY),
+    Damage.GRAPHS_AS_ONE_EVENT: (graphs_as_one_event, FEW),
+    Damage.GRAPHS_WITHOUT_KERNELS: (graphs_without_kernels, FEW),
+    Damage.FAR_TIMES: (far, FEW),
+    Damage.UNSET_TIMES: (unset, FEW),
+    Damage.IMPOSSIBLE_TIMES: (impossible, FEW),
+    Damage.UNFINISHED_OPERATORS: (unfinished, 15),
+    Damage.REPEATED_OPERATORS: (doubled_operators, None),
+    Damage.UNFINISHED_CALLS: (unfinished_calls, FEW),
+    Damage.CROSSING_RANGES: (crossing, FEW),
+    Damage.BUFFER_REQUESTS: (buffer_requests, FEW),
+}
+"""The change that makes each kind, and how many events are then of it; None where that hangs on the trace."""
+
+
+def damaged(sample: Path, folder: Path, change: Change) -> Path:
+    """A copy of a sample of which one rank's trace is changed."""
+    for path in sorted(sample.glob("rank*.json.gz")):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        if path.name == f"rank{RANK}.json.gz":
+            content["traceEvents"] = change(content["traceEvents"])
+        (folder / path.name.removesuffix(".gz")).write_text(json.dumps(content), encoding="utf-8")
+    return folder
