@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.device import DeviceWork, LostKernels
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN
 from pptrace.model.wording import counted, numbered
 from pptrace.recognise.device.lost_work import is_much
 from pptrace.slices import Slice, rows_among, slices_by_int
@@ -57,13 +58,20 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
 _LATEST = np.iinfo(np.int64).max
 
 
+def outside_lost(table: pd.DataFrame, lost: Mapping[int, frozenset[int]]) -> npt.NDArray[np.bool_]:
+    """Mark the rows that are neither in a step in which their rank lost kernels, nor, of such a rank, in no step."""
+    outside = np.ones(len(table), dtype=np.bool_)
+    for rank, steps in lost.items():
+        outside &= ((table["rank"] != rank) | ~table["step"].isin([*steps, UNKNOWN])).to_numpy()
+    return outside
+
+
 def without_unknown_times(
-    comms: pd.DataFrame, work: Mapping[int, DeviceWork], lost: Mapping[int, frozenset[int]]
+    comms: pd.DataFrame, without: Sequence[int], lost: Mapping[int, frozenset[int]]
 ) -> pd.DataFrame:
     """The communication, unmatched where one side of it ran on a device at a time that is not known: what the other sides waited
-    for is not known then either.
+    for is not known then either. ``without`` are the ranks whose device was not recorded, ``lost`` as :func:`lost_steps` has it.
     """
-    without = [rank for rank, of_rank in work.items() if of_rank.missing_device_events]
     if not without and not lost:
         return comms
     is_unknown = comms["rank"].isin(without).to_numpy(copy=True)

@@ -22,7 +22,7 @@ from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
-from pptrace.analysis.lost_steps import lost_steps, without_unknown_times
+from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
@@ -58,7 +58,6 @@ from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
-from pptrace.model.tables import UNKNOWN
 from pptrace.model.traces import Trace, TraceInfo
 from pptrace.model.wording import numbered
 from pptrace.processes import num_cpus
@@ -316,19 +315,15 @@ def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
     has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
-    comms, ops = rows_where(run.comms, has_times), execution_ops(run)
-    for rank, steps in lost_steps(run.ops, run.work).items():
-        comms, ops = (
-            rows_where(table, (table["rank"] != rank) | ~table["step"].isin([*steps, UNKNOWN]))
-            for table in (comms, ops)
-        )
-    return comms, ops
+    lost = lost_steps(run.ops, run.work)
+    return rows_where(run.comms, has_times & outside_lost(run.comms, lost)), execution_ops(run)
 
 
 def execution_ops(run: RecognisedRun) -> pd.DataFrame:
-    """The ops whose times are execution times."""
+    """The ops whose times are execution times, of steps whose kernels are all there."""
     launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
-    return rows_where(run.ops, (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching))
+    executes = (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)
+    return rows_where(run.ops, executes & outside_lost(run.ops, lost_steps(run.ops, run.work)))
 
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
@@ -366,7 +361,8 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     matched = match_inside_ops(by_end_times.comms, ops, run.mesh, clock)
-    comms = with_transfers(without_unknown_times(matched, run.work, lost_steps(run.ops, run.work)))
+    without = [rank for rank, work in run.work.items() if work.missing_device_events]
+    comms = with_transfers(without_unknown_times(matched, without, lost_steps(run.ops, run.work)))
     incomplete = lacking_ranks(run)
     return with_lanes(run, ops, comms, clock, predicted_volume(run), incomplete), by_end_times.warnings
 

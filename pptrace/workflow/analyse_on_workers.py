@@ -119,7 +119,7 @@ def analyse_on_workers(
     windows = probed.plain if step is None else only(step, probed.plain)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
     of_run = (run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking)
-    facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window))
+    facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window), data.lost_steps)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     found = {number: report.exchanges for number, report in reports.items() if report.exchanges is not None}
@@ -256,13 +256,15 @@ class _Shuffle:
             for index in range(len(first_steps) + 1)
         ]
         without_devices = [rank.number for rank in self._ranks if rank.lean.work.missing_device_events]
-        facts = [engine.submit(facts_of_block, block, without_devices) for block in self._blocks]
+        lost = lost_steps(run.placed.ops, {rank.number: rank.lean.work for rank in self._ranks})
+        lacking = (engine.submit(_same, without_devices), engine.submit(_same, lost))
+        facts = [engine.submit(facts_of_block, block, *lacking) for block in self._blocks]
         del dealt  # a worker lets go of what no later call needs
         self._facts = engine.results(facts, [f"block {index} of the steps" for index in range(len(facts))])
         if not all(block.by_name for block in self._facts):
             raise NotSplitError("messages are matched in an order that goes on from block to block")
-        lacking = pd.concat([block.lacking for block in self._facts], ignore_index=True)
-        unmatched = warn_unmatched(with_categories(lacking), [rank.number for rank in self._ranks])
+        unmatched_rows = pd.concat([block.lacking for block in self._facts], ignore_index=True)
+        unmatched = warn_unmatched(with_categories(unmatched_rows), [rank.number for rank in self._ranks])
         return Matched(empty_table(COMMS), lines, unmatched)
 
     def _require_unchanged(self, run: Unmatched) -> None:
@@ -313,7 +315,9 @@ class _Shuffle:
         engine = self._engine
         shared = engine.submit(_same, run)
         clock = engine.submit(_same, run.clock)
-        timed = [engine.submit(timed_block, block, clock) for block in self._blocks]
+        without = [rank.number for rank in self._ranks if rank.lean.work.missing_device_events]
+        lacking = (engine.submit(_same, without), engine.submit(_same, run.lost))
+        timed = [engine.submit(timed_block, block, clock, *lacking) for block in self._blocks]
         self._blocks.clear()
         futures = []
         for group in self._groups:

@@ -19,6 +19,7 @@ from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of_ranks
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
+from pptrace.analysis.lost_steps import outside_lost, without_unknown_times
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.stage_parts import Sums, sums_of_rank
@@ -105,12 +106,18 @@ _RELATING = ("rank", "row", "kind", "start_ns", "end_ns", "match", "clock")
 _LACKING = ("step", "match", "group_size", "kind", "peer", "axis", "rank")
 
 
-def facts_of_block(block: pd.DataFrame, without_devices: Sequence[int]) -> BlockFacts:
-    """The facts of a matched block; ``without_devices`` are ranks whose times are those of launching."""
+def facts_of_block(
+    block: pd.DataFrame, without_devices: Sequence[int], lost: Mapping[int, frozenset[int]]
+) -> BlockFacts:
+    """The facts of a matched block.
+
+    ``without_devices`` are ranks whose times are those of launching, ``lost`` the steps of each rank that lost kernels.
+    """
     is_p2p = block["kind"].isin(P2P).to_numpy()
     match = block["match"].to_numpy()
     num_messages = int(match[is_p2p].max(initial=-1)) + 1
     timed = (block["clock"] != "none") & ~block["rank"].isin(without_devices) & ~_posting_only(block)
+    timed &= outside_lost(block, lost)
     relating = block.loc[timed, list(_RELATING)]
     spans = relating.groupby("rank", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
     spans = spans.assign(row=-1, kind="", match=-1, clock="")
@@ -137,8 +144,14 @@ def _posting_only(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return rows_of_posting_only(rows, rows["on_device"]).to_numpy()
 
 
-def timed_block(block: pd.DataFrame, clock: Clock) -> pd.DataFrame:
-    """Begin and end of the transfers of a matched block, on the common clock: rank, row, match and both times."""
+def timed_block(
+    block: pd.DataFrame, clock: Clock, without: Sequence[int], lost: Mapping[int, frozenset[int]]
+) -> pd.DataFrame:
+    """Begin and end of the transfers of a matched block, on the common clock: rank, row, match and both times.
+
+    ``without`` and ``lost`` are as for :func:`~pptrace.analysis.lost_steps.without_unknown_times`.
+    """
+    block = without_unknown_times(block, without, lost)
     columns = ["rank", "row", "match", "transfer_start_ns", "transfer_end_ns"]
     has_times = block["clock"] != "none"
     moved = shift(rows_where(block, has_times), clock)
@@ -154,7 +167,7 @@ def rows_of_ranks(timed: pd.DataFrame, numbers: Sequence[int]) -> pd.DataFrame:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """Facts of the run that reports of ranks need. ``plans`` are the steps that are attributed together, ``inside`` is the time
-    in which pipelines run.
+    in which pipelines run, ``lost`` the steps of each rank in which kernels are missing.
     """
 
     framework: str
@@ -165,6 +178,7 @@ class RunFacts:
     incomplete: frozenset[int]
     plans: tuple[PlanPart, ...]
     inside: Int64
+    lost: Mapping[int, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)

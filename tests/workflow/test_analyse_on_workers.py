@@ -15,6 +15,7 @@ import pytest
 from pptrace.clock import estimate_clock
 from pptrace.errors import UsageError
 from pptrace.ingest import open_inputs, read_each
+from pptrace.model.damage import Damage
 from pptrace.model.device import DeviceWork
 from pptrace.model.traces import Trace
 from pptrace.recognise.rank import recognise_rank
@@ -29,6 +30,7 @@ from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
 from tests.analysis.experts.test_experts import HOT
+from tests.support.damages import KINDS, damaged
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import START, record, run_on_paper, without
@@ -131,6 +133,13 @@ def test_a_rank_whose_device_was_not_recorded_has_the_same_nulls() -> None:
     ranks = [recognise_trace(trace) for trace in of_devices()]
     none = np.zeros(0, dtype=np.int64)
     ranks[1] = replace(ranks[1], work=DeviceWork(*[none] * 4, none.astype(bool), none.astype(bool), "nccl:all_reduce"))
+    assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
+
+
+@pytest.mark.parametrize("kind", [Damage.LOST_KERNELS, Damage.NO_DEVICE_EVENTS, Damage.NO_CORRELATION])
+def test_damaged_recordings_have_the_same_nulls(kind: Damage, tmp_path: Path) -> None:
+    folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, KINDS[kind][0])
+    ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
