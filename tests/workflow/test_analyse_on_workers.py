@@ -136,7 +136,7 @@ def test_a_rank_whose_device_was_not_recorded_has_the_same_nulls() -> None:
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
-@pytest.mark.parametrize("kind", [Damage.LOST_KERNELS, Damage.NO_DEVICE_EVENTS, Damage.NO_CORRELATION])
+@pytest.mark.parametrize("kind", [Damage.LOST_KERNELS, Damage.NO_DEVICE_EVENTS, Damage.KERNELS_WITHOUT_LAUNCH])
 def test_damaged_recordings_have_the_same_nulls(kind: Damage, tmp_path: Path) -> None:
     folder = damaged(SAMPLES / "gpu_nccl_experts_pp2_ep2", tmp_path, KINDS[kind][0])
     ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
