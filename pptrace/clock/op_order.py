@@ -51,12 +51,18 @@ def _with_pairs(low: Matrix, ranks: Sequence[int], pairs: pd.DataFrame, column: 
 
 
 def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:
-    """Ops of neighbouring stages of which the second begins after the first has ended: its columns end in ``_after``."""
+    """Ops of the recorded stages next to each other, of which the second begins after the first has ended: its columns end in
+    ``_after``. Stages between them may have no trace.
+    """
     known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
-    known = known.assign(direction=np.where(known["kind"] == "F", "F", "B"))
+    forward = known["kind"] == "F"
+    known = known.assign(forward=forward, place=np.where(forward, known["stage"], -known["stage"]))
     pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
     known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
-    key = ["pipeline", "step", "direction", "microbatch", "stage"]
-    known = known[~known.duplicated(key, keep=False)][[*key, "rank", "start_ns", "end_ns", "clock"]]
-    following = known.assign(stage=known["stage"] - np.where(known["direction"] == "F", 1, -1))
-    return known.merge(following, on=key, suffixes=("", "_after"))
+    way = ["pipeline", "step", "forward", "microbatch"]
+    known = known[~known.duplicated([*way, "stage"], keep=False)].sort_values([*way, "place"])
+    travels = known.groupby(way).ngroup().to_numpy()
+    (first,) = np.nonzero(travels[:-1] == travels[1:])
+    columns = known[["rank", "start_ns", "end_ns", "clock"]]
+    before, after = (columns.iloc[rows].reset_index(drop=True) for rows in (first, first + 1))
+    return before.join(after.add_suffix("_after"))

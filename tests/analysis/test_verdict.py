@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pptrace.analysis.findings.outside import ADVICE
 from pptrace.analysis.findings.verdict import VerdictLines, verdict_lines, with_verdict
 from pptrace.analysis.result import (
     ClockSummary,
@@ -109,6 +110,15 @@ def test_work_that_is_moved_saves_what_is_left_when_it_is_spread() -> None:
         "Move layers away from the slowest stage: saves 0.30 ms a step if the work is spread evenly."
     )
     assert verdict.finding == 0
+
+
+@pytest.mark.parametrize("part", ADVICE)
+def test_what_to_do_about_a_part_outside_the_pipeline_is_said_whole(part: str) -> None:
+    evidence = {"cause": part, "where": {}, "share": 0.3, "reason": part, "is_outside": True}
+    detail = f"0.9 ms from the pipeline's last op to the next step's first one, a step takes 3.0 ms: {ADVICE[part]}"
+    first = lines_of(Finding(Severity.WARNING, "Outside the pipeline", detail, 900_000, evidence)).first
+    advice = ADVICE[part]
+    assert first.startswith(f"{advice[:1].upper()}{advice[1:]}: saves 0.90 ms a step"), first
 
 
 def test_an_interval_says_whether_a_gain_is_sure() -> None:

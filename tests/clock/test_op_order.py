@@ -85,11 +85,10 @@ def test_an_op_that_waits_inside_itself_is_ordered_by_its_end() -> None:
         {"microbatch": 4},
         {"step": 1},
         {"rank": 2},
-        {"stage": 2},
     ],
     ids=str,
 )
-def test_only_forwards_and_backwards_of_one_microbatch_step_and_pipeline_on_neighbouring_stages_are_ordered(
+def test_only_forwards_and_backwards_of_one_microbatch_step_and_pipeline_are_ordered(
     changes: dict[str, object],
 ) -> None:
     """One of four ops is another: then one side alone is bounded."""
@@ -100,6 +99,19 @@ def test_only_forwards_and_backwards_of_one_microbatch_step_and_pipeline_on_neig
         for name, value in changes.items():
             changed.loc[row, name] = value
         assert from_op_order([0, 1], nothing(2), changed, [(0, 1), (2,)]) is None
+
+
+@pytest.mark.parametrize("moved", [0, 5, -1_000_000, 5_000_000])
+def test_stages_whose_neighbours_have_no_trace_are_ordered_by_what_passes_through_them(moved: int) -> None:
+    """Stages 0 and 2 of three: F leaves stage 0 at 100 and reaches stage 2 at 180; B leaves stage 2 at 300, reaches stage 0 at 400."""
+    rows = [(0, "F", 0, 0, 0, 100), (2, "F", 2, 0, 180, 220), (2, "B", 2, 0, 220, 300), (0, "B", 0, 0, 400, 500)]
+    ops = ops_of(*(row[:4] + (row[4] + moved, row[5] + moved) if row[0] == 2 else row for row in rows))
+    clock = estimate_clock(comms_of(), [0, 2], {}, ops, [(0, 1, 2)])
+    assert clock.method is ClockMethod.OP_ORDER
+    assert clock.uncertainty_ns is not None
+    assert abs(clock.offsets_ns[2] + moved) <= clock.uncertainty_ns <= 100, "F has 80 on its way, B has 100"
+    if abs(moved) < 80:
+        assert clock.offsets_ns == {0: 0, 2: 0}, "recorded clocks stay where no op is against them"
 
 
 def test_an_input_gradient_is_ordered_as_a_backward_and_one_op_twice_is_not() -> None:

@@ -13,7 +13,7 @@ from pptrace.analysis.step_parts import OUTSIDE, OUTSIDE_NAMES
 from pptrace.analysis.steps.outside_pipeline import COMPUTE, HOST, OTHER, UNKNOWN_RANK, UNRECORDED
 from pptrace.model.tables import Int64
 
-_ADVICE = {
+ADVICE = {
     "gradient_sync": "overlap it with the backward (Megatron-LM: --overlap-grad-reduce; DDP does), reduce in lower precision",
     "parameter_gather": "overlap it with the next forward (Megatron-LM: --overlap-param-gather; FSDP: prefetching)",
     "optimizer": "a fused optimizer; its state spread over the replicas (ZeRO, --use-distributed-optimizer)",
@@ -28,6 +28,7 @@ _ADVICE = {
     COMPUTE: "look at what is computed between pipelines: metrics, clipping, copies",
     OTHER: "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
 }
+"""What to do about each part."""
 _NO_GAIN = {
     UNRECORDED: "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
     UNKNOWN_RANK: "these calls have no match in other traces, so that who comes late, and what is won without it, is not known",
@@ -46,7 +47,7 @@ def outside_findings(steps: Sequence[StepReport]) -> Iterator[Finding]:
     if {entry.part for step in known for entry in step.outside or ()} <= {OTHER}:
         return  # nothing was recorded there
     shares = Shares.of(steps, sum(periods) // len(periods))
-    for part, advice in {**_ADVICE, **_NO_GAIN}.items():
+    for part, advice in {**ADVICE, **_NO_GAIN}.items():
         places = _places(known, part)
         if not places:
             continue
