@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 
 import numpy as np
 
@@ -48,3 +49,11 @@ def require_number(name: str, value: object, unit: str, most: float) -> None:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://.")
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is a URL, which ``pathlib`` would take for a file."""
+    return isinstance(path, str) and _URL.match(path) is not None

@@ -18,7 +18,7 @@ from pptrace.analysis.compare.result import Comparison, MeanChange, RunCounts, R
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
-from pptrace.api.files import FilePath, as_path
+from pptrace.api.files import FilePath, as_input
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
 from pptrace.ingest import OnProgress
@@ -163,7 +163,7 @@ def compare(
     sides = _runs_of(a), _runs_of(b)
     for run in chain(*sides):
         if not isinstance(run, Run):
-            require_path(as_path(run))  # rather than after minutes
+            require_path(as_input(run))  # rather than after minutes
     read = partial(_read, jobs=jobs, on_progress=on_progress, cache=cache, as_recorded=as_recorded)
     of_a, of_b = (list(chain.from_iterable(map(read, runs))) for runs in sides)
     return RunComparison(compare_sides(of_a, of_b))
@@ -191,4 +191,4 @@ def _read(
 ) -> list[ComparedRun]:
     if isinstance(run, Run):
         return [compared_run((run.as_recorded() if as_recorded else run).analysis, "the loaded run")]
-    return read_side(as_path(run), jobs, on_progress, cache, as_recorded)
+    return read_side(as_input(run), jobs, on_progress, cache, as_recorded)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pptrace.api.arguments import require_type
+from pptrace.api.arguments import is_url, require_type
+from pptrace.api.urls import local_copy
 from pptrace.errors import PptraceError, UsageError
 
 FilePath = str | os.PathLike[str]
@@ -14,27 +15,40 @@ FilePaths = FilePath | Sequence[FilePath]
 """One path or several."""
 
 
-def as_paths(paths: FilePaths) -> list[Path]:
-    """One path or several as a list.
+def as_inputs(paths: FilePaths) -> list[Path]:
+    """One path or URL to read, or several, as a list.
 
     Raises:
         UsageError: something is no path.
+        PptraceError: a URL cannot be read.
     """
     if isinstance(paths, str | os.PathLike):
-        return [as_path(paths)]
+        return [as_input(paths)]
     require_type("paths", paths, Iterable, "a path or several")
-    return [as_path(path) for path in paths]
+    return [as_input(path) for path in paths]
+
+
+def as_input(path: FilePath) -> Path:
+    """One path to read; what is at a URL is copied into the cache.
+
+    Raises:
+        UsageError: it is none, or empty.
+        PptraceError: the URL cannot be read.
+    """
+    return local_copy(str(path)) if is_url(path) else as_path(path)
 
 
 def as_path(path: FilePath) -> Path:
-    """One path.
+    """One path of this machine.
 
     Raises:
-        UsageError: it is none, or empty, which would be the current directory.
+        UsageError: it is none, a URL, or empty, which would be the current directory.
     """
     require_type("path", path, (str, os.PathLike), "a path")
     if path == "":
         raise UsageError("path is empty; expected the name of a file or directory ('.' is the current one)")
+    if is_url(path):
+        raise UsageError(f"{path} is a URL; expected the name of a file or directory of this machine")
     return Path(path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.api.exports import ExportsJson
-from pptrace.api.files import FilePaths, as_paths
+from pptrace.api.files import FilePaths, as_inputs
 from pptrace.errors import UsageError
 from pptrace.report.hang import hang_object, hang_text
 from pptrace.workflow.find_hang import HangResult, find_hang
@@ -94,7 +94,7 @@ def hang(paths: FilePaths) -> HangReport:
     Raises:
         PptraceError: there is no dump and no run directory; the message is one line.
     """
-    given = as_paths(paths)
+    given = as_inputs(paths)
     if not given:
         raise UsageError("no path is given; expected flight-recorder dumps, a directory of them, or a run directory")
     return HangReport(find_hang(given))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from pptrace.api.arguments import require_type, require_whole
-from pptrace.api.files import FilePaths, as_paths
+from pptrace.api.files import FilePaths, as_inputs
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
 from pptrace.workflow.dask_cluster import open_dask
@@ -37,7 +37,8 @@ def load(
         0.999
 
     Args:
-        paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``.
+        paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``;
+            URLs (``s3://…``) need ``pip install 'pptrace[urls]'``.
         schedule: compare with this schedule (a key of ``pptrace.schedules``) instead of the recognised one.
         step: report only this step.
         jobs: processes that read, and explain the steps of long runs; None takes one per core. Where they cannot be forked
@@ -68,8 +69,9 @@ def load(
     if scheduler is not None and engine != "dask":
         raise UsageError("scheduler is given, which only engine='dask' has; add engine='dask'")
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
+    given = as_inputs(paths)
     with open_dask(scheduler, jobs) if engine == "dask" else nullcontext() as dask_engine:
         options = (schedule, step, jobs, on_progress, cache, dask_engine)
-        analysis = load_analysis(as_paths(paths), *options, as_recorded=as_recorded)
-    again = partial(load_analysis, as_paths(paths), schedule, step, jobs, cache=cache, as_recorded=True)
+        analysis = load_analysis(given, *options, as_recorded=as_recorded)
+    again = partial(load_analysis, given, schedule, step, jobs, cache=cache, as_recorded=True)
     return Run(analysis, again)

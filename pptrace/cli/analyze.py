@@ -17,7 +17,7 @@ from pptrace.analysis.result import Report
 from pptrace.api.run import Run
 from pptrace.cli.numbers import COUNT, WHOLE
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import GIVEN_PATH, INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="analyze")
-@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the report as JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
 @click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML report.")

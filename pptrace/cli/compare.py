@@ -14,7 +14,7 @@ from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
 from pptrace.cli.numbers import COUNT
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import GIVEN_PATH, INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import require_path
@@ -22,8 +22,8 @@ from pptrace.workflow.compare import read_side
 
 
 @click.command(name="compare")
-@click.argument("a", type=GIVEN_PATH)
-@click.argument("b", type=GIVEN_PATH)
+@click.argument("a", type=INPUT_PATH)
+@click.argument("b", type=INPUT_PATH)
 @click.option(
     "--json", "json_file", metavar="FILE|-", help="Write the comparison as JSON ('-': to stdout, nothing else)."
 )

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from pptrace.cli.numbers import WHOLE
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import INPUT_PATH
 from pptrace.errors import UsageError
 
 
 @click.command(name="dashboard", short_help="Look at traces in a browser.")
-@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
-@click.option("--compare", "other", type=GIVEN_PATH, help="A second run to compare with: B, PATHS being A.")
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
+@click.option("--compare", "other", type=INPUT_PATH, help="A second run to compare with: B, PATHS being A.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, type=WHOLE, help="Port to listen on; 0 takes a free one.")
 @click.option(

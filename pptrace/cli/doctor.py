@@ -23,7 +23,7 @@ from rich.text import Text
 import pptrace
 from pptrace.cli.numbers import COUNT
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.nsight.reader import read_nsight
@@ -92,7 +92,7 @@ class Ability:
 
 
 @click.command(name="doctor", short_help="Show what is installed here, or what is damaged in a recording.")
-@click.argument("paths", nargs=-1, type=GIVEN_PATH)
+@click.argument("paths", nargs=-1, type=INPUT_PATH)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the audit as JSON ('-': to stdout, nothing else).")
 @click.option("--jobs", type=COUNT, help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")

@@ -8,11 +8,11 @@ import click
 
 from pptrace.api.hang import hang
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import INPUT_PATH
 
 
 @click.command(name="hang")
-@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the verdict as JSON ('-': to stdout, nothing else).")
 def command(paths: tuple[Path, ...], json_file: str | None) -> None:
     """Say who is to blame for a run that hangs, who only waits, and in how many hops.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import INPUT_PATH
 from pptrace.errors import PptraceError
 
 
 @click.command(name="mcp", short_help="Answer an assistant about traces.")
-@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
 def command(paths: tuple[Path, ...]) -> None:
     """Let an assistant ask about PATHS through the Model Context Protocol on stdin and stdout.
 

@@ -16,7 +16,7 @@ from pptrace.api.wishes import OPTIONS, Option, Value, Wishes
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.numbers import COUNT, NUMBER, WHOLE
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.paths import GIVEN_PATH, INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
@@ -33,11 +33,11 @@ def wish_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_TYPES = {Value.WHOLE: WHOLE, Value.DEPTH: WHOLE, Value.TIMES: NUMBER, Value.SHARE: NUMBER, Value.RUN: GIVEN_PATH}
+_TYPES = {Value.WHOLE: WHOLE, Value.DEPTH: WHOLE, Value.TIMES: NUMBER, Value.SHARE: NUMBER, Value.RUN: INPUT_PATH}
 
 
 @click.command(name="whatif")
-@click.argument("paths", nargs=-1, required=True, type=GIVEN_PATH)
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
 @wish_options
 @click.option("--verify", is_flag=True, help="Run it in real processes, with ops that sleep as long as theirs took.")
 @click.option("--step", type=WHOLE, help="From this step alone.")

@@ -184,7 +184,7 @@ def test_late_launches_before_ops_are_the_hosts_as_well() -> None:
 
 
 def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_have() -> None:
-    """The middle step's second kernels have no recorded launches."""
+    """The middle step's second kernels have no recorded launches: which ops they are of is not known, nor its parts."""
     run = replace(record(build("1f1b", P, M), steps=3), events=starved_events)
     traces = []
     for rank, trace in enumerate(run.traces()):
@@ -197,9 +197,10 @@ def test_a_step_of_which_the_host_is_not_known_has_no_such_cause_though_others_h
     falls = [step.bubble.waterfall_ns for step in steps]
     assert [fall is not None and fall.host is not None for fall in falls] == [True, False, True]
     for step, named in zip(steps, (True, False, True), strict=True):
-        assert step.span_parts is not None
-        assert ("host" in step.span_parts) == named
-        assert sum(step.span_parts.values()) == step.span_ns
+        assert (step.span_parts is not None) == named
+        if step.span_parts is not None:
+            assert "host" in step.span_parts
+            assert sum(step.span_parts.values()) == step.span_ns
 
 
 def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> None:

@@ -165,14 +165,35 @@ def test_collectives_whose_other_members_have_no_trace_are_named_where_their_wai
     assert not any("waits, is hidden" in line for line in analyse(RECORDING.traces()).report.warnings)
 
 
-def test_without_messages_and_with_a_rank_missing_any_part_of_the_rest_may_be_transfer(tmp_path: Path) -> None:
-    """Tables of ranks 0, 2 and 3 of four, each on a clock of its own: nothing relates them, and no bubble is certain."""
+def test_without_messages_and_with_a_rank_missing_ranks_on_no_common_clock_may_transfer_all_the_time(
+    tmp_path: Path,
+) -> None:
+    """Tables of ranks 0, 2 and 3 of four, with microbatches of their own: nothing relates their clocks, no bubble is certain."""
     ops = simulate(build("1f1b", 4, 4), IDEAL).ops()
     for rank in (0, 2, 3):
-        ops[ops["rank"] == rank].to_csv(tmp_path / f"rank{rank}.ops.csv", index=False)
-    (step,) = load([tmp_path], cache=False).report.steps
-    assert step.span_ns is None
+        own = ops["microbatch"] + 4 * rank
+        ops.assign(microbatch=own)[ops["rank"] == rank].to_csv(tmp_path / f"rank{rank}.ops.csv", index=False)
+    report = load([tmp_path], cache=False).report
+    (step,) = report.steps
+    assert report.clock.method == "none"
     assert [rank.rank for rank in step.ranks] == [0, 2, 3]
     for rank in step.ranks:
         assert rank.bubble_low_ns == 0
         assert rank.bubble_high_ns == rank.not_compute_ns
+
+
+@pytest.mark.parametrize("moved_ns", [0, 3_000_000, -40_000_000_000])
+def test_the_order_of_ops_relates_ranks_though_one_between_them_has_no_trace(tmp_path: Path, moved_ns: int) -> None:
+    """Rank 2's clock is another one: what the steps take is as it was, as far as the clocks are known."""
+    ops = simulate(build("1f1b", 4, 4), IDEAL).ops()
+    span = int(ops["end_ns"].max() - ops["start_ns"].min())
+    for rank in (0, 2, 3):
+        shift = moved_ns * (rank == 2)
+        times = {name: ops[name] + shift for name in ("start_ns", "end_ns")}
+        ops.assign(**times)[ops["rank"] == rank].to_csv(tmp_path / f"rank{rank}.ops.csv", index=False)
+    report = load([tmp_path], cache=False).report
+    (step,) = report.steps
+    assert report.clock.method == "op-order"
+    assert report.clock.uncertainty_ns is not None
+    assert abs(report.clock.offsets_ns["2"] + moved_ns) <= report.clock.uncertainty_ns < span / 2
+    assert step.span_ns == span, "rank 0's own times, which begin first and end last"

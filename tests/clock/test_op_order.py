@@ -103,9 +103,9 @@ def test_only_forwards_and_backwards_of_one_microbatch_step_and_pipeline_are_ord
 
 @pytest.mark.parametrize("moved", [0, 5, -1_000_000, 5_000_000])
 def test_stages_whose_neighbours_have_no_trace_are_ordered_by_what_passes_through_them(moved: int) -> None:
-    """Stages 0 and 2 of three: F leaves stage 0 at 100 and reaches stage 2 at 180; B leaves stage 2 at 300, reaches stage 0 at 400."""
+    """Of three stages the middle one has no trace: F leaves stage 0 at 100, stage 2 begins at 180; B does at 300 and 400."""
     rows = [(0, "F", 0, 0, 0, 100), (2, "F", 2, 0, 180, 220), (2, "B", 2, 0, 220, 300), (0, "B", 0, 0, 400, 500)]
-    ops = ops_of(*(row[:4] + (row[4] + moved, row[5] + moved) if row[0] == 2 else row for row in rows))
+    ops = ops_of(*((*row[:4], row[4] + moved, row[5] + moved) if row[0] == 2 else row for row in rows))
     clock = estimate_clock(comms_of(), [0, 2], {}, ops, [(0, 1, 2)])
     assert clock.method is ClockMethod.OP_ORDER
     assert clock.uncertainty_ns is not None

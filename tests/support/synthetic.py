@@ -256,7 +256,10 @@ def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int =
         launch("layer_norm", begin + 8, half + 3, done.end, thread, COMPUTE_STREAM)
     for group in groups_of(run.transfers(rank)):
         transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
-        start, end = group[0].start, max(done.end for done in group)
+        start = group[0].start
+        end = max(
+            start + 1, *(done.end for done in group)
+        )  # a kernel takes time, though a buffered send waits for nobody
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start - LEAD, at + start - LEAD + 20))
         launch("ncclDevKernel_SendRecv", start - LEAD + 5, start, end, MAIN_THREAD, NCCL_STREAM)
     return events
