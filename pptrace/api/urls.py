@@ -130,7 +130,7 @@ def _copy(store: Any, found: Mapping[str, str], folder: Path, on_copy: OnCopy | 
 
 
 def _state_of(store: Any, path: str) -> str | None:
-    """What changes with a file's content, as the store tells it; None where it does not."""
+    """A mark of a file's content, as the store tells it; None where it does not."""
     with suppress(Exception):  # of drivers, as where a presigned URL may be got and not asked about
         return str(store.ukey(path))
     return None

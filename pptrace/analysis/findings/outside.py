@@ -28,7 +28,7 @@ ADVICE = {
     COMPUTE: "look at what is computed between pipelines: metrics, clipping, copies",
     OTHER: "look at what it does between steps: input, logging, checkpoints; pptrace.mark names what no range does",
 }
-"""What to do about each part."""
+"""Advice on each part."""
 _NO_GAIN = {
     UNRECORDED: "why they come late, and what is won without it, only their traces tell: record all ranks (--profile-ranks all)",
     UNKNOWN_RANK: "these calls have no match in other traces, so that who comes late, and what is won without it, is not known",
