@@ -11,10 +11,12 @@ environment variables, or ~/.config/fsspec.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +27,7 @@ from pptrace.ingest.inputs.directories import MAX_DEPTH
 from pptrace.ingest.job.disk_cache import cache_for, key_of
 from pptrace.model.wording import counted
 
+_QUERY = re.compile(r"\?[^\s'\")]+")
 _COPIED = "copied.json"
 _KEPT_S = 14 * 24 * 3600
 _KEY_CHARS = 12
@@ -45,7 +48,8 @@ def local_copy(url: str, on_copy: OnCopy | None = None) -> Path:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     folder = _folder_for(url.rstrip("/"))
-    shown = f"{parts.scheme}://{parts.netloc}{parts.path}"  # without the signature of a presigned URL
+    host = parts.netloc.rpartition("@")[2]
+    shown = f"{parts.scheme}://{host}{parts.path}"  # without a password, or the signature of a presigned URL
     try:
         import fsspec
     except ImportError:
@@ -55,24 +59,21 @@ def local_copy(url: str, on_copy: OnCopy | None = None) -> Path:
         ) from None
     try:
         store, root = fsspec.core.url_to_fs(url)
-        if parts.scheme in _WEB:
-            name = PurePosixPath(unquote(parts.path)).name or "trace"
-            found, top = {root: name}, folder / name
-        else:
-            found, top = _files_at(store, root, folder, shown)
-        _copy(store, found, folder, on_copy)
+        name = PurePosixPath(unquote(parts.path).rstrip("/")).name.lstrip(".") or host or "traces"
+        files = [_File(root, name)] if parts.scheme in _WEB else _files_at(store, root, name, shown)
+        _copy(store, files, folder, on_copy)
     except PptraceError:
         raise
     except FileNotFoundError:
         raise TraceError(f"{shown}: not found; expected a trace file or a directory of traces; check the URL") from None
     except Exception as err:  # drivers raise errors of their own: of credentials, endpoints, networks
-        reason = (str(err).splitlines() or [""])[0].strip() or type(err).__name__
+        reason = _QUERY.sub("?…", (str(err).splitlines() or [""])[0].strip()) or type(err).__name__
         raise PptraceError(
             f"{shown}: cannot be read ({type(err).__name__}: {reason.rstrip('.')}); check the URL, its driver and credentials, "
             "or copy the traces here and give that path"
         ) from err
     _delete_old(folder.parent)
-    return top
+    return folder / name
 
 
 def _folder_for(url: str) -> Path:
@@ -82,20 +83,36 @@ def _folder_for(url: str) -> Path:
     return folders[-1].absolute() / "urls" / key_of(url)[:_KEY_CHARS]
 
 
-def _files_at(store: Any, root: str, folder: Path, shown: str) -> tuple[dict[str, str], Path]:
-    """The files at a place of a store that may be traces, with their names in the folder; and what is to be read there."""
-    name = PurePosixPath(root.rstrip("/")).name or "traces"
-    if store.isfile(root):
-        return {root: name}, folder / name
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a store and its name in the folder. ``state`` is what the store says of it, which changes with its content; ""
+    where it says nothing, as of a presigned URL, which may be got and not asked about.
+    """
+
+    path: str
+    name: str
+    state: str = ""
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, path: str, name: str, info: Mapping[str, Any]) -> _File:
+        return cls(path, name, str(info), int(info.get("size") or 0))
+
+
+def _files_at(store: Any, root: str, name: str, shown: str) -> list[_File]:
+    """The files at a place of a store that may be traces: the place itself, or what is below it."""
     store.invalidate_cache()
-    below = store.find(root, maxdepth=MAX_DEPTH + 1)
+    if store.isfile(root):
+        return [_File.of(root, name, store.info(root))]
     start = len(root.rstrip("/")) + 1 if root.rstrip("/") else 0
-    inside = {path: path[start:] for path in below}
-    found = {path: f"{name}/{inner}" for path, inner in inside.items() if _may_be_trace(inner)}
-    if not found:
-        what = f"{counted(len(inside), 'file')}, none named as a trace" if inside else "nothing there"
+    below = store.find(root, maxdepth=MAX_DEPTH + 1, detail=True)
+    files = [
+        _File.of(path, f"{name}/{path[start:]}", info) for path, info in below.items() if _may_be_trace(path[start:])
+    ]
+    if not files:
+        what = f"{counted(len(below), 'file')}, none named as a trace" if below else "nothing there"
         raise TraceError(f"{shown}: {what}; expected a trace file or a directory of traces; check the URL")
-    return found, folder / name
+    return files
 
 
 def _may_be_trace(inner: str) -> bool:
@@ -105,41 +122,28 @@ def _may_be_trace(inner: str) -> bool:
     return is_plain and ("." not in parts[-1] or parts[-1].endswith(SUFFIXES))
 
 
-def _copy(store: Any, found: Mapping[str, str], folder: Path, on_copy: OnCopy | None) -> None:
+def _copy(store: Any, files: Sequence[_File], folder: Path, on_copy: OnCopy | None) -> None:
     """Bring the folder to what the store has: new and changed files are copied, those that are gone deleted."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = _copied_before(folder / _COPIED)
-    states = {inner: _state_of(store, path) for path, inner in found.items()}
-    for inner in before.keys() - states.keys():
-        (folder / inner).unlink(missing_ok=True)
-    wanted = {
-        path: inner
-        for path, inner in found.items()
-        if states[inner] is None or before.get(inner) != states[inner] or not (folder / inner).is_file()
-    }
+    for name in before.keys() - {file.name for file in files}:
+        (folder / name).unlink(missing_ok=True)
+    wanted = [
+        file
+        for file in files
+        if not file.state or before.get(file.name) != file.state or not (folder / file.name).is_file()
+    ]
     if wanted and on_copy is not None:
-        on_copy(len(wanted), sum(_size_of(store, path) for path in wanted))
+        on_copy(len(wanted), sum(file.num_bytes for file in wanted))
     if wanted:
-        parts = {path: (folder / inner).with_name(f".part-{Path(inner).name}") for path, inner in wanted.items()}
-        for part in parts.values():
+        targets = [folder / file.name for file in wanted]
+        parts = [target.with_name(f".part-{target.name}") for target in targets]
+        for part in parts:
             part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        store.get(list(parts), [str(part) for part in parts.values()])
-        for path, part in parts.items():
-            part.replace(folder / wanted[path])
-    (folder / _COPIED).write_text(json.dumps(states), encoding="utf-8")
-
-
-def _state_of(store: Any, path: str) -> str | None:
-    """A mark of a file's content, as the store tells it; None where it does not."""
-    with suppress(Exception):  # of drivers, as where a presigned URL may be got and not asked about
-        return str(store.ukey(path))
-    return None
-
-
-def _size_of(store: Any, path: str) -> int:
-    with suppress(Exception):
-        return int(store.size(path) or 0)
-    return 0
+        store.get([file.path for file in wanted], list(map(str, parts)))
+        for part, target in zip(parts, targets, strict=True):
+            part.replace(target)
+    (folder / _COPIED).write_text(json.dumps({file.name: file.state for file in files}), encoding="utf-8")
 
 
 def _copied_before(file: Path) -> Mapping[str, Any]:

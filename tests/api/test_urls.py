@@ -101,10 +101,30 @@ def test_without_fsspec_the_line_says_what_to_install(monkeypatch: pytest.Monkey
         pptrace.load("s3://bucket/run")
 
 
-def test_the_signature_of_a_url_is_shown_nowhere() -> None:
+SIGNED = "https://user:word@host/runs/rank2.json.gz?Signature=secret"
+
+
+def test_a_presigned_url_is_got_each_time(store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (store, "/bucket/runs/7/rank2.json.gz"))
+    copied: list[tuple[int, int]] = []
+    for _ in range(2):
+        path = local_copy(SIGNED, lambda files, size: copied.append((files, size)))
+        assert path.name == "rank2.json.gz"
+        assert path.read_bytes() == (SAMPLE / "rank2.json.gz").read_bytes()
+    assert copied == [(1, 0), (1, 0)]
+
+
+def test_neither_signature_nor_password_of_a_url_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> tuple[object, str]:
+        raise RuntimeError(f"403, message='Forbidden', url='{url.replace('user:word@', '')}'\nmore")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
     with pytest.raises(PptraceError) as caught:
-        local_copy("never-heard-of://host/rank0.json?Signature=secret")
-    assert "secret" not in str(caught.value)
+        local_copy(SIGNED)
+    assert str(caught.value).startswith(
+        "https://host/runs/rank2.json.gz: cannot be read (RuntimeError: 403, message='Forbidden', url='https://host/runs/"
+        "rank2.json.gz?…'); check"
+    )
 
 
 def test_a_file_url_is_the_file_itself() -> None:
