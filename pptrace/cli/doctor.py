@@ -114,13 +114,14 @@ def command(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, no
 
 
 def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cache: bool) -> None:
-    from pptrace.report.audit import audit_text
+    from pptrace.report.audit import audit_of, audit_text
     from pptrace.workflow.load import load
 
     outputs = Outputs({"--json": json_file})
     with reading_bar() as on_progress:
         report = load(paths, None, None, jobs, on_progress, cache, report_only=True, as_recorded=True).report
-    audit = None if report.recording is None else [asdict(entry) for entry in report.recording.audit]
+    found = audit_of(report)
+    audit = None if found is None else [asdict(entry) for entry in found]
     text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)
     outputs.write({"--json": lambda: f"{text}\n"})
     if not outputs.take_stdout:

@@ -11,6 +11,7 @@ from rich.text import Text
 from pptrace.analysis.recording_parts import AuditEntry, RecordingReport
 from pptrace.analysis.result import Report
 from pptrace.model.damage import Damage
+from pptrace.model.traces import InputFormat
 from pptrace.model.wording import counted, numbered
 from pptrace.report.tables import warning_lines
 
@@ -45,14 +46,21 @@ def place_of(entry: AuditEntry) -> str:
     return ", ".join(part for part in (ranks, steps) if part)
 
 
+def audit_of(report: Report) -> tuple[AuditEntry, ...] | None:
+    """The audit; None where the inputs are tables of ops and dumps alone, which do not say what a recorder got wrong."""
+    if report.recording is None or all(info.format == InputFormat.OPLOG for info in report.inputs):
+        return None
+    return report.recording.audit
+
+
 def audit_text(report: Report) -> RenderableType:
     """The whole audit: what is damaged, what it affects, what cures it; then what else the traces lack."""
-    recording = report.recording
+    audit = audit_of(report)
     ranks = f"{counted(len(report.inputs), 'file')} of {counted(report.mesh.num_ranks, 'rank')}"
     head = Text(f"{ranks}, {counted(len(report.steps), 'step')}", style="dim")
-    if recording is None:
-        return Group(head, Text("not audited: the run hung, or nothing but dumps is there; see pptrace hang"))
-    damage, others = damage_in(recording), [entry for entry in recording.audit if entry.kind not in _OF_EVENTS]
+    if audit is None:
+        return Group(head, Text("not audited: tables of ops and dumps do not say what a recorder got wrong"))
+    damage, others = damage_in(report.recording), [entry for entry in audit if entry.kind not in _OF_EVENTS]
     title = f"Damaged: {counted(len(damage), 'kind')} of damage" if damage else "Nothing of the recording is damaged"
     parts = [head, Text(title, style="bold yellow" if damage else "bold green"), *_entries(damage)]
     if others:

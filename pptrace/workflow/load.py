@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.recording import recorded_figures, with_recording
+from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.analysis.shared_devices import SharedDevice
 from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import OnProgress, open_inputs, read_each
@@ -75,14 +76,11 @@ def load(
     recordings = {rank.number: rank.recording for rank in result.traces}
     del result  # so that the analysis has them alone and lets go of them
     analysis = _analyse_read(request, taken, read_warnings)
-    if analysis.report.hang is not None or request.inputs.dumps:
-        return analysis
-    if as_recorded:
-        return _as_recorded(analysis, recordings)
-    undone = undo_recording(analysis, recordings)
+    why_recorded = _why_recorded(request, analysis, as_recorded)
+    undone = undo_recording(analysis, recordings, why_recorded)
     del recordings
     if undone.corrections is None:
-        return analysis.with_report(with_recording(analysis.report, undone.report))
+        return _uncorrected(analysis, undone.report, why_recorded)
     recorded, device = recorded_figures(analysis.report), analysis.report.device
     sharing = analysis.sharing  # kernels take turns as they were recorded
     del analysis
@@ -98,10 +96,23 @@ def load(
     return replace(analysis, report=report, corrections=undone.corrections)
 
 
-def _as_recorded(analysis: Analysis, recordings: Mapping[int, RankRecording]) -> Analysis:
-    """The analysis of the recording, with what is known of the steps without it."""
-    recording = undo_recording(analysis, recordings, as_recorded=True).report
-    return analysis.with_report(replace(analysis.report, recording=recording))
+def _why_recorded(request: _Request, analysis: Analysis, as_recorded: bool) -> str:
+    """Give the reason for which figures stay those of the recording; "" of a run from which its recording is taken out."""
+    if as_recorded:
+        return "the recorded figures are asked for"
+    if analysis.report.hang is not None:
+        return "the run hung"
+    if request.inputs.dumps:
+        return "calls are completed from flight-recorder dumps, whose times have what recording cost in them"
+    return ""
+
+
+def _uncorrected(analysis: Analysis, recording: RecordingReport, why_recorded: str) -> Analysis:
+    """The analysis of the recording, with its audit and what is known of the steps without it."""
+    report = analysis.report
+    return analysis.with_report(
+        replace(report, recording=recording) if why_recorded else with_recording(report, recording)
+    )
 
 
 def _are_small(inputs: OpenedInputs) -> bool:
@@ -184,8 +195,17 @@ def _load_on_workers(
         with suppress(NotSplitError):
             warnings = (*read_warnings, *_run_warnings(run))
             analysis = analyse_on_workers(ranks, engine, request.schedule, request.step, _num_ranks(run), warnings)
-            return _as_recorded(replace(analysis, run=run), recordings)
-    return _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
+            return _of_recording(request, replace(analysis, run=run), recordings, as_recorded)
+    analysis = _analyse_read(request, [engine.whole_ranks(headers)], read_warnings)
+    return _of_recording(request, analysis, recordings, as_recorded)
+
+
+def _of_recording(
+    request: _Request, analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool
+) -> Analysis:
+    """The analysis of the recording, which is asked for, or whose cost no trace tells."""
+    why_recorded = _why_recorded(request, analysis, as_recorded)
+    return _uncorrected(analysis, undo_recording(analysis, recordings, why_recorded).report, why_recorded)
 
 
 def _analyse_read(

@@ -56,9 +56,9 @@ class Undone:
     corrections: Corrections | None = None
 
 
-def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool = False) -> Undone:
-    """Find what recording did to a run that was analysed as it was recorded; not ``as_recorded``, as which it stays."""
-    undone = _undone(analysis, recordings, as_recorded)
+def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str = "") -> Undone:
+    """Find what recording did to a run that was analysed as it was recorded, as which it stays if ``why_recorded`` says why."""
+    undone = _undone(analysis, recordings, why_recorded)
     settings = {rank: recording.settings for rank, recording in recordings.items()}
     damage = {rank: recording.damage for rank, recording in recordings.items() if len(recording.damage)}
     audit = (
@@ -68,7 +68,7 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     return replace(undone, report=replace(undone.report, audit=audit))
 
 
-def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], as_recorded: bool) -> Undone:
+def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_recorded: str) -> Undone:
     measured = measured_steps(analysis)
     settings = next((rank.settings for rank in recordings.values() if rank.settings), {})
     block = RecordingReport(
@@ -84,7 +84,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], as_reco
     if analysis.data.lost_steps:
         return Undone(replace(block, reason=KERNELS_MISSING))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
-    prediction = _Prediction.of(analysis, known, steps, probed) if known and not as_recorded else None
+    prediction = _Prediction.of(analysis, known, steps, probed) if known and not why_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
@@ -96,7 +96,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], as_reco
         slowdown=_ratio(recorded, measured.typical_ns),
     )
     if prediction is None:
-        return Undone(replace(block, reason="the recorded figures are asked for" if as_recorded else _NO_COST))
+        return Undone(replace(block, reason=why_recorded or _NO_COST))
     return prediction.undone(block, measured)
 
 

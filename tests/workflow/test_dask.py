@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -78,10 +79,24 @@ def dies(marker: Path | None, trace: Trace) -> RecognisedRank:
     return recognise_trace(trace)
 
 
-@pytest.mark.parametrize("name", ["1f1b_p4"])
+@pytest.mark.parametrize("name", ["1f1b_p4", "hang_p4"])
 def test_a_cluster_reports_byte_for_byte_what_this_process_reports(scheduler: str, name: str) -> None:
     arguments = (SAMPLES / name, "--ops")
     assert json_of(*arguments, "--engine", "dask", "--scheduler", scheduler) == json_here(*arguments)
+
+
+@pytest.mark.parametrize("options", [(), ("--as-recorded",)])
+def test_a_table_of_ops_whose_recording_nothing_tells_the_cost_of_is_the_same(
+    scheduler: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    pptrace_here("analyze", P4, "--csv", tmp_path)
+    arguments = (tmp_path / "ops.csv", *options)
+    report = json_of(*arguments, "--engine", "dask", "--scheduler", scheduler)
+    assert report == json_of(*arguments)
+    reason = json.loads(report)["recording"]["reason"]
+    assert reason.startswith(
+        "the recorded figures are asked for" if options else "the traces do not tell what recording"
+    )
 
 
 def test_a_report_is_the_same_when_a_worker_is_killed_half_way(

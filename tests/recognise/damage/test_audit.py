@@ -5,7 +5,9 @@ The kinds are those that public threads report (``tests/support/damages.py``).
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,23 @@ def test_a_recording_that_is_whole_has_no_damage_and_one_with_damage_says_so_eve
     )
     ended = pptrace("doctor", str(folder), "--json", "-")
     assert [entry["kind"] for entry in json.loads(ended.out)["audit"]] == ["lost_kernels"]
+
+
+def test_a_run_that_hung_is_audited_too_and_tables_of_ops_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "hung"
+    shutil.copytree(SAMPLES / "hang_p4", folder)
+    file = folder / f"rank{RANK}.json.gz"
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    content["traceEvents"] = KINDS[Damage.REPEATED_OPERATORS][0](content["traceEvents"])
+    file.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+    report = load([folder], cache=False).report
+    assert report.hang is not None
+    assert report.recording is not None
+    assert (report.recording.figures, report.recording.reason) == ("recorded", "the run hung")
+    assert {kind: entry.ranks for kind, entry in audit_of(report).items()} == {"repeated_operators": (RANK,)}
+    assert pptrace("analyze", str(SAMPLES / "hang_p4"), "--csv", str(tmp_path)).code == 0
+    assert "not audited: tables of ops" in pptrace("doctor", str(tmp_path / "ops.csv")).out
+    assert json.loads(pptrace("doctor", str(tmp_path / "ops.csv"), "--json", "-").out)["audit"] is None
 
 
 def test_ranks_without_a_trace_are_a_part_of_the_audit(tmp_path: Path) -> None:
