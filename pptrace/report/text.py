@@ -125,7 +125,7 @@ def _findings(report: Report, amount: Amount) -> RenderableType:
         lines.append(Text(MORE.format(left_out), style="dim"))
     if unknown := unknown_line(report):
         lines.append(Text(unknown, style="dim"))
-    return Group(Text("\nFindings, gains as means over all steps", style="bold"), *lines) if lines else Text()
+    return Group(Text("\nFindings, gains as means over all steps", style="bold"), *lines) if lines else Group()
 
 
 def _warnings(report: Report, amount: Amount) -> RenderableType:
@@ -135,7 +135,7 @@ def _warnings(report: Report, amount: Amount) -> RenderableType:
 def _warning_lines(every: Sequence[str], amount: Amount) -> RenderableType:
     shown = every if amount is Amount.WHOLE else every[:_MOST_WARNINGS]
     if not shown:
-        return Text()
+        return Group()
     more = [MORE.format(len(every) - len(shown))] if len(every) > len(shown) else []
     texts = (Text(line, style="yellow") for line in [*(f"! {line}" for line in shown), *more])
     return Group(Text("\nWarnings", style="bold"), *texts)

@@ -81,7 +81,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     length = None if typical is None else typical.length_ns
     if recorded is None:
         return Undone(replace(block, reason="no step begins and ends in the traces"))
-    if analysis.data.lost_steps:
+    if analysis.data.lost_steps or any(work.missing_device_events for work in analysis.data.work.values()):
         return Undone(replace(block, reason=KERNELS_MISSING))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
     prediction = _Prediction.of(analysis, known, steps, probed) if known and not why_recorded else None

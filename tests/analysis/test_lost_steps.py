@@ -174,6 +174,25 @@ def test_with_kernels_missing_everywhere_nothing_is_known_but_clocks_of_one_host
     assert report.recording.reason == "kernels are missing in the traces"
 
 
+def test_a_rank_of_which_copies_alone_were_recorded_lost_all_its_kernels(tmp_path: Path) -> None:
+    report = damaged(tmp_path, OURS, lambda rank, kernels: [] if rank == 2 else kernels).report
+    (step,) = report.steps
+    assert (step.span_ns, {rank.rank: rank.compute_ns for rank in step.ranks}[2]) == (None, None)
+    assert report.recording is not None
+    assert [(entry.kind, entry.ranks) for entry in report.recording.audit if entry.kind == "lost_kernels"] == [
+        ("lost_kernels", (2,))
+    ]
+
+
+def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) -> None:
+    """What its host took is not what its device took: 20 ms and 35 ms in this run."""
+    source = SAMPLES / "gpu_nccl_1f1b_p4"
+    recording = damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording
+    assert recording is not None
+    assert (recording.recorded_step_ns, recording.predicted_step_ns, recording.figures) == (None, None, "recorded")
+    assert recording.reason == "kernels are missing in the traces"
+
+
 def test_no_undamaged_sample_loses_anything() -> None:
     for path in (PLAIN, OURS, SAMPLES / "gpu_zbv_p2"):
         assert all(not len(work.lost) for work in load([path]).data.work.values()), path

@@ -26,7 +26,9 @@ def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     calls = np.flatnonzero((events.category == Category.RUNTIME) & launches[events.name_id] & (events.correlation >= 0))
     has_kernel = np.isin(events.correlation[calls], events.correlation[rows])
-    return calls, calls[~has_kernel & has_kernel.any()]  # where none has one, kernels have no correlation
+    if not has_kernel.any() and (events.category[rows] == Category.KERNEL).any():
+        return calls, calls[:0]  # kernels have no correlation
+    return calls, calls[~has_kernel]
 
 
 def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostKernels:
