@@ -39,9 +39,10 @@ def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, f
 
 def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
     """The steps of one rank in which something may have been lost, and those that have ops of which nothing ran on the device."""
-    every, has_device = np.unique(ops["step"]), bool(ops["on_device"].any())
-    bare = np.unique(ops["step"][ops["bare"] == 1]) if has_device else every[:0]
-    is_chosen = ops["on_device"] == 1 if has_device else np.ones(len(ops), dtype=np.bool_)
+    every, is_chosen = np.unique(ops["step"]), ops["on_device"] == 1
+    if not is_chosen.any():
+        return frozenset(every.tolist())  # of no op is it known when the device ran it
+    bare = np.unique(ops["step"][ops["bare"] == 1])
     steps, number = np.unique(ops["step"][is_chosen], return_inverse=True)
     first, last = np.full(len(steps), _LATEST), np.full(len(steps), -_LATEST)
     np.minimum.at(first, number, ops["start_ns"][is_chosen])
@@ -49,7 +50,7 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
     if (np.diff(first) <= 0).any() or (last[:-2] > first[2:]).any():
         return frozenset(every.tolist())
     begin = np.concatenate(([-_LATEST], first[1:]))
-    behind = last[-1] + (last[-1] - first[-1]) // 10 + 1 if has_device else _LATEST
+    behind = last[-1] + (last[-1] - first[-1]) // 10 + 1
     end = np.append(first[1:], behind)
     has_lost = np.searchsorted(lost.start_ns, end) > np.searchsorted(lost.end_ns, begin, side="right")
     return frozenset([*steps[has_lost].tolist(), *np.setdiff1d(every, steps).tolist(), *bare.tolist()])

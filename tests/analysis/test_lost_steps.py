@@ -184,6 +184,23 @@ def test_a_rank_of_which_copies_alone_were_recorded_lost_all_its_kernels(tmp_pat
     ]
 
 
+def test_without_the_kernels_that_compute_no_step_of_the_rank_is_known(
+    tmp_path: Path,
+) -> None:
+    """Its hosts are steps ahead of their device, so that times of launching would make steps of other lengths."""
+    whole = load([PLAIN], as_recorded=True).report
+    report = damaged(
+        tmp_path, PLAIN, lambda rank, kernels: [one for one in kernels if rank != 1 or "nccl" in one["name"]]
+    ).report
+    for step, before in zip(report.steps, whole.steps, strict=True):
+        assert step.span_ns is None
+        for rank, known in zip(step.ranks, before.ranks, strict=True):
+            if rank.rank == 1:
+                assert (rank.compute_ns, rank.bubble_ns) == (None, None)
+            else:  # what lies between its last op and the end of the step of all is in no window of its own
+                assert rank.compute_ns == pytest.approx(known.compute_ns, abs=50_000)
+
+
 def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) -> None:
     """What its host took is not what its device took: 20 ms and 35 ms in this run."""
     source = SAMPLES / "gpu_nccl_1f1b_p4"

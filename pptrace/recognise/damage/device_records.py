@@ -156,8 +156,11 @@ def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Ro
         return rows[:0], rows[:0]
     if missing.all():
         numbers = events.correlation[rows]
-        has_numbers = (numbers >= 0).all() and (events.category == Category.RUNTIME).any()
-        return (rows, rows[:0]) if has_numbers else (rows[:0], rows)
+        if not (numbers >= 0).all() or not (events.category == Category.RUNTIME).any():
+            return rows[:0], rows
+        launches, _ = kernel_launches(events, rows)
+        is_before = events.start_ns[rows] < events.start_ns[launches].min(initial=_FAR_OFF)
+        return rows[is_before], rows[~is_before]
     stream = _streams(events, rows)
     first = np.full(stream.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, stream[~missing], events.start_ns[rows[~missing]])

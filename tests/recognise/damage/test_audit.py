@@ -9,6 +9,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,22 @@ def test_a_recording_that_is_whole_has_no_damage_and_one_with_damage_says_so_eve
     )
     ended = pptrace("doctor", str(folder), "--json", "-")
     assert [entry["kind"] for entry in json.loads(ended.out)["audit"]] == ["lost_kernels"]
+
+
+def test_numbers_that_no_launch_has_are_none(tmp_path: Path) -> None:
+    """All device work of a rank has the numbers of other launches than those in its trace."""
+
+    def renumbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in events:
+            if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+                event["args"]["correlation"] += 1_000_000
+        return events
+
+    source = SAMPLES / "gpu_nccl_1f1b_p4"
+    report = load([damaged(source, tmp_path, renumbered)], cache=False, as_recorded=True).report
+    assert audit_of(report)["no_correlation"].ranks == (RANK,)
+    (step,) = report.steps
+    assert (step.span_ns, {rank.rank: rank.compute_ns for rank in step.ranks}[RANK]) == (None, None)
 
 
 def test_a_run_that_hung_is_audited_too_and_tables_of_ops_are_not(tmp_path: Path) -> None:
