@@ -202,7 +202,7 @@ def test_without_the_kernels_that_compute_no_step_of_the_rank_is_known(
 
 
 def test_a_rank_without_device_events_tells_no_length_of_a_step(tmp_path: Path) -> None:
-    """What its host took is not what its device took: 20 ms and 35 ms in this run."""
+    """Its host and its device took 20 ms and 35 ms in this run."""
     source = SAMPLES / "gpu_nccl_1f1b_p4"
     recording = damaged(tmp_path, source, lambda rank, kernels: [] if rank == 2 else kernels).report.recording
     assert recording is not None
