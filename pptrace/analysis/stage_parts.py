@@ -19,9 +19,9 @@ from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
 _LEAST_MORE = 0.02
-"""Part of an op by which a stage has to take longer than another for the difference to be told."""
+"""Part of an op by which a stage has to take longer than another for the difference to be reported."""
 _MOST_PARTS = 40
-"""Most parts of the model that a stage's ops are told by; the smallest of more are told together."""
+"""Most parts of the model in a report; the smallest of more are summed."""
 OTHERS = "others"
 
 

@@ -114,7 +114,8 @@ def command(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, no
 
 
 def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cache: bool) -> None:
-    from pptrace.report.audit import audit_of, audit_text
+    from pptrace.report.recording.audit import audit_of, audit_text
+    from pptrace.report.tables import warning_lines
     from pptrace.workflow.load import load
 
     outputs = Outputs({"--json": json_file})
@@ -125,7 +126,9 @@ def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cac
     text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)
     outputs.write({"--json": lambda: f"{text}\n"})
     if not outputs.take_stdout:
-        Console(width=None if Console().is_terminal else 140, highlight=False).print(audit_text(report))
+        Console(width=None if Console().is_terminal else 140, highlight=False).print(
+            audit_text(report, warning_lines(report))
+        )
 
 
 def examine() -> Machine:

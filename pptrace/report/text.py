@@ -15,9 +15,9 @@ from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
-from pptrace.report.audit import audit_line
 from pptrace.report.idle import idle_table
-from pptrace.report.recording_line import recording_line
+from pptrace.report.recording.audit import audit_line
+from pptrace.report.recording.line import recording_line
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, unknown_line, warning_lines
 from pptrace.report.tables.table import MORE
 from pptrace.report.text_table import Stripped, render_table

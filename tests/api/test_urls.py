@@ -23,7 +23,7 @@ RUN = "memory://bucket/runs/7"
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
-    """A store with a run, beside it weights, a hidden file and a dump without an ending."""
+    """A store with a run, and with it weights, a hidden file and a dump without an ending."""
     monkeypatch.setenv("PPTRACE_CACHE_DIR", str(tmp_path / "cache"))
     memory = fsspec.filesystem("memory")
     memory.store.clear()

@@ -185,7 +185,7 @@ def crossing(events: Events) -> Events:
     """pytorch issue 174555."""
     operators = middle(of(events, "cpu_op"), 200)[::50]
     added = [
-        {**event, "cat": "user_annotation", "name": "mine", "ts": event["ts"] + event["dur"] / 2, "args": {}}
+        {**event, "cat": "user_annotation", "name": "user range", "ts": event["ts"] + event["dur"] / 2, "args": {}}
         for event in operators
     ]
     for event, operator in zip(added, operators, strict=True):

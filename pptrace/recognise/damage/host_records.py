@@ -22,7 +22,7 @@ _CROSSING_NS = 1_000
 """Errors of ends: records of a microsecond's resolution cross by as much."""
 _BUFFERS = re.compile(r"(?i)buffer (?:request|flush|full)")
 
-_GOES_ON = re.compile(r"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d::|" + re.escape(PREFIX))
+_ASYNCHRONOUS = re.compile(r"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d::|" + re.escape(PREFIX))
 """Names of communication, which may go on behind the range in which it was called."""
 
 
@@ -36,9 +36,9 @@ def host_damage(events: Events) -> Iterator[RankDamage]:
     built_in = np.array([name.startswith("<built-in") for name in events.names], dtype=np.bool_)
     leaves = calls[built_in[events.name_id[calls]]] if len(calls) else calls
     yield RankDamage.of(Damage.UNFINISHED_CALLS, events.start_ns[_open_at_the_end(events, leaves)])
-    goes_on = np.array([bool(_GOES_ON.match(name)) for name in events.names], dtype=np.bool_)
+    is_asynchronous = np.array([bool(_ASYNCHRONOUS.match(name)) for name in events.names], dtype=np.bool_)
     is_range = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
-    on_host = np.setdiff1d(np.flatnonzero(is_range & ~goes_on[events.name_id]), unfinished)
+    on_host = np.setdiff1d(np.flatnonzero(is_range & ~is_asynchronous[events.name_id]), unfinished)
     crossing = [_crossing(events, rows) for rows in events.rows_by_thread(on_host).values()]
     yield RankDamage.of(Damage.CROSSING_RANGES, events.start_ns[np.sort(np.concatenate(crossing or [on_host[:0]]))])
     of_profiler = np.flatnonzero(events.category == Category.OVERHEAD)

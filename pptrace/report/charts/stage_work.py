@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def stage_work_chart(compute: StageCompute) -> go.Figure | None:
-    """The mean op of each stage and kind, ms, by kind of work; None where there are too many to be told apart."""
+    """The mean op of each stage and kind, ms, by kind of work; None where there are too many to show."""
     if len(compute.ops) > _MOST_COLUMNS:
         return None
     columns = [f"stage {ops.stage} {KIND_NAMES.get(ops.kind, ops.kind)}" for ops in compute.ops]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pptrace.analysis.result import RankDevice, RankStep, Report, StepReport
 from pptrace.model.device_idle import SyncSummary
 from pptrace.report import units
-from pptrace.report.recording_line import as_recorded
+from pptrace.report.recording.line import as_recorded
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
 _COLUMNS = ("rank", "idle ms", "not launched ms", "blocked ms", "dependency ms", "not launched, share")

@@ -28,8 +28,8 @@ def _by_class(compute: StageCompute, amount: Amount) -> ReportTable:
     shown = rows if whole else rows[:MAX_ROWS]
     more = [MORE.format(len(rows) - len(shown))] if len(rows) > len(shown) else []
     longest = sorted(compute.differences, key=lambda one: -one.more_ns)
-    told = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
-    notes = (*more, *told, "mean compute of an op by kind of work, over all microbatches, steps and replicas")
+    of_stages = [f"stage {one.stage}: {words_of(one)}" for one in (longest if whole else longest[:_MOST_CLASSES])]
+    notes = (*more, *of_stages, "mean compute of an op by kind of work, over all microbatches, steps and replicas")
     return ReportTable("stage-work", "What stages compute", ("stage", "kind", "ops", "ms", ""), tuple(shown), notes, 2)
 
 

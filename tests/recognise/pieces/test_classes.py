@@ -53,7 +53,7 @@ OPERATORS = {
     "aten::copy_": WorkClass.COPY,
     "aten::zero_": WorkClass.COPY,
     "aten::native_dropout": WorkClass.RANDOM,
-    "mine::op": WorkClass.OTHER,
+    "user::op": WorkClass.OTHER,
 }
 
 

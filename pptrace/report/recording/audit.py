@@ -13,7 +13,6 @@ from pptrace.analysis.result import Report
 from pptrace.model.damage import Damage
 from pptrace.model.traces import InputFormat
 from pptrace.model.wording import counted, numbered
-from pptrace.report.tables import warning_lines
 
 _HARMLESS = frozenset((Damage.WORK_BEFORE_RECORDING, Damage.BUFFER_REQUESTS))
 """Kinds that a recording may have and be whole."""
@@ -53,8 +52,8 @@ def audit_of(report: Report) -> tuple[AuditEntry, ...] | None:
     return report.recording.audit
 
 
-def audit_text(report: Report) -> RenderableType:
-    """The whole audit: what is damaged, what it affects, what cures it; then what else the traces lack."""
+def audit_text(report: Report, warnings: Sequence[str]) -> RenderableType:
+    """The whole audit: what is damaged, what it affects, what cures it; then the ``warnings`` of the report."""
     audit = audit_of(report)
     ranks = f"{counted(len(report.inputs), 'file')} of {counted(report.mesh.num_ranks, 'rank')}"
     head = Text(f"{ranks}, {counted(len(report.steps), 'step')}", style="dim")
@@ -65,8 +64,9 @@ def audit_text(report: Report) -> RenderableType:
     parts = [head, Text(title, style="bold yellow" if damage else "bold green"), *_entries(damage)]
     if others:
         parts += [Text("Good to know", style="bold"), *_entries(others)]
-    if lines := warning_lines(report):
-        parts += [Text("Warnings of the report", style="bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
+    if warnings:
+        lines = (Padding(Text(line), (0, 0, 0, 2)) for line in warnings)
+        parts += [Text("Warnings of the report", style="bold"), *lines]
     return Group(*parts)
 
 

@@ -1,0 +1,1 @@
+"""Words on what recording did to a run, and on what it got wrong."""
