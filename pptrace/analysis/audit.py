@@ -13,6 +13,7 @@ from pptrace.analysis.recording_parts import AuditEntry
 from pptrace.analysis.result import Report
 from pptrace.clock.result import Clock
 from pptrace.model.damage import KINDS, NO_TIME, Damage, RankDamage
+from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.slices import rows_among, slices_by_int
 
@@ -110,6 +111,10 @@ _WORDS: Mapping[Damage, _Words] = {
         "ranges of one thread cannot cross: what lies in them may be taken for another range's",
         "end ranges on the thread, and in the order, in which they began (with record_function)",
     ),
+    Damage.EARLY_ENDS: _Words(
+        "communication that ends before its other side begins, on one clock: it relates no clocks, and waits are too short",
+        "let the recording begin and end between steps (profiler.step(), or --steps), with the ranges of all waits",
+    ),
     Damage.BUFFER_REQUESTS: _Words(
         "the profiler took memory for its records in these steps: launches then last longer than without it", _WARM_UP
     ),
@@ -118,6 +123,7 @@ _OF_DEVICE = frozenset(list(Damage)[: list(Damage).index(Damage.UNSET_TIMES)])
 """Kinds of the device's records; the others are of the host, or of the file."""
 SETTINGS_COST, SLOWED_AFTER, MISSING_RANKS = "costly_settings", "slowed_after", "missing_ranks"
 INCOMPLETE_STEPS, OTHER_SETTINGS = "incomplete_steps", "other_settings"
+UNMATCHED_MESSAGES, MISSING_RANGES = "unmatched_messages", "missing_ranges"
 _COSTLY = {
     "record_shapes": "shapes",
     "with_stack": "stacks",
@@ -187,7 +193,11 @@ def _steps_at(times: Int64, steps: Int64, begin: Int64, end: int) -> Int64:
 
 
 def audit_report(
-    report: Report, settings: Mapping[int, Mapping[str, object]], slowdown: float | None, slowed_after: float | None
+    report: Report,
+    settings: Mapping[int, Mapping[str, object]],
+    slowdown: float | None,
+    slowed_after: float | None,
+    lacking: LackingRecords,
 ) -> Iterator[AuditEntry]:
     """Find what of the recording as a whole makes figures those of another program, or of a part of the run.
 
@@ -196,7 +206,27 @@ def audit_report(
         settings: what each rank's recorder recorded.
         slowdown: how many times as long as without recording a step takes.
         slowed_after: how many times as long as before it the steps after the recording take.
+        lacking: records that some ranks lack and others have.
     """
+    if lacking.ranges:
+        yield AuditEntry(
+            MISSING_RANGES,
+            len(lacking.ranges),
+            lacking.ranges,
+            (),
+            "ops of these ranks are inferred, of the others labelled: where their numbers differ the inferred ones are null",
+            "record all ranks with the same ranges (user annotations, NVTX) and profiler options",
+        )
+    if lacking.messages:
+        every = np.concatenate(list(lacking.messages.values()))
+        yield AuditEntry(
+            UNMATCHED_MESSAGES,
+            len(every),
+            tuple(sorted(lacking.messages)),
+            tuple(np.unique(every[every >= 0]).tolist()),
+            "the other ends of messages are not in these ranks' traces: waits cannot be told from transfers, and are null",
+            "record all of these steps on every rank, with the ranges or calls of all messages",
+        )
     absent = report.mesh.num_ranks - len(settings)
     if absent > 0:
         missing = islice((rank for rank in range(report.mesh.num_ranks) if rank not in settings), _MOST_NAMED)
@@ -209,13 +239,13 @@ def audit_report(
             "record all ranks, or those of one pipeline (pptrace run --profile-ranks)",
         )
     known = [step for step in report.steps if step.causes is not None]
-    lacking = [step for step in report.steps if step.has_pipeline and step.causes is None]
-    if known and lacking:
+    unexplained = [step for step in report.steps if step.has_pipeline and step.causes is None]
+    if known and unexplained:
         yield AuditEntry(
             INCOMPLETE_STEPS,
-            len(lacking),
+            len(unexplained),
             (),
-            tuple(step.step for step in lacking),
+            tuple(step.step for step in unexplained),
             "these steps are not explained: they lack ops of their plan, or kernels, or were cut by the recording",
             "record from the beginning of a step to the end of one (profiler.step(), or --steps)",
         )

@@ -53,7 +53,7 @@ def explain_nulls(
         *_unknown_sizes(run),
         *_ranks_alone(run, steps),
         *_ranks_outside_steps(run, steps),
-        *_ranks_that_lack_ops(steps),
+        *_ranks_that_lack_ops(run, steps),
         *_evaluations(steps),
         *_overlapping_ops(steps),
         *_unknown_bubbles(run, steps),
@@ -259,18 +259,32 @@ def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
         )
 
 
-def _ranks_that_lack_ops(steps: Sequence[StepReport]) -> Iterator[str]:
+def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A line for the ranks whose figures are not known in steps of which their traces lack ops."""
     lacking: dict[int, list[int]] = {}
+    unbounded: dict[int, list[int]] = {}
     for step in steps:
-        for rank in step.ranks if step.span_ns is not None and step.has_pipeline else ():
-            if rank.compute_ns is None:
+        for rank in step.ranks if step.has_pipeline else ():
+            if rank.compute_ns is None and step.span_ns is not None:
                 lacking.setdefault(rank.rank, []).append(step.step)
+            elif rank.compute_ns is None and not _lost_work(run, rank.rank):
+                unbounded.setdefault(rank.rank, []).append(step.step)
     for number, of_steps in lacking.items():
         yield (
             f"compute and bubble of rank {number} are not known in step {listed(of_steps, _FEW)}: its trace lacks ops of the "
             "plan, whose time would count as bubble"
         )
+    for number, of_steps in unbounded.items():
+        yield (
+            f"the length of step {listed(of_steps, _FEW)}, and the bubbles of rank {number}'s pipeline, are not known: its trace "
+            "lacks ops of the plan, which may be the first or the last of the step"
+        )
+
+
+def _lost_work(run: RecognisedRun, rank: int) -> bool:
+    """Return whether device work of a rank is missing: other lines say so."""
+    work = run.work.get(rank)
+    return work is not None and bool(work.missing_device_events or len(work.lost))
 
 
 def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

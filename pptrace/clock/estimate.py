@@ -8,6 +8,7 @@ from the traffic in several stretches of time. Where messages contradict each ot
 else the uncertainty covers what it makes of the offset from end to end.
 
 Ranks of one host read one clock: where readings of it say so, or the host's name in the traces, and no message is against it.
+A few messages that are were recorded wrongly, and relate nothing.
 
 Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
 of that microbatch begins, and its backward begins after the next stage's has ended.
@@ -23,6 +24,7 @@ import pandas as pd
 
 from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.drift import with_drift
+from pptrace.clock.early_ends import without_early_ends
 from pptrace.clock.ends import offsets_by_common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
@@ -56,10 +58,43 @@ def estimate_clock(
     matched = rows_where(comms, (comms["match"] >= 0) & comms["rank"].isin(ordered))
     matched = _without_mixed_clocks(matched)
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
+    spread = same_host_spread(ordered, facts)
+    is_one = spread is not None or (shared[0] is not None and len(set(shared)) == 1)
+    same = np.full((len(ordered), len(ordered)), is_one) | pairs_of_same_host_name(ordered, facts)
     low = lower_bounds(matched, ordered)  # with a diagonal of 0
+    limit, every = READING_NS + (spread or 0), matched
+    early = matched.iloc[:0]
+    if low.max(initial=0, where=same) > limit:
+        matched, early = without_early_ends(matched, ordered, same, limit)
+        low = lower_bounds(matched, ordered) if len(early) else low
+    clock = _clock(ordered, low, spread, shared, facts, comms, matched, ops, pipelines)
+    if spread is not None and not _is_closer(clock, int(low.max())):
+        _, early = without_early_ends(every, ordered, same, limit, least_share=np.inf)
+        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), spread)
+    return clock.with_early_ends(early) if len(early) else clock
+
+
+def _is_closer(clock: Clock, violated: int) -> bool:
+    """Return whether a clock is known better than readings of one clock, which messages contradict by ``violated`` ns."""
+    return clock.method is ClockMethod.SAME_HOST or (
+        clock.method is ClockMethod.BOUNDS and clock.uncertainty_ns is not None and 2 * clock.uncertainty_ns < violated
+    )
+
+
+def _clock(
+    ordered: Sequence[int],
+    low: Matrix,
+    spread: int | None,
+    shared: Sequence[object],
+    facts: Mapping[int, Mapping[str, object]],
+    comms: pd.DataFrame,
+    matched: pd.DataFrame,
+    ops: pd.DataFrame | None,
+    pipelines: Sequence[Sequence[int]],
+) -> Clock:
+    """The clock of several ranks, of which ``matched`` communication tells ``low``; ``spread`` is of readings of one host."""
     if len(set(shared)) == 1 and shared[0] is not None:
         return _of_one_recording(ordered, str(shared[0]), int(low.max()))
-    spread = same_host_spread(ordered, facts)
     if spread is not None:
         violated = int(low.max())
         if violated <= spread + READING_NS:

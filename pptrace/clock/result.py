@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -22,12 +22,17 @@ class ClockMethod(StrEnum):
     NONE = "none"  # nothing relates the ranks: their times are taken as they are
 
 
+_MOST_NAMED = 4
+"""Ranks that a warning names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Offsets added to each rank's times, ns, and their uncertainty; None where nothing bounds it.
 
     ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more
-    is added for each ns after ``middle_ns``, which is on the common clock.
+    is added for each ns after ``middle_ns``, which is on the common clock. ``early_ends`` are the ends of communication, on the
+    clock of each rank, that were before the other side began.
     """
 
     method: ClockMethod
@@ -37,6 +42,18 @@ class Clock:
     unrelated: frozenset[int] = frozenset()
     rates: Mapping[int, float] = field(default_factory=dict)
     middle_ns: int = 0
+    early_ends: Mapping[int, Int64] = field(default_factory=dict)
+
+    def with_early_ends(self, early: pd.DataFrame) -> Clock:
+        """The same, with the rows (schema COMMS) whose ends are wrong."""
+        ends = {int(str(rank)): rows["end_ns"].to_numpy() for rank, rows in early.groupby("rank")}
+        named = ", ".join(f"{len(times):,} of rank {rank}" for rank, times in list(ends.items())[:_MOST_NAMED])
+        more = f" and {len(ends) - _MOST_NAMED} more ranks" if len(ends) > _MOST_NAMED else ""
+        line = (
+            f"{named}{more} of the messages and collectives end before the other side has begun, though the ranks read one "
+            "clock: these ends were recorded or matched wrongly, and do not relate the clocks"
+        )
+        return replace(self, early_ends=ends, warnings=(*self.warnings, line))
 
     def to_common_clock(self, rank: int, times: Int64) -> Int64:
         """Convert times of a rank's own clock to the common clock."""

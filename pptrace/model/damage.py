@@ -37,6 +37,7 @@ class Damage(StrEnum):
     UNFINISHED_CALLS = "unfinished_calls"
     CROSSING_RANGES = "crossing_ranges"
     BUFFER_REQUESTS = "buffer_requests"
+    EARLY_ENDS = "early_ends"
 
 
 KINDS = tuple(Damage)

@@ -13,9 +13,10 @@ import pandas as pd
 from pptrace.model.categories import with_categories
 from pptrace.model.device import DeviceWork
 from pptrace.model.join_tables import join_adjacent
+from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY, OPS, Schema, empty_table
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY, OPS, Int64, Schema, empty_table
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.communicators import Members, with_members
@@ -34,8 +35,9 @@ from pptrace.recognise.groups.mesh import (
 from pptrace.recognise.groups.rank_layout import with_layout
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.directions import with_directions
-from pptrace.recognise.messages.match import match_calls, match_comms, warn_unmatched, with_sizes
+from pptrace.recognise.messages.match import match_calls, match_comms, steps_of_unmatched, warn_unmatched, with_sizes
 from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent
+from pptrace.recognise.mixed_labels import without_other_numbers
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.partial.mesh_and_stages import JoinedRanks, Partial, read_partial
@@ -62,7 +64,7 @@ class RecognisedRun:
     """Everything recognised in the traces of a run, each rank still on its own clock.
 
     ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
-    each rank's recorder wrote about itself ({} for others' traces).
+    each rank's recorder wrote about itself ({} for others' traces); ``lacking`` are records that some ranks have and others not.
     """
 
     framework: str
@@ -75,6 +77,7 @@ class RecognisedRun:
     facts: Mapping[int, Mapping[str, Any]]
     warnings: tuple[str, ...]
     host_work: Mapping[int, HostWork] = field(default_factory=dict)
+    lacking: LackingRecords = field(default_factory=LackingRecords)
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> RecognisedRun:
@@ -101,6 +104,7 @@ def recognise_ranks(
     """
     spanned = [recognised.number for recognised in ranks if recognised.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
+    ranks, unlabelled = without_other_numbers(ranks)
     ranks, captured = without_capturing_steps(ranks)
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
@@ -150,6 +154,7 @@ def recognise_ranks(
         facts=located.facts,
         warnings=(*warnings, *evidence, *schedule_info.warnings, *matched.without_other_side),
         host_work={recognised.number: recognised.host_work for recognised in ranks},
+        lacking=LackingRecords(matched.steps_of_unmatched, unlabelled),
     )
 
 
@@ -171,11 +176,14 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Communication with its matches; warnings, and those about rows ``without_other_side``."""
+    """Communication with its matches; warnings, and those about rows ``without_other_side``, with the steps of such messages by
+    the rank that lacks the other end.
+    """
 
     comms: pd.DataFrame
     warnings: tuple[str, ...]
     without_other_side: tuple[str, ...]
+    steps_of_unmatched: Mapping[int, Int64]
 
 
 Match = Callable[[Unmatched], Matched]
@@ -189,7 +197,8 @@ def match_here(run: Unmatched) -> Matched:
     matched, half_seen = drop_half_matched(match_comms(comms, mesh), run.spanned)
     comms, call_warnings = _with_calls(matched, run.calls, run.groups, ops, mesh, run.schedule)
     numbers = [recognised.number for recognised in run.ranks]
-    return Matched(comms, (*untimed, *half_seen, *call_warnings), warn_unmatched(comms, numbers))
+    lines = (*untimed, *half_seen, *call_warnings)
+    return Matched(comms, lines, warn_unmatched(comms, numbers), steps_of_unmatched(comms, numbers))
 
 
 def with_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:

@@ -67,3 +67,14 @@ def neighbour(plan: Plan, stage: int, hop: int) -> int | None:
     if hop == 0:
         return stage
     return plan.previous_stage(stage) if hop < 0 else plan.next_stage(stage)
+
+
+def ranks_at_ends(plan: Plan) -> frozenset[int]:
+    """The pipeline ranks whose first action needs no other, or whose last one no other needs: these begin and end a step."""
+    needed = {key for of_rank in plan.ranks for action in of_rank for need in needs_of(plan, action) for key in need}
+    return frozenset(
+        rank
+        for rank, of_rank in enumerate(plan.ranks)
+        if of_rank
+        and (not any(needs_of(plan, of_rank[0])) or not needed.intersection(half.key for half in of_rank[-1].halves))
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
+from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
@@ -71,6 +72,7 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
+from pptrace.schedule.needs import ranks_at_ends
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_among, rows_where, slice_of, slices_by_int
@@ -90,7 +92,7 @@ class Analysis:
     ``costs`` are what the ops and messages of the whole steps cost, by plan. ``facts`` are what each rank's recorder wrote about
     itself ({} for others' traces), ``run`` what ``pptrace run`` did of the whole run (run.json). ``expert_traffic`` are the rows
     from rank to rank, None where they are not known. ``corrections`` took what recording cost out of the files' times, None where
-    they are as recorded. ``sharing`` are GPUs that several ranks have.
+    they are as recorded. ``sharing`` are GPUs that several ranks have, ``lacking`` records that some ranks lack.
     """
 
     report: Report
@@ -104,6 +106,7 @@ class Analysis:
     expert_traffic: TrafficMatrix | None = None
     corrections: Corrections | None = None
     sharing: tuple[SharedDevice, ...] = ()
+    lacking: LackingRecords = field(default_factory=LackingRecords)
 
     @property
     def num_ops(self) -> int:
@@ -203,7 +206,16 @@ def analyse_ranks(
     report = with_stages(report, stage_compute(of_stages))
     traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
-        report, data, run.schedule, run.mesh, windows, costs, run.facts, expert_traffic=traffic, sharing=sharing
+        report,
+        data,
+        run.schedule,
+        run.mesh,
+        windows,
+        costs,
+        run.facts,
+        expert_traffic=traffic,
+        sharing=sharing,
+        lacking=run.lacking,
     )
 
 
@@ -429,7 +441,8 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPl
         is_complete = shape is not None and all(shape.has_ops_of(window, num_ops, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
         lacking = set() if shape is None or is_complete else shape.ranks_that_lack_ops(of_step, num_ops)
-        steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal, frozenset(lacking)))
+        unbounded = shape.unbounded(of_step, lacking) if shape is not None and lacking else frozenset()
+        steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal, frozenset(lacking), unbounded))
     return steps
 
 
@@ -466,6 +479,15 @@ class _Shape:
         ]
         is_followed = any(more == 0 for _, more in of_ranks)
         return {rank for rank, more in of_ranks if more < 0} if is_followed else set()
+
+    def unbounded(self, windows: Sequence[StepWindow], lacking: Set[int]) -> frozenset[StepWindow]:
+        """The windows of which a rank lacks ops that begins or ends the plan: when they begin or end is not known."""
+        return frozenset(
+            window
+            for window in windows
+            if len(window.ranks) == len(self.num_ops)
+            and any(window.ranks[index] in lacking for index in ranks_at_ends(self.plan))
+        )
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

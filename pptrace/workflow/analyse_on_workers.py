@@ -44,7 +44,7 @@ from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
-from pptrace.recognise.messages.match import warn_of_unknown, warn_unmatched
+from pptrace.recognise.messages.match import steps_of_unmatched, warn_of_unknown, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, join_ranks, recognise_ranks
 from pptrace.timeline.phases import tag_ops
@@ -153,7 +153,8 @@ def analyse_on_workers(
     report = experts.added_to(report, costs, run.facts)
     report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     report = with_stages(report, stage_compute([of_rank.stages for _, of_rank in sorted(reports.items())]))
-    return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=experts.traffic.matrix)
+    matrix = experts.traffic.matrix
+    return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)
 
 
 def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:
@@ -264,8 +265,9 @@ class _Shuffle:
         if not all(block.by_name for block in self._facts):
             raise NotSplitError("messages are matched in an order that goes on from block to block")
         unmatched_rows = pd.concat([block.lacking for block in self._facts], ignore_index=True)
-        unmatched = warn_unmatched(with_categories(unmatched_rows), [rank.number for rank in self._ranks])
-        return Matched(empty_table(COMMS), lines, unmatched)
+        unmatched, ranks = with_categories(unmatched_rows), [rank.number for rank in self._ranks]
+        unanswered = warn_unmatched(unmatched, ranks)
+        return Matched(empty_table(COMMS), lines, unanswered, steps_of_unmatched(unmatched, ranks))
 
     def _require_unchanged(self, run: Unmatched) -> None:
         leans = self.leans

@@ -14,6 +14,7 @@ from pptrace.analysis.probes.recorded import read_probes
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
+from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.recording.correct import Correction, Corrections
 from pptrace.recognise.recording.graph import RankGraph
@@ -61,9 +62,12 @@ def undo_recording(analysis: Analysis, recordings: Mapping[int, RankRecording], 
     undone = _undone(analysis, recordings, why_recorded)
     settings = {rank: recording.settings for rank, recording in recordings.items()}
     damage = {rank: recording.damage for rank, recording in recordings.items() if len(recording.damage)}
+    clock, block = analysis.data.clock, undone.report
+    for rank, ends in clock.early_ends.items():
+        damage[rank] = RankDamage.joined((damage.get(rank, RankDamage()), RankDamage.of(Damage.EARLY_ENDS, ends)))
     audit = (
-        *audit_events(damage, analysis.data.ops, analysis.data.clock),
-        *audit_report(analysis.report, settings, undone.report.slowdown, undone.report.slowed_after),
+        *audit_events(damage, analysis.data.ops, clock),
+        *audit_report(analysis.report, settings, block.slowdown, block.slowed_after, analysis.lacking),
     )
     return replace(undone, report=replace(undone.report, audit=audit))
 

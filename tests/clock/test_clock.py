@@ -424,8 +424,43 @@ def test_no_message_moves_the_processes_of_one_recording() -> None:
     same: dict[int, dict[str, object]] = {rank: {"one_clock": "session 17"} for rank in (0, 1)}
     assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], same) == Clock(ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 0)
     bad = estimate_clock(comms_of([*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000)]), [0, 1], same)
-    assert (bad.method, bad.offsets_ns, bad.uncertainty_ns) == (ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 50_000)
-    assert "contradict its clock by 6,000.0 µs" in bad.warnings[0]
+    assert (bad.method, bad.offsets_ns, bad.uncertainty_ns) == (ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 0)
+    assert bad.warnings[0].startswith("1 of rank 1 of the messages and collectives end before the other side has begun")
+    assert bad.early_ends[1].tolist() == [3_000_000]
+    every = [*message(0, 0, 1, 9_000_000, 3_000_000), *message(1, 0, 1, 19_000_000, 13_000_000)]
+    worse = estimate_clock(comms_of(every), [0, 1], same)
+    assert (worse.offsets_ns, worse.uncertainty_ns, worse.early_ends) == ({0: 0, 1: 0}, 50_000, {})
+    assert "contradict its clock by 6,000.0 µs" in worse.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "same", [{"host": "a", "clock": {"start": {"time_ns": 5, "monotonic_ns": 2}}}, {"host_name": "a"}]
+)
+def test_a_receive_that_lost_its_end_leaves_the_clock_of_one_host_as_it_is(same: dict[str, object]) -> None:
+    early = [*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000)]
+    clock = estimate_clock(comms_of(early), [0, 1], dict.fromkeys((0, 1), same))
+    assert (clock.method, clock.offsets_ns) == (ClockMethod.SAME_HOST, {0: 0, 1: 0})
+    assert clock.early_ends[1].tolist() == [3_000_000]
+
+
+def test_hosts_of_one_name_whose_messages_all_contradict_it_are_not_on_one_clock() -> None:
+    other = [*message(0, 0, 1, 9_000_000, 3_000_000), *message(1, 1, 0, 4_000_000, 10_000_100)]
+    clock = estimate_clock(comms_of(other), [0, 1], {rank: {"host_name": "a"} for rank in (0, 1)})
+    assert clock.method is ClockMethod.BOUNDS
+    assert 6_000_000 <= clock.offsets_ns[1] <= 6_000_200
+    assert not clock.early_ends
+
+
+def test_a_member_of_a_collective_that_lost_its_end_leaves_the_clock_of_one_host_as_it_is() -> None:
+    calls: list[Row] = [
+        (rank, "all_reduce", match, begin, begin + 100)
+        for match, begin in ((1, 0), (2, 1_000_000), (3, 2_000_000))
+        for rank in (0, 1)
+    ]
+    calls += [(0, "all_reduce", 4, 3_000_000, 3_000_010), (1, "all_reduce", 4, 8_000_000, 8_000_100)]
+    clock = estimate_clock(comms_of(calls), [0, 1], {0: facts("a"), 1: facts("a")})
+    assert (clock.method, clock.offsets_ns) == (ClockMethod.SAME_HOST, {0: 0, 1: 0})
+    assert clock.early_ends.keys() == {0}
 
 
 def test_processes_of_one_recording_keep_together_when_others_are_beside_them() -> None:

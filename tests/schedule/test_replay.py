@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.needs import ranks_at_ends
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
@@ -224,3 +225,13 @@ def test_a_replay_takes_a_tick_an_action_and_no_time_for_messages_unless_it_is_t
     named = replay(plan, latency=lambda action, source, target: 100 if action.kind is Kind.B else 10 * source + target)
     assert named.makespan == 4 + 100 + 1
     assert [(timed.start, timed.end) for timed in named.ranks[1]] == [(2, 3), (3, 4)]
+
+
+@given(plans(), st.randoms(use_true_random=False))
+def test_a_step_begins_and_ends_on_the_ranks_at_the_ends_of_its_plan(plan: Plan, draws: random.Random) -> None:
+    compute = plan.compute_only()
+    spans = replay_events(compute, lambda _rank, _action: draws.randrange(1, 100), lambda *_: draws.randrange(1, 20))
+    ends = ranks_at_ends(compute)
+    first = min(row[0][0] for row in spans)
+    assert all(rank in ends for rank, row in enumerate(spans) if row[0][0] == first)
+    assert all(rank in ends for rank, row in enumerate(spans) if row[-1][1] == max(row[-1][1] for row in spans))

@@ -227,6 +227,40 @@ KINDS: dict[Damage, tuple[Change, int | None]] = {
 """The change that makes each kind, and how many events are then of it; None where that hangs on the trace."""
 
 
+def without_ranges(events: Events) -> Events:
+    """A rank recorded without its user annotations."""
+    return without(events, of(events, "user_annotation"))
+
+
+def half_of_ranges(events: Events) -> Events:
+    """A rank that lost every second of its user annotations."""
+    return without(events, of(events, "user_annotation")[::2])
+
+
+def begun_late(events: Events) -> Events:
+    """A recording that begins in the middle of what the others recorded."""
+    return [event for event in events if event.get("ph") != "X" or float(event["ts"]) >= _middle(events)]
+
+
+def ended_early(events: Events) -> Events:
+    """A recording that ends in the middle of what the others recorded."""
+    return [event for event in events if event.get("ph") != "X" or float(event["ts"]) < _middle(events)]
+
+
+def _middle(events: Events) -> float:
+    times = [float(event["ts"]) for event in events if event.get("ph") == "X"]
+    return (min(times) + max(times)) / 2
+
+
+OF_RUN: dict[str, Change] = {
+    "without_ranges": without_ranges,
+    "half_of_ranges": half_of_ranges,
+    "begun_late": begun_late,
+    "ended_early": ended_early,
+}
+"""Changes that only a comparison with the traces of the other ranks shows, by what is done."""
+
+
 def damaged(sample: Path, folder: Path, change: Change) -> Path:
     """A copy of a sample of which one rank's trace is changed."""
     for path in sorted(sample.glob("rank*.json.gz")):

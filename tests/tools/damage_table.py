@@ -16,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from pptrace.analysis.recording_parts import AuditEntry  # noqa: E402
 from pptrace.analysis.result import Report  # noqa: E402
 from pptrace.model.damage import Damage  # noqa: E402
 from pptrace.workflow.load import load  # noqa: E402
-from tests.support.damages import KINDS, RANK, damaged  # noqa: E402
+from tests.support.damages import KINDS, OF_RUN, RANK, damaged  # noqa: E402
 
 SAMPLES = sorted(path for path in (ROOT / "sample_traces").glob("gpu_*") if any(path.glob("rank*.json.gz")))
 _RIGHT = 0.05
@@ -51,6 +52,16 @@ def figures(report: Report) -> dict[str, int | None]:
 def verdict_on(kind: Damage, whole: Report, report: Report) -> str:
     """A cell of the table."""
     named = _count(kind, report) > _count(kind, whole)
+    return _verdict(whole, report, named=named)
+
+
+def verdict_on_run(whole: Report, report: Report) -> str:
+    """A cell of damage that only a comparison with the other ranks shows: named where any new kind names the rank."""
+    new = {entry.kind for entry in _audit(report) if RANK in entry.ranks} - {entry.kind for entry in _audit(whole)}
+    return _verdict(whole, report, named=bool(new))
+
+
+def _verdict(whole: Report, report: Report, *, named: bool) -> str:
     before, after = figures(whole), figures(report)
     wrong, nulls = {}, 0
     for name, ns in before.items():
@@ -69,8 +80,11 @@ def verdict_on(kind: Damage, whole: Report, report: Report) -> str:
 
 def _count(kind: Damage, report: Report) -> int:
     """The number of events of a kind that the audit finds on the damaged rank."""
-    audit = () if report.recording is None else report.recording.audit
-    return sum(entry.count for entry in audit if entry.kind == kind and RANK in entry.ranks)
+    return sum(entry.count for entry in _audit(report) if entry.kind == kind and RANK in entry.ranks)
+
+
+def _audit(report: Report) -> tuple[AuditEntry, ...]:
+    return () if report.recording is None else report.recording.audit
 
 
 def table() -> Iterator[str]:
@@ -87,6 +101,14 @@ def table() -> Iterator[str]:
             row.append(verdict_on(kind, whole[path], report))
         cells += row
         yield f"| `{kind}` | {' | '.join(row)} |"
+    for name, change in OF_RUN.items():
+        row = []
+        for path in SAMPLES:
+            with tempfile.TemporaryDirectory() as folder:
+                report = load([damaged(path, Path(folder), change)], cache=False, as_recorded=True).report
+            row.append(verdict_on_run(whole[path], report))
+        cells += row
+        yield f"| {name.replace('_', ' ')} | {' | '.join(row)} |"
     good = sum(cell in ("right", "null") for cell in cells)
     named = sum(not cell.startswith("not named") for cell in cells)
     yield ""

@@ -81,13 +81,14 @@ _LEAST_SHARED_OF_RANK = 1_000
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """A step's windows, one for each pipeline, and what its plan says, where one is known; ``lacking`` are the ranks whose trace
-    lacks ops of it.
+    lacks ops of it, ``unbounded`` the windows whose first or last op may be among these.
     """
 
     windows: tuple[StepWindow, ...]
     plan: Plan | None = None
     ideal: Ideal | None = None
     lacking: frozenset[int] = frozenset()
+    unbounded: frozenset[StepWindow] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,11 @@ class StepParts:
     def of(cls, steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> StepParts:
         """The parts; of ``data`` only the device work, the clock and the ranks that lack others are used."""
         of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
-        comparable = {window: data.is_comparable(window) for step in steps for window in step.windows}
+        comparable = {
+            window: data.is_comparable(window) and window not in step.unbounded
+            for step in steps
+            for window in step.windows
+        }
         for step in steps:
             for window in step.windows:
                 for rank in window.ranks:

@@ -397,18 +397,27 @@ def warn_of_unknown(num_messages: int, num_collectives: int) -> tuple[str, ...]:
 _MOST_LISTED = 3
 
 
-def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
-    """A warning for each kind of communication without its other side, although that rank has a trace.
+def steps_of_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> dict[int, Int64]:
+    """The steps of messages without their other side, by the rank that should have it and has a trace."""
+    messages = _without_peer(comms, present)
+    return {int(str(peer)): rows["step"].to_numpy() for peer, rows in messages.groupby("peer")}
+
+
+def _without_peer(comms: pd.DataFrame, present: Iterable[int]) -> pd.DataFrame:
+    """The messages without their other side, although that rank has a trace.
 
     Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.
     """
-    ranks = set(present)
     of_steps = comms[comms["step"] >= 0]
     comms = of_steps if len(of_steps) else comms
     lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
-    messages = lacking[lacking["kind"].isin(P2P) & lacking["peer"].isin(ranks)]
+    return lacking[lacking["kind"].isin(P2P) & lacking["peer"].isin(set(present))]
+
+
+def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
+    """A warning for each kind of communication without its other side, although that rank has a trace."""
     lines = []
-    for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True, observed=True):
+    for (kind, axis), rows in _without_peer(comms, present).groupby(["kind", "axis"], sort=True, observed=True):
         pairs = rows.groupby(["rank", "peer"], sort=True).size()
         preposition, counterpart = ("to", "receive") if kind == "send" else ("from", "send")
         first = pairs.head(_MOST_LISTED).reset_index(name="count").to_numpy().tolist()

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.recording_parts import AuditEntry, RecordingReport
 from pptrace.analysis.result import Report
 from pptrace.model.damage import Damage
@@ -16,7 +17,7 @@ from pptrace.model.wording import counted, numbered
 
 _HARMLESS = frozenset((Damage.WORK_BEFORE_RECORDING, Damage.BUFFER_REQUESTS))
 """Kinds that a recording may have and be whole."""
-_OF_EVENTS = frozenset(Damage) - _HARMLESS
+_MAKES_NULL = frozenset((*Damage, MISSING_RANGES, UNMATCHED_MESSAGES)) - _HARMLESS
 
 
 def name_of(entry: AuditEntry) -> str:
@@ -26,7 +27,7 @@ def name_of(entry: AuditEntry) -> str:
 
 def damage_in(recording: RecordingReport | None) -> list[AuditEntry]:
     """The kinds of damage that make figures null or wrong."""
-    return [] if recording is None else [entry for entry in recording.audit if entry.kind in _OF_EVENTS]
+    return [] if recording is None else [entry for entry in recording.audit if entry.kind in _MAKES_NULL]
 
 
 def audit_line(recording: RecordingReport | None) -> str:
@@ -59,7 +60,7 @@ def audit_text(report: Report, warnings: Sequence[str]) -> RenderableType:
     head = Text(f"{ranks}, {counted(len(report.steps), 'step')}", style="dim")
     if audit is None:
         return Group(head, Text("not audited: tables of ops and dumps do not say what a recorder got wrong"))
-    damage, others = damage_in(report.recording), [entry for entry in audit if entry.kind not in _OF_EVENTS]
+    damage, others = damage_in(report.recording), [entry for entry in audit if entry.kind not in _MAKES_NULL]
     title = f"Damaged: {counted(len(damage), 'kind')} of damage" if damage else "Nothing of the recording is damaged"
     parts = [head, Text(title, style="bold yellow" if damage else "bold green"), *_entries(damage)]
     if others:

@@ -16,11 +16,13 @@ import pytest
 from dashboards import app
 from dashboards.pages import overview
 from dashboards.store import Store
+from pptrace.analysis.audit import MISSING_RANGES, UNMATCHED_MESSAGES
 from pptrace.analysis.recording_parts import AuditEntry
 from pptrace.analysis.result import Report
 from pptrace.model.damage import Damage
+from pptrace.report.recording.audit import damage_in
 from pptrace.workflow.load import load
-from tests.support.damages import FEW, KINDS, MANY, RANK, damaged, lost
+from tests.support.damages import FEW, KINDS, MANY, OF_RUN, RANK, damaged, lost
 from tests.support.programs import ROOT, SAMPLES, pptrace
 
 SAMPLE, STEP = SAMPLES / "gpu_1f1b_p2_tp2", 3
@@ -70,6 +72,25 @@ def test_what_damage_does_to_computing_is_nothing_or_null(kind: Damage, tmp_path
         assert after[index] == pytest.approx(before[index], rel=0.1)
     if after[RANK] is not None and kind not in (Damage.EMPTY_KERNELS, Damage.NO_CORRELATION):
         assert after[RANK] == pytest.approx(before[RANK], rel=0.05)
+
+
+@pytest.mark.parametrize("sample", ["gpu_1f1b_p4", "gpu_1f1b_p2_tp2"])
+@pytest.mark.parametrize("change", OF_RUN)
+def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
+    change: str, sample: str, tmp_path: Path
+) -> None:
+    before = load([SAMPLES / sample], cache=False, as_recorded=True).report
+    report = load([damaged(SAMPLES / sample, tmp_path, OF_RUN[change])], cache=False, as_recorded=True).report
+    kinds = {entry.kind for entry in damage_in(report.recording) if RANK in entry.ranks}
+    assert kinds & {MISSING_RANGES, UNMATCHED_MESSAGES, Damage.EARLY_ENDS}
+    assert not damage_in(before.recording)
+    assert report.clock == before.clock
+    for step, whole in zip(report.steps, before.steps, strict=True):
+        assert step.length_ns in (None, whole.length_ns)
+        bubbles = {rank.rank: rank.bubble_ns for rank in whole.ranks}
+        for rank in step.ranks:
+            assert rank.bubble_ns is None or rank.bubble_ns == pytest.approx(bubbles[rank.rank], rel=0.01)
+        assert any(rank.bubble_ns is None for rank in step.ranks)
 
 
 def test_events_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
@@ -146,7 +167,9 @@ def test_ranks_without_a_trace_are_a_part_of_the_audit(tmp_path: Path) -> None:
 def test_the_docs_name_every_kind() -> None:
     text = (ROOT / "docs" / "inputs.md").read_text(encoding="utf-8")
     assert not [kind for kind in Damage if f"`{kind}`" not in text]
-    assert set(KINDS) | {Damage.UNREADABLE_EVENTS, Damage.CUT_FILE} == set(Damage)
+    others = {Damage.UNREADABLE_EVENTS, Damage.CUT_FILE, Damage.EARLY_ENDS}
+    assert set(KINDS) | others == set(Damage)
+    assert all(f"`{kind}`" in text for kind in (UNMATCHED_MESSAGES, MISSING_RANGES))
 
 
 def test_the_machine_has_no_audit_to_write() -> None:

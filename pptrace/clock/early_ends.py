@@ -1,0 +1,71 @@
+"""Communication that ends before its other side has begun, on ranks that read one clock: its end was recorded wrongly.
+
+A recorder that stops within a message, or loses the range of its wait, leaves a receive that ends when it was posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pptrace.clock.bounds import Traffic, numbers_of_matches, reduce_by_match
+from pptrace.clock.same_host import Pairs
+
+
+def without_early_ends(
+    matched: pd.DataFrame, ranks: Sequence[int], same: Pairs, most_ns: int, least_share: float = 0.5
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(the matched communication without that whose end is wrong, the rows of these ends).
+
+    Where ``least_share`` of the messages between two ranks, and of their collectives, contradict their clock, it is not one
+    clock, and nothing is left out.
+
+    Args:
+        matched: matched communication (schema COMMS) in each rank's own time.
+        same: shape (n, n): the pairs of ranks on one clock, as far as is known without their communication.
+        most_ns: how far two readings of one clock may differ.
+    """
+    traffic = Traffic.of(matched, ranks)
+    ends = pd.concat([_ends_of_messages(traffic), _ends_of_collectives(traffic)], ignore_index=True)
+    row, other = ends["row"].to_numpy(), ends["other"].to_numpy()
+    member = traffic.rank[row]
+    is_early = (ends["begin_ns"].to_numpy() - traffic.end_ns[row] > most_ns) & same[member, other]
+    early = ends[is_early].assign(member=member[is_early])
+    wrong = [
+        pair["row"].to_numpy()
+        for (first, second), pair in early.groupby(["member", "other"])
+        if len(pair) < least_share * _number_between(traffic, int(first), int(second))
+    ]
+    if not wrong:
+        return matched, matched.iloc[:0]
+    rows = np.concatenate(wrong)
+    match = matched["match"]
+    return matched[~match.isin(match.iloc[rows])], matched.iloc[np.sort(rows)]
+
+
+def _ends_of_messages(traffic: Traffic) -> pd.DataFrame:
+    """Each receive: its row, the rank of its sender, and when that began to send."""
+    sends, receives = traffic.sends, traffic.receives
+    return pd.DataFrame({"row": receives, "other": traffic.rank[sends], "begin_ns": traffic.start_ns[sends]})
+
+
+def _ends_of_collectives(traffic: Traffic) -> pd.DataFrame:
+    """Each member of each collective: its row, the last rank that began, and when that was."""
+    rows = traffic.collectives
+    match, start_ns = traffic.match[rows], traffic.start_ns[rows]
+    call = numbers_of_matches(match)
+    begin_ns = reduce_by_match(np.maximum, start_ns, match)[call] if len(rows) else start_ns
+    last = np.zeros(int(call.max(initial=-1)) + 1, dtype=np.intp)
+    is_last = start_ns == begin_ns
+    last[call[is_last]] = traffic.rank[rows[is_last]]
+    return pd.DataFrame({"row": rows, "other": last[call], "begin_ns": begin_ns})
+
+
+def _number_between(traffic: Traffic, first: int, second: int) -> int:
+    """Number of messages between two ranks, both ways, and of collectives of both."""
+    pairs = np.stack((traffic.rank[traffic.sends], traffic.rank[traffic.receives]))
+    messages = np.isin(pairs, (first, second)).all(axis=0).sum()
+    of_rows, matches = traffic.rank[traffic.collectives], traffic.match[traffic.collectives]
+    return int(messages) + len(np.intersect1d(matches[of_rows == first], matches[of_rows == second]))
