@@ -22,8 +22,8 @@ test: $(STAMP)
 
 test-all: export PPTRACE_ALL = 1
 test-all: test
-	$(BIN)/python tests/tools/recognition_table.py
-	$(BIN)/python tests/tools/mutants.py --jobs $(RANKS)
+	$(BIN)/python tools/recognition_table.py
+	$(BIN)/python tools/mutants.py --jobs $(RANKS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -32,29 +32,29 @@ check: $(STAMP)
 	$(BIN)/mypy --num-workers 2
 
 browser: $(STAMP)
-	$(BIN)/python tests/tools/get_browser.py
+	$(BIN)/python tools/get_browser.py
 
 bench: $(STAMP)
-	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in tools/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 table: $(STAMP)
-	$(BIN)/python tests/tools/schedule_table.py --write docs/schedules.md
+	$(BIN)/python tools/schedule_table.py --write docs/schedules.md
 
 samples: $(STAMP)
 	$(BIN)/python sample_traces/make.py
 
 pictures: $(STAMP)
-	$(BIN)/python tests/tools/pictures.py
+	$(BIN)/python tools/pictures.py
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -b html -n -W --keep-going -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 dist: $(STAMP)
-	$(BIN)/python tests/tools/check_dist.py
+	$(BIN)/python tools/check_dist.py
 
 pythons: dist
-	$(BIN)/python tests/tools/try_pythons.py
+	$(BIN)/python tools/try_pythons.py
 
 # Where there is a GPU and no network; see docs/gpu.md. DRY=1 tries every part on CPUs.
 GPU_VENV := .venv-gpu
@@ -64,20 +64,20 @@ GPU_OPTIONS := $(if $(PARTS),--parts $(PARTS)) $(if $(BUDGET),--budget $(BUDGET)
 
 gpu: $(if $(DRY),$(STAMP))
 ifdef DRY
-	$(BIN)/python tests/tools/gpu.py --dry-run $(GPU_OPTIONS)
+	$(BIN)/python tools/gpu/run.py --dry-run $(GPU_OPTIONS)
 else
-	@$(PYTHON) tests/tools/gpu_env.py make $(GPU_VENV) $(GPU_WHEELS)
-	@$(GPU_VENV)/bin/python tests/tools/gpu.py $(GPU_OPTIONS)
+	@$(PYTHON) tools/gpu/offline_venv.py make $(GPU_VENV) $(GPU_WHEELS)
+	@$(GPU_VENV)/bin/python tools/gpu/run.py $(GPU_OPTIONS)
 endif
 
 gpu-wheels:
-	$(PYTHON) tests/tools/gpu_env.py collect $(GPU_WHEELS) --python $(GPU_PYTHON)
+	$(PYTHON) tools/gpu/offline_venv.py collect $(GPU_WHEELS) --python $(GPU_PYTHON)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python tests/tools/install_packages.py
+	$(BIN)/python tools/install_packages.py
 	@$(BIN)/python -c '$(IMPORTS)'
 	@touch $(STAMP)
 

@@ -14,11 +14,11 @@ from pptrace import hang as hang_of
 from pptrace.analysis.result import Severity
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
-from tests.gpu.comparison import differences, ops_of
 from tests.support.device_oracle import Counted, Op
 from tests.support.device_oracle import expectation as device_expectation
 from tests.support.oracle import partition
 from tests.support.programs import SAMPLES
+from tools.gpu.comparison import differences, ops_of
 
 CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
 

@@ -1,6 +1,6 @@
 """Faults on real ranks: the first finding names each, and states what its steps really are longer than those of a clean run.
 
-One on two ranks; all of tests/tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has the measured gains.
+One on two ranks; all of tools/faults.py, on four, with PPTRACE_ALL set. Its table in the docs has the measured gains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.extent import ALL
 from tests.support.faulty_train import Fault
-from tests.tools.faults import CASES, Case, Setting, outcome_of
+from tools.faults import CASES, Case, Setting, outcome_of
 
 pytestmark = pytest.mark.processes
 

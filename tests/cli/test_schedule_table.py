@@ -10,7 +10,7 @@ from pptrace.errors import UsageError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import ROOT
 from tests.support.sleeping import Measured, SleepingRun
-from tests.tools.schedule_table import (
+from tools.schedule_table import (
     BEGIN,
     CATALOGUE_BEGIN,
     CATALOGUE_END,
@@ -59,7 +59,7 @@ def test_the_catalogue_of_the_docs_is_that_of_the_registry() -> None:
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     table = page.split(CATALOGUE_BEGIN)[1].split(CATALOGUE_END)[0].strip()
     assert table == catalogue_table(), (
-        "write it with: python tests/tools/schedule_table.py --catalogue --write docs/schedules.md"
+        "write it with: python tools/schedule_table.py --catalogue --write docs/schedules.md"
     )
     names, *cells = zip(
         *([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]), strict=True

@@ -19,6 +19,7 @@ import pytest
 from dashboards.app import create_app
 from dashboards.serve import Server, bind, url_of
 from tests.dashboards.attacker import PRIVATE, SECRET, Target, attacked
+from tools import get_browser
 
 HERE = Path(__file__).resolve().parent
 PAGE_MS = 20_000
@@ -92,7 +93,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory, serve: Callable[[Sequence[
 
     They share a process, too, which a page that stays open keeps: a new one would optimise the scripts anew, a third of a visit.
     """
-    get_browser = load_module(HERE.parent / "tools" / "get_browser.py")
     missing = ""
     try:
         path = get_browser.find_browser()

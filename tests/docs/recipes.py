@@ -15,7 +15,7 @@ _BLOCK = r"^ *```\{code-block\} \w+\n +:caption: ([^\n]*)\n\n(.*?)^ *```$"
 EXAMPLES = {caption: textwrap.dedent(code) for caption, code in re.findall(_BLOCK, PAGE, re.MULTILINE | re.DOTALL)}
 """The examples of the page, by their captions."""
 NEW = {caption for caption in EXAMPLES if caption.endswith(".py")}
-_COPIED = ("pptrace", "instrument", "dashboards", "tests", "docs", "sample_traces")
+_COPIED = ("pptrace", "instrument", "dashboards", "tests", "tools", "docs", "sample_traces")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt")
 _LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", "_build", "node_modules")
 _COMPILED = "pptrace"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pptrace
 from tests.support.programs import ROOT, SAMPLES
-from tests.tools.compare_table import BEGIN, END, HEADER, NOISES, SLEEPING_BEGIN, SLEEPING_END, pairs_of
-from tests.tools.schedule_table import replace_between
+from tools.compare_table import BEGIN, END, HEADER, NOISES, SLEEPING_BEGIN, SLEEPING_END, pairs_of
+from tools.schedule_table import replace_between
 
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
 LEAST_FOUND = {

@@ -16,7 +16,7 @@ import pytest
 from tests.docs.recipes import PAGE, copy_sources, follow_all, make_axis_runnable
 from tests.support.extent import ALL
 from tests.support.programs import ROOT
-from tests.tools.house import recipes_of
+from tools.house import recipes_of
 
 LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache'
 LONG = {"instrument/pipeline/test_kinds.py", "instrument/models/test_mixes.py", "ingest/test_fuzz.py"}
@@ -40,7 +40,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def clone(followed: tuple[Path, dict[str, set[str]]]) -> Path:
     root, _ = followed
     make_axis_runnable(root)
-    ended = run(root, "tests/tools/schedule_table.py --catalogue --write docs/schedules.md")
+    ended = run(root, "tools/schedule_table.py --catalogue --write docs/schedules.md")
     assert ended.returncode == 0, ended.stderr
     return root
 

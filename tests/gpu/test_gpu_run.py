@@ -15,18 +15,17 @@ from pathlib import Path
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES
-from tests.gpu import exact, parts, recorded, samples
-from tests.gpu.checks import Check, Checks, Outcome, Skip, read_checks
-from tests.gpu.examples import EXAMPLES
-from tests.gpu.marked_tests import read_junit
-from tests.gpu.parts import PARTS, Part, gpu_test_files
-from tests.gpu.summary import outcome_of
 from tests.support.extent import ALL
 from tests.support.programs import ROOT
-from tests.tools import gpu_env
-from tests.tools.gpu import BUDGET_S, main, run_parts
+from tools.gpu import exact, offline_venv, parts, recorded, samples
+from tools.gpu.checks import Check, Checks, Outcome, Skip, read_checks
+from tools.gpu.examples import EXAMPLES
+from tools.gpu.marked_tests import read_junit
+from tools.gpu.parts import PARTS, Part, gpu_test_files
+from tools.gpu.run import BUDGET_S, main, run_parts
+from tools.gpu.summary import outcome_of
 
-TOOL = ROOT / "tests" / "tools" / "gpu.py"
+TOOL = ROOT / "tools" / "gpu" / "run.py"
 
 
 def part(module: str, limit_s: float = 30.0, least_s: float = 1.0) -> Part:
@@ -77,7 +76,7 @@ def test_what_the_budget_leaves_no_time_for_is_skipped_and_named(tmp_path: Path)
 
 
 def test_a_part_that_cannot_start_fails_and_the_next_one_runs(tmp_path: Path) -> None:
-    chosen = [part("tests.gpu.no_such_module"), part("tests.gpu.checks")]
+    chosen = [part("tools.gpu.no_such_module"), part("tools.gpu.checks")]
     summary = run_parts(chosen, 100.0, tmp_path / "out", tmp_path / "work", dry=False)
     assert [result.outcome for result in summary.parts] == [Outcome.FAILED, Outcome.SKIPPED]
     assert "ended with code 1" in summary.parts[0].note
@@ -94,8 +93,8 @@ time.sleep(600)
 LIMITS = """
 import os, sys
 from pathlib import Path
-from tests.gpu import processes
-from tests.gpu.processes import adopt_orphans, descendants, run
+from tools.gpu import processes
+from tools.gpu.processes import adopt_orphans, descendants, run
 adopt_orphans()
 processes._STACKS_S = 0.1  # it has no stacks to write
 command = [sys.executable, "-I", "-S", "-c", sys.argv[1], sys.argv[2]]
@@ -199,8 +198,8 @@ def test_the_arguments_of_the_runs_fit_together(name: str) -> None:
 
 
 def test_the_wheels_bring_all_that_they_need_in_turn() -> None:
-    listed = gpu_env.requirements(gpu_env.WHEELS_LIST.read_text(encoding="utf-8"))
-    given = {*gpu_env.GIVEN, "packaging"}
+    listed = offline_venv.requirements(offline_venv.WHEELS_LIST.read_text(encoding="utf-8"))
+    given = {*offline_venv.GIVEN, "packaging"}
     for name in listed:
         needed = [line for line in metadata.requires(name) or () if "extra ==" not in line]
         for line in needed:
@@ -210,22 +209,25 @@ def test_the_wheels_bring_all_that_they_need_in_turn() -> None:
 
 
 def test_what_is_there_already_takes_no_wheel() -> None:
-    assert gpu_env.lacking({"pytest": "8.0", "no-such-package": "1", "click": "999.0"}) == ["no-such-package", "click"]
+    assert offline_venv.lacking({"pytest": "8.0", "no-such-package": "1", "click": "999.0"}) == [
+        "no-such-package",
+        "click",
+    ]
 
 
 def test_an_environment_without_its_wheels_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_env, "WHEELS_LIST", tmp_path / "wheels.txt")
+    monkeypatch.setattr(offline_venv, "WHEELS_LIST", tmp_path / "wheels.txt")
     (tmp_path / "wheels.txt").write_text("# of this test\nno-such-package>=1.0\n")
-    assert gpu_env.main(["make", str(tmp_path / "env"), str(tmp_path / "wheels")]) == 1
+    assert offline_venv.main(["make", str(tmp_path / "env"), str(tmp_path / "wheels")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("has no wheel of it; collect them with `make gpu-wheels`")
     assert not (tmp_path / "env").exists()
 
 
 def test_an_environment_sees_this_checkout_and_the_packages_of_its_maker(tmp_path: Path) -> None:
-    assert gpu_env.main(["make", str(tmp_path / "env"), str(tmp_path / "wheels")]) == 0
+    assert offline_venv.main(["make", str(tmp_path / "env"), str(tmp_path / "wheels")]) == 0
     program = "import pptrace, msgspec, sys; print(pptrace.__file__, sys.prefix)"
     done = subprocess.run(
         [str(tmp_path / "env" / "bin" / "python"), "-c", program],
@@ -244,6 +246,6 @@ def test_an_environment_sees_this_checkout_and_the_packages_of_its_maker(tmp_pat
 
 def test_a_part_gives_its_command_its_limit() -> None:
     command = parts.PARTS[1].command(Path("work"), Path("checks"), 12.34, dry=True)
-    assert command[1:4] == ["-m", "tests.gpu.recorded", "record"]
+    assert command[1:4] == ["-m", "tools.gpu.recorded", "record"]
     assert command[command.index("--limit") + 1] == "12.3"
     assert command[-1] == "--dry-run"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from pptrace.workflow.load import load
-from tests.gpu import recorded
-from tests.gpu.comparison import differences
 from tests.roundtrip.files import write_kineto
 from tests.roundtrip.styles import Marks
 from tests.roundtrip.test_roundtrip import paper
 from tests.support.device_oracle import Op, expectation, kineto_ops
+from tools.gpu import recorded
+from tools.gpu.comparison import differences
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.house import (
+from tools.house import (
     ASIDES,
     PACKAGES,
     QUESTIONS,
@@ -54,8 +54,9 @@ def test_private_once_called_once_are_counted(tmp_path: Path) -> None:
     assert private_once([one, two]) == (5, 3)
 
 
-def test_docstrings_of_tests_begin_with_no_question() -> None:
-    assert not [line for path in (ROOT / "tests").rglob("*.py") for line in odd_openings_of(path, QUESTIONS)]
+def test_docstrings_of_tests_and_tools_begin_with_no_question() -> None:
+    paths = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
+    assert not [line for path in paths for line in odd_openings_of(path, QUESTIONS)]
 
 
 @pytest.mark.parametrize(

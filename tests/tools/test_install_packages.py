@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tools.install_packages import variables_of
+from tools.install_packages import variables_of
 
 SETTINGS = """\
 :env:.find-links='/wheels'

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-TOOLS = Path(__file__).parent
-TESTS = TOOLS.parent
+from tools import mutants, mutation_tests
 
-
-@pytest.fixture
-def mutation_tests(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module("mutation_tests")
-
-
-@pytest.fixture
-def mutants(mutation_tests: ModuleType) -> ModuleType:
-    return importlib.import_module("mutants")
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("package", ["schedule", "clock", "timeline", "analysis"])
-def test_the_tests_of_every_folder_of_a_package_judge_its_mutants(package: str, mutation_tests: ModuleType) -> None:
+def test_the_tests_of_every_folder_of_a_package_judge_its_mutants(package: str) -> None:
     found = mutation_tests.files_of_tests()
     assert set((TESTS / package).rglob("test_*.py")) <= set(found)
     assert len(found) == len(set(found))
@@ -32,7 +20,7 @@ def test_the_tests_of_every_folder_of_a_package_judge_its_mutants(package: str, 
 
 @pytest.mark.filterwarnings("ignore:No data was collected")
 def test_tests_that_fail_without_a_change_are_named_and_judge_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutation_tests: ModuleType
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {
         "test_one.py": "def test_good():\n    pass\n\ndef test_bad():\n    assert False\n",
@@ -53,7 +41,7 @@ def test_tests_that_fail_without_a_change_are_named_and_judge_nothing(
     assert failing == ["tests/test_one.py::test_bad", "tests/test_three.py", "tests/test_two.py"]
 
 
-def test_a_sample_is_drawn_from_the_mutants_that_have_a_text(mutants: ModuleType) -> None:
+def test_a_sample_is_drawn_from_the_mutants_that_have_a_text() -> None:
     every = mutants.all_mutants({})
     some = mutants.with_text(every, ["analysis/explain/walk.py"])
     assert {package for package, group in some.items() if group} == {"analysis"}
@@ -67,7 +55,7 @@ def test_a_sample_is_drawn_from_the_mutants_that_have_a_text(mutants: ModuleType
     assert {mutant.name for mutant in everything} == {mutant.name for group in every.values() for mutant in group}
 
 
-def test_tests_in_the_folder_that_mirrors_a_mutants_come_first(mutation_tests: ModuleType, mutants: ModuleType) -> None:
+def test_tests_in_the_folder_that_mirrors_a_mutants_come_first() -> None:
     mutant = mutants.Mutant("pptrace/analysis/explain/walk.py", 0, 7, range(7, 8), "", True)
     lines = {mutant.path: [6, 7]}
     seconds = {

@@ -25,7 +25,7 @@ from tests.support.extent import ALL
 from tests.support.noisy_runs import LATENCY_NS, Noise, NoisyRun
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import record, renamed
-from tests.tools.compare_table import NOISES, alarms_of
+from tools.compare_table import NOISES, alarms_of
 
 RUN = NoisyRun()
 RUN_PLAN = build("1f1b", 2, 4)
@@ -76,7 +76,7 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(NOISES) if ALL else list(NOISES)[1:4:2])
 def test_two_percent_are_found_and_nothing_where_nothing_changed(name: str, tmp_path: Path) -> None:
-    """A fast part of tests/tools/compare_table.py, which counts a hundred pairs of each kind of noise."""
+    """A fast part of tools/compare_table.py, which counts a hundred pairs of each kind of noise."""
     counts = alarms_of(NoisyRun(NOISES[name]), 2, tmp_path)
     assert counts.alarms == 0
     assert counts.found == counts.pairs == 2
