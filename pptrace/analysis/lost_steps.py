@@ -19,21 +19,28 @@ _FEW = 8
 
 
 def lost_steps(ops: pd.DataFrame, work: Mapping[int, DeviceWork]) -> dict[int, frozenset[int]]:
-    """The steps of each rank that lost much; ranks that lost little have none. ``ops`` and ``work`` are on the ranks' own clocks.
+    """The steps of each rank that lost much, or ran an op by work that no call launched; ranks that lost little have none.
+    ``ops`` and ``work`` are on the ranks' own clocks.
 
     A step is from its first op on the device to the first one of the next step: what is lost may be its last ops. The last step
     goes on for a tenth of its length: behind that, a step was cut off. Where steps are not in their order, what was lost has
     moved others: then all of the rank's steps are.
     """
     losing = {rank: of_rank.lost for rank, of_rank in work.items() if is_much(of_rank.lost)}
-    if not losing:
+    unlaunched = {
+        rank: int(of_rank.start_ns[of_rank.launch_ns < 0].max(initial=-_LATEST))
+        for rank, of_rank in work.items()
+        if rank not in losing and (of_rank.launch_ns < 0).any()
+    }
+    if not losing and not unlaunched:
         return {}
-    chosen = ops[ops["rank"].isin(losing) & (ops["step"] >= 0)]
+    chosen = ops[ops["rank"].isin([*losing, *unlaunched]) & (ops["step"] >= 0)]
     on_device = (chosen["clock"] == "device").to_numpy()
     bare = ~on_device & rows_among(chosen["kind"], COMPUTE_KINDS)
     chosen = chosen.assign(on_device=on_device.astype(np.int64), bare=bare.astype(np.int64))
     rows = slices_by_int(chosen, "rank", ("step", "start_ns", "end_ns", "on_device", "bare"))
     found = {rank: _steps_with(lost, rows[rank]) for rank, lost in losing.items() if rank in rows}
+    found |= {rank: _steps_before(last, rows[rank]) for rank, last in unlaunched.items() if rank in rows}
     return {rank: steps for rank, steps in found.items() if steps}
 
 
@@ -54,6 +61,17 @@ def _steps_with(lost: LostKernels, ops: Slice) -> frozenset[int]:
     end = np.append(first[1:], behind)
     has_lost = np.searchsorted(lost.start_ns, end) > np.searchsorted(lost.end_ns, begin, side="right")
     return frozenset([*steps[has_lost].tolist(), *np.setdiff1d(every, steps).tolist(), *bare.tolist()])
+
+
+def _steps_before(last: int, ops: Slice) -> frozenset[int]:
+    """The steps of one rank with ops of which nothing ran on the device, before the ``last`` work that no call launched began.
+
+    That work may be theirs: their launches were not recorded.
+    """
+    if not (ops["on_device"] == 1).any():
+        return frozenset()
+    is_bare = (ops["bare"] == 1) & (ops["start_ns"] < last)
+    return frozenset(np.unique(ops["step"][is_bare]).tolist())
 
 
 _LATEST = np.iinfo(np.int64).max
@@ -97,6 +115,12 @@ def lines_of_lost_work(work: Mapping[int, DeviceWork], steps: Mapping[int, froze
         )
     if len(much) > _FEW:
         yield f"kernels of {counted(len(much) - _FEW, 'more rank')} are not in the traces"
+    for rank in sorted(steps.keys() - losing.keys())[:_FEW]:
+        yield (
+            f"rank {rank}: ops of step {numbered(sorted(steps[rank]))} have no work on the device, and there is work that no "
+            "recorded call launched: its compute, bubbles and transfers, and why its device was idle, are not known there; "
+            "record from before the first step on"
+        )
     if little := {rank: of_rank for rank, of_rank in losing.items() if rank not in much}:
         total = sum(len(of_rank.lost) for of_rank in little.values())
         yield (

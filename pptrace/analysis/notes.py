@@ -261,13 +261,18 @@ def _overlapping_ops(steps: Sequence[StepReport]) -> Iterator[str]:
 
 def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A line for the ranks whose figures are not known in steps of which their traces lack ops."""
+    lost = lost_steps(run.ops, run.work)
+
+    def lacks_work(rank: int, step: int) -> bool:
+        return step in lost.get(rank, ()) or bool(run.work[rank].missing_device_events)
+
     lacking: dict[int, list[int]] = {}
     unbounded: dict[int, list[int]] = {}
     for step in steps:
         for rank in step.ranks if step.has_pipeline else ():
             if rank.compute_ns is None and step.span_ns is not None:
                 lacking.setdefault(rank.rank, []).append(step.step)
-            elif rank.compute_ns is None and not _lost_work(run, rank.rank):
+            elif rank.compute_ns is None and not lacks_work(rank.rank, step.step):
                 unbounded.setdefault(rank.rank, []).append(step.step)
     for number, of_steps in lacking.items():
         yield (
@@ -279,12 +284,6 @@ def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
             f"the length of step {listed(of_steps, _FEW)}, and the bubbles of rank {number}'s pipeline, are not known: its trace "
             "lacks ops of the plan, which may be the first or the last of the step"
         )
-
-
-def _lost_work(run: RecognisedRun, rank: int) -> bool:
-    """Return whether device work of a rank is missing: other lines say so."""
-    work = run.work.get(rank)
-    return work is not None and bool(work.missing_device_events or len(work.lost))
 
 
 def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:

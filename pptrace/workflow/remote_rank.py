@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.errors import PptraceError
@@ -84,13 +85,16 @@ def _lean(rank: RecognisedRank) -> RemoteRank:
 
 
 def _one_event(work: DeviceWork) -> DeviceWork:
+    """One event: the last one that no call launched, where there are such (:func:`~pptrace.analysis.lost_steps.lost_steps`)."""
+    unlaunched = np.flatnonzero(work.launch_ns < 0)
+    row = unlaunched[-1:] if len(unlaunched) else np.arange(len(work))[:1]
     return DeviceWork(
-        work.start_ns[:1].copy(),
-        work.end_ns[:1].copy(),
-        work.stream[:1].copy(),
-        work.launch_ns[:1].copy(),
-        work.is_compute[:1].copy(),
-        work.is_communication[:1].copy(),
+        work.start_ns[row],
+        work.end_ns[row],
+        work.stream[row],
+        work.launch_ns[row],
+        work.is_compute[row],
+        work.is_communication[row],
         work.missing_device_events,
         only_reason(work.idle),
         work.lost,

@@ -22,6 +22,7 @@ from pptrace.recognise.device.work import device_rows, device_work
 from pptrace.recognise.rank import recognise_rank
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
+from tests.support import damages as tampered
 from tests.support.programs import SAMPLES
 from tests.support.synthetic import Event, make_trace
 
@@ -234,3 +235,35 @@ def test_steps_out_of_order_and_ops_that_ran_on_no_device_are_hit_and_what_was_c
     assert steps_with(295, in_order) == frozenset(), "a step that was cut off"
     swapped = [(0, 150, 155, "device"), (1, 100, 130, "device"), (2, 200, 280, "device")]
     assert steps_with(210, swapped) == frozenset({0, 1, 2})
+
+
+def test_an_op_without_work_before_work_that_no_call_launched_makes_its_step_unknown() -> None:
+    """Launches of work that ran in the first step may have been before the recording."""
+    launched = [kernel(at, correlation) for at, correlation in ((120, 1), (150, 2), (220, 3))]
+    work = device_work(make_trace([launch("cudaLaunchKernel", 100, 1), *launched]).events)
+    assert work.launch_ns.tolist() == [100, -1, -1]
+    columns = ["step", "kind", "start_ns", "end_ns", "clock"]
+    rows = [
+        (0, "F", 130, 140, "host"),
+        (0, "B", 160, 170, "device"),
+        (1, "F", 225, 230, "host"),
+        (1, "B", 260, 270, "device"),
+    ]
+    ops = pd.DataFrame(rows, columns=columns).assign(rank=0)
+    steps = lost_steps(ops, {0: work})
+    assert steps == {0: frozenset({0})}, "no work follows that of step 1"
+    (line,) = lines_of_lost_work({0: work}, steps)
+    assert line.startswith("rank 0: ops of step 0 have no work on the device")
+    assert lost_steps(ops.assign(clock="device"), {0: work}) == {}
+    assert lost_steps(ops.assign(clock="host"), {0: work}) == {}, (
+        "of a rank whose ops have no device work nothing is known"
+    )
+
+
+def test_a_first_op_whose_launches_were_not_recorded_makes_no_step_longer(tmp_path: Path) -> None:
+    whole, report = (
+        load([path], cache=False, as_recorded=True).report
+        for path in (PLAIN, tampered.damaged(PLAIN, tmp_path, tampered.before_recording))
+    )
+    assert [step.length_ns for step in report.steps] == [None, *(step.length_ns for step in whole.steps[1:])]
+    assert [rank.compute_ns for rank in report.steps[0].ranks][1] is None
