@@ -393,8 +393,11 @@ def _why_missing(entry: Mapping[str, Any]) -> str:
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:
-    """The file that run.json names for a rank, if it is there. Names that lead out of the directory are no names."""
+    """The file that run.json names for a rank, if it is there, packed or unpacked since. Names that lead out of the directory are
+    no names.
+    """
     if not isinstance(name, str) or not name or "\0" in name:
         return None
-    path = directory / name
-    return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
+    paths = [directory / one for one in (name, name.removesuffix(".gz"), f"{name}.gz")]
+    inside = (path for path in paths if path.is_file() and path.resolve().is_relative_to(directory.resolve()))
+    return next(inside, None)

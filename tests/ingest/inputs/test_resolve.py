@@ -189,6 +189,17 @@ def test_a_run_directory_says_whose_each_file_is(write: Write, op: Op, tmp_path:
     assert (inputs.run["command"], inputs.run_dir, inputs.warnings) == (["train.py"], tmp_path / "run", ())
 
 
+@pytest.mark.parametrize(("named", "there"), [("a.json.gz", "a.json"), ("a.json", "a.json.gz")])
+def test_a_trace_packed_or_unpacked_since_the_run_is_the_one_that_was_recorded(
+    write: Write, op: Op, tmp_path: Path, named: str, there: str
+) -> None:
+    write([op()], f"run/{there}")
+    write_run(tmp_path / "run", [{"rank": 3, "trace": named, "status": "ok"}])
+    inputs = open_inputs([tmp_path / "run"])
+    assert [(file.path.name, file.rank) for file in inputs.files] == [(there, 3)]
+    assert inputs.warnings == ()
+
+
 def test_ranks_without_a_trace_are_named_with_the_reason(write: Write, op: Op, tmp_path: Path) -> None:
     write([op()], "run/rank0.json")
     write([op()], "run/rank3.json")
