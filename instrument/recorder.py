@@ -60,10 +60,6 @@ class Range(Protocol):
     ) -> None: ...
 
 
-Delay = Callable[[Range, Action, int], Range]
-"""Makes, of the range of an op in a step, one that delays the op, or gives it back."""
-
-
 class _NullRange:
     __slots__ = ()
 
@@ -157,19 +153,17 @@ class Recorder:
     ``expert_counts`` gets the routes of layers with experts.
     """
 
-    __slots__ = ("_counts_always", "_delay", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
+    __slots__ = ("_counts_always", "_domain", "_handles", "_listens", "_live", "expert_counts", "step")
 
     def __init__(
         self,
         listens: Callable[[], bool] = _profiler_enabled,
-        delay: Delay | None = None,
         live: LiveRows | None = None,
     ) -> None:
         self.step = 0
         self.expert_counts = ExpertCounts()
         self._counts_always = False
         self._live = live or LiveRows()
-        self._delay = delay
         self._listens = listens
         self._handles = itertools.count()
         self._domain = open_domain(DOMAIN)
@@ -277,10 +271,10 @@ class Recorder:
             return _NULL
         return _NamedRange(name, self._domain, self._listens)
 
-    def named_op(self, name: str, action: Action, step: int) -> Range:
+    def named_op(self, name: str) -> Range:
         """The range of an op that the script names itself."""
         opened = self.named(name)
-        return self.delayed(LiveRange(self._live, name, opened) if self._live.on else opened, action, step)
+        return LiveRange(self._live, name, opened) if self._live.on else opened
 
     def mark(self, mark: Mark) -> Range:
         """The range of a mark that exists already."""
@@ -292,10 +286,4 @@ class Recorder:
             return (_LiveCommunicationRange if communicates else LiveRange)(self._live, key, None)
         kind = _CommunicationRange if communicates else _NamedRange
         opened: Range = kind(format_mark(mark), self._domain, self._listens)
-        if key is not None:
-            opened = LiveRange(self._live, key, opened)
-        return self.delayed(opened, mark.action, mark.step) if isinstance(mark, OpMark) else opened
-
-    def delayed(self, opened: Range, action: Action, step: int) -> Range:
-        """The range of an op, which is delayed at its end where a probe says so."""
-        return opened if self._delay is None else self._delay(opened, action, step)
+        return opened if key is None else LiveRange(self._live, key, opened)

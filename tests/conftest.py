@@ -33,7 +33,7 @@ _LONG = (
     *("optim/test_validation.py", "dashboards/test_attacks.py", "cli/test_faults.py"),
     *("cli/test_memory_runs.py", "pipeline/test_memory.py", "api/test_outside.py"),
     *("cli/test_scripts.py", "schedule/test_builders.py", "dashboards/test_timeline_page.py"),
-    *("cli/test_probes.py", "docs/test_site.py", "cli/test_nsys.py"),
+    *("examples/test_delayed_ops.py", "docs/test_site.py", "cli/test_nsys.py"),
     *("pipeline/test_exact.py", "context/test_context.py", "op_tables/test_reader.py"),
     *("kineto/test_decode_pool.py", "roundtrip/test_roundtrip.py", "cli/test_output.py"),
     *("dashboards/test_more_pages_in_browser.py", "tensor/test_tensor.py", "cli/test_sleeping.py"),

@@ -29,7 +29,7 @@ from pptrace.analysis.compare.side import ComparedRun  # noqa: E402
 from pptrace.errors import UsageError  # noqa: E402
 from pptrace.workflow.compare import read_compared  # noqa: E402
 from tests.support.noisy_runs import Noise, NoisyRun  # noqa: E402
-from tools.schedule_table import replace_between  # noqa: E402
+from tools.marked_tables import MarkedTable  # noqa: E402
 
 BEGIN, END = "<!-- alarms measured by `compare_table.py` -->", "<!-- end of the measured alarms -->"
 SLEEPING_BEGIN, SLEEPING_END = (
@@ -119,17 +119,12 @@ def sleeping_alarms(pairs: int, num_runs: int, folder: Path) -> Alarms:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     begin, end = (SLEEPING_BEGIN, SLEEPING_END) if options.sleeping else (BEGIN, END)
+    table = MarkedTable(options.write, begin, end)
     try:
-        page = "" if options.write is None else options.write.read_text("utf-8")
-        if options.write is not None:  # refused now rather than after minutes
-            replace_between(page, "", str(options.write), begin, end)
+        table.require_markers()
         with tempfile.TemporaryDirectory() as folder:
             rows = _sleeping_rows if options.sleeping else _rows
-            table = "\n".join(_table(rows(options, Path(folder))))
-        if options.write is None:
-            print(table)
-        else:
-            options.write.write_text(replace_between(page, table, str(options.write), begin, end), encoding="utf-8")
+            table.write("\n".join(_table(rows(options, Path(folder)))))
     except (UsageError, OSError) as err:
         print(f"compare_table: {err}", file=sys.stderr)
         return 2

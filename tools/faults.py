@@ -26,6 +26,7 @@ from pptrace.api.run import Run
 from pptrace.schedule.registry import get
 from tests.support.faulty_train import Fault
 from tests.support.programs import ROOT, pptrace
+from tools.marked_tables import MarkedTable
 
 SCRIPT = ROOT / "tests" / "support" / "faulty_train.py"
 _MODEL = ("--hidden", "8", "--heads", "2", "--seq", "4", "--microbatch-size", "1", "--clip-grad", "1")
@@ -253,19 +254,7 @@ def healthy_table(runs: Sequence[tuple[Setting, Sequence[Finding]]]) -> Iterator
     yield f"| all | {len(runs)} | {sum(bool(findings) for _, findings in runs)} | |"
 
 
-_PAGE = """\
-# Faults in real runs
-
-Written by `{command}`. Each run is one of this project's training example on processes of one machine that talk by gloo.
-Ops sleep for a stated time, so that two cores keep time for four ranks, and a fault is put into some ranks: ops that sleep
-longer, sleeps or collections of a large heap between ops, messages that begin their way late. *Stated* is the gain of the
-first finding that is no information (of too few microbatches, which is information, what `whatif` says of twice as many for
-the same work); *gained* is what the same run without the fault really takes less: the difference of their fastest steps, or,
-of faults that come now and then, the mean step less the median step without. Other processes had the machine's cores too:
-what they take is in these figures. Of healthy runs the findings are counted that are no information (structural ones are,
-and single long steps).
-
-"""
+_BEGIN, _END = "<!-- faults: made by tools/faults.py -->", "<!-- end of faults -->"
 
 
 def main() -> int:
@@ -278,6 +267,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where runs are kept, and taken from where they are there")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the tables there")
     options = parser.parse_args()
+    marked = MarkedTable(options.write, _BEGIN, _END)
+    marked.require_markers()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         cases = [case for case in CASES if not options.only or case.name in options.only]
@@ -288,11 +279,7 @@ def main() -> int:
             print(f"{case.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
         healthy = [healthy_findings(number, folder) for number in range(options.healthy)]
     text = "\n".join([*(table(outcomes) if outcomes else ()), "", *(healthy_table(healthy) if healthy else ())])
-    print(text)
-    if options.write is not None:
-        options.write.write_text(
-            f"{_PAGE.format(command='python tools/faults.py --healthy 50 --write docs/faults.md')}{text}\n"
-        )
+    marked.write(text)
     return 0
 
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pptrace.analysis.recording_parts import RecordingReport
 from pptrace.workflow.load import load
 from tests.support.programs import EXAMPLE, pptrace, sizes, torchrun
+from tools.marked_tables import MarkedTable
 
 _ARGUMENTS = ("--steps", "40", *sizes(layers=8, hidden=32, heads=2, seq=32, microbatches=8))
 _LEVELS = {"pptrace run --record light": ("--record", "light"), "pptrace run --record full": ("--record", "full")}
@@ -33,8 +34,8 @@ _SETTINGS = {
     "torch.profiler, profile_memory": "profile_memory",
     "torch.profiler, with_stack": "with_stack",
 }
-_BEGIN = "<!-- observer table: made by tools/observer_table.py -->\n"
-_END = "<!-- end of the observer table -->\n"
+_BEGIN = "<!-- observer table: made by tools/observer_table.py -->"
+_END = "<!-- end of the observer table -->"
 
 PLAIN = """
 import json, sys, time
@@ -177,7 +178,7 @@ def table(rows: list[Row]) -> str:
             f"{median(row.recording.events_per_step or 0 for row in of_how):,.0f} | {median(errors):+.1%} | {worst:+.1%} | "
             f"{sum(row.is_held for row in of_how)} of {len(of_how)} | {median(row.num_bytes for row in of_how) / 1e6:.2f} MB |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -186,14 +187,12 @@ def main() -> None:
     parser.add_argument("--observed", type=Path)
     parser.add_argument("--write", type=Path, metavar="FILE.md")
     options = parser.parse_args()
+    marked = MarkedTable(options.write, _BEGIN, _END)
+    marked.require_markers()
     with tempfile.TemporaryDirectory() as folder:
         rows = [*runs_of_pptrace(Path(folder), options.rounds), *runs_of_torch(Path(folder), options.rounds)]
         rows += runs_observed(options.observed) if options.observed else []
-    text = table(rows)
-    print(text)
-    if options.write is not None:
-        before, _, rest = options.write.read_text().partition(_BEGIN)
-        options.write.write_text(f"{before}{_BEGIN}{text}{_END}{rest.partition(_END)[2]}")
+    marked.write(table(rows))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ from tests.support.plain_faulty import PlainSetting
 from tests.support.programs import ROOT
 from tests.support.slow_network import address, namespaces
 from tools.faults import gain_of_half_size_ns
+from tools.marked_tables import MarkedTable
 
 _SCRIPT = ROOT / "tests" / "support" / "plain_faulty.py"
-_BEGIN = "<!-- plain runs: made by tools/plain_faults.py -->\n"
-_END = "<!-- end of plain runs -->\n"
+_BEGIN = "<!-- plain runs: made by tools/plain_faults.py -->"
+_END = "<!-- end of plain runs -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where runs are kept, and taken from where they are there")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="put the table there, in place of the last one")
     options = parser.parse_args()
+    marked = MarkedTable(options.write, _BEGIN, _END)
+    marked.require_markers()
     outcomes = []
     with tempfile.TemporaryDirectory() as temporary:
         for case in CASES:
@@ -188,11 +191,7 @@ def main() -> None:
                 began = time.monotonic()
                 outcomes.append(outcome_of(case, options.folder or Path(temporary)))
                 print(f"{case.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    text = "".join(f"{line}\n" for line in table(outcomes))
-    print(text)
-    if options.write is not None:
-        before, _, rest = options.write.read_text().partition(_BEGIN)
-        options.write.write_text(f"{before}{_BEGIN}{text}{_END}{rest.partition(_END)[2]}")
+    marked.write("\n".join(table(outcomes)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pptrace.workflow.load import load
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
 from tests.support.pool import Pool
+from tools.marked_tables import MarkedTable
 
 BEGIN, END = "<!-- recognised by recognition_table.py -->", "<!-- end of what is recognised -->"
 COLUMNS = ("schedule", "ranks", "trace", "recognised as", "ops right", "ops wrong", "largest offset", "stated bound")
@@ -71,18 +72,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="put the table between its marks in this file")
     options = parser.parse_args()
+    marked = MarkedTable(options.write, BEGIN, END)
+    marked.require_markers()
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
     with Pool(size=4) as pool:
         for name in SCHEDULES:
             for pp in (2, 4):
                 for hooked in (True, False):
                     lines.append(f"| {' | '.join(measure(pool, name, pp, hooked))} |")
-                    print(lines[-1], flush=True)
-    if options.write is not None:
-        text = options.write.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        options.write.write_text("\n".join([before + BEGIN, *lines, END + after]), encoding="utf-8")
+                    print(lines[-1], file=sys.stderr, flush=True)
+    marked.write("\n".join(lines))
 
 
 if __name__ == "__main__":

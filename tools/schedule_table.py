@@ -26,6 +26,7 @@ from pptrace.errors import UsageError  # noqa: E402
 from pptrace.schedule.registry import SCHEDULES  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 from tests.support.sleeping import Measured, SleepingRun, forward_for, measure  # noqa: E402
+from tools.marked_tables import MarkedTable  # noqa: E402
 
 BEGIN = "<!-- schedules measured by `make table` -->"
 END = "<!-- end of the measured schedules -->"
@@ -51,17 +52,13 @@ HEADER = (
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        page, where = (None, "") if options.write is None else (options.write.read_text("utf-8"), str(options.write))
-        catalogue = catalogue_table()
-        if page is not None:  # refused now rather than after minutes
-            page = replace_between(page, catalogue, where, CATALOGUE_BEGIN, CATALOGUE_END)
-            replace_between(page, "", where)
-        measured = "" if options.catalogue else to_markdown(_measure_all(options))
-        if page is None:
-            print("\n\n".join(table for table in (catalogue, measured) if table))
-        else:
-            page = page if options.catalogue else replace_between(page, measured, where)
-            options.write.write_text(page, encoding="utf-8")
+        catalogue = MarkedTable(options.write, CATALOGUE_BEGIN, CATALOGUE_END)
+        measured = MarkedTable(options.write, BEGIN, END)
+        catalogue.require_markers()
+        measured.require_markers()
+        catalogue.write(catalogue_table())
+        if not options.catalogue:
+            measured.write(to_markdown(_measure_all(options)))
     except (UsageError, OSError) as err:
         print(f"schedule_table: {err}", file=sys.stderr)
         return 2
@@ -93,18 +90,6 @@ def catalogue_table() -> str:
 def to_markdown(rows: Iterable[Measured]) -> str:
     """The table, one line per run."""
     return "\n".join((_line(HEADER), _line("---" for _ in HEADER), *(_line(_cells(row)) for row in rows)))
-
-
-def replace_between(text: str, table: str, where: str, begin: str = BEGIN, end: str = END) -> str:
-    """``text`` with ``table`` in place of what stands between two markers.
-
-    Raises:
-        UsageError: the markers are not there exactly once, in order.
-    """
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise UsageError(f"{where}: expected one line {begin!r} and after it one line {end!r}; put them in")
-    before, rest = text.split(begin)
-    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def _cells(row: Measured) -> tuple[str, ...]:

@@ -23,11 +23,10 @@ from typing import NoReturn
 from instrument.launch.options import DEFAULT_PARENT, LEVELS, make_directory, refused_directory
 from instrument.launch.slurm import torchrun_environ
 from instrument.launch.spawned import record_as_rank
-from instrument.launch.window import DEFAULT_STEPS, default_steps, parse_ranks, parse_steps
+from instrument.launch.window import DEFAULT_STEPS, DEFAULT_WINDOW, parse_ranks, parse_steps
 from instrument.launch.worker import Rank, WorkerConfig
 from pptrace.errors import UsageError
 from pptrace.live_records.file import live_path
-from pptrace.schedule.probe import parse_probes
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -47,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     rank, local_rank, size = (_number(os.environ, names) for names in (_RANK_NAMES, _LOCAL_NAMES, _SIZE_NAMES))
     try:
         run_dir = _run_dir(options.output, command, rank)
-        probes = parse_probes(options.probe)
-        window = parse_steps(options.steps or ("all" if options.no_hooks else default_steps(probes)))
+        window = parse_steps(options.steps or ("all" if options.no_hooks else DEFAULT_WINDOW))
         ranks = parse_ranks(options.profile_ranks)
     except (UsageError, OSError) as err:
         print(f"pptrace: {err}", file=sys.stderr)
@@ -58,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     control_dir = Path(tempfile.mkdtemp(prefix="pptrace-"))
     try:
         hooks, live = not options.no_hooks, options.live
-        recorded = (options.profiler, window, hooks, options.memory, probes, live, options.record, ranks)
+        recorded = (options.profiler, window, hooks, options.memory, live, options.record, ranks)
         config = WorkerConfig(run_dir, control_dir, *recorded)
         worker = Rank(config, rank, local_rank, max(1, size), launched=False, record_started=record_as_rank)
         code = worker.run(command)
@@ -153,13 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-hooks", action="store_true", help="watch nothing that the script imports")
     parser.add_argument("--memory", action="store_true", help="record every allocation of tensors")
-    parser.add_argument(
-        "--probe",
-        action="append",
-        default=[],
-        metavar="TARGET:EPSILON",
-        help="delay all other ops in every second step",
-    )
     parser.add_argument("--live", action="store_true", help="write a small record of every step while the run goes on")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]")

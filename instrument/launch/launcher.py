@@ -131,7 +131,6 @@ def _rank_environ(options: RunOptions, control_dir: Path) -> dict[str, str]:
         options.window,
         options.hooks,
         options.memory,
-        options.probes,
         options.live,
         options.level,
         options.ranks,

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instrument.launch.plan_files import check_plan_files
-from instrument.launch.window import StepWindow, default_steps, parse_steps
+from instrument.launch.window import DEFAULT_WINDOW, StepWindow, parse_steps
 from pptrace.errors import UsageError
-from pptrace.schedule.probe import Probe
 
 PROFILERS = ("torch", "nsys", "none")
 LEVELS = ("auto", "full", "light")
@@ -38,15 +37,13 @@ class RunOptions:
     node_rank: int = 0
     rdzv_endpoint: str | None = None
     profiler: str = "torch"
-    window: StepWindow = parse_steps(default_steps(()))  # noqa: RUF009
+    window: StepWindow = parse_steps(DEFAULT_WINDOW)  # noqa: RUF009
     timeout_s: float | None = None
     hooks: bool = True
     """True if the runtimes that the script imports are watched."""
     hang_timeout_s: float | None = None
     memory: bool = False
     """Record every allocation of the recorded steps."""
-    probes: tuple[Probe, ...] = ()
-    """Causal probes, which take turns in every second recorded step."""
     live: bool = False
     """Write a record of every step while the run goes on."""
     level: str = LEVELS[0]
@@ -74,10 +71,6 @@ def check_options(options: RunOptions) -> None:
     if options.memory and options.profiler == "none":
         raise UsageError(
             "--memory: allocations are recorded by a profiler, and --profiler none has none: leave one of them out"
-        )
-    if options.probes and options.profiler == "none":
-        raise UsageError(
-            "--probe: steps are probed while a profiler records, and --profiler none has none: leave one of them out"
         )
     _check_directory(options.run_dir, shared=options.nnodes > 1)
 

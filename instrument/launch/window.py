@@ -8,19 +8,18 @@ Grammar of ``--steps``:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pptrace.errors import UsageError
-from pptrace.schedule.probe import Probe, steps_for
 
-_WARM_UP = 2
 _FIRST, _LENGTH = 4, 10
-_TIMES = 8
 DEFAULT_STEPS = f"{_FIRST}:{_FIRST + _LENGTH}"
 """Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use, one that is timed
 without a profiler, and one in which the profiler is prepared.
 """
+_MAY_MOVE = " or earlier"
+"""Behind a window that nobody asked for, on its way to the ranks."""
+DEFAULT_WINDOW = f"{DEFAULT_STEPS}{_MAY_MOVE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +75,9 @@ def ranks_text(ranks: frozenset[int] | None) -> str:
     return "all" if ranks is None else ",".join(map(str, sorted(ranks)))
 
 
-def default_steps(probes: Sequence[Probe]) -> str:
-    """The window where none is asked for: with probes, one in which each comes often enough for an interval."""
-    return f"{_WARM_UP}:{_WARM_UP + steps_for(len(probes), _TIMES)}" if probes else f"{DEFAULT_STEPS}{_MAY_MOVE}"
-
-
 def window_text(window: StepWindow) -> str:
     """The window as :func:`parse_steps` reads it."""
     return f"{window}{_MAY_MOVE if window.is_default else ''}"
-
-
-_MAY_MOVE = " or earlier"
-"""Behind a window that nobody asked for, on its way to the ranks."""
 
 
 def parse_steps(text: str) -> StepWindow:

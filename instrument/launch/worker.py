@@ -27,7 +27,6 @@ from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.watch.stacks import stacks_path
 from instrument.launch.window import StepWindow, parse_ranks, parse_steps, ranks_text, window_text
-from pptrace.schedule.probe import Probe, parse_probes
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -46,7 +45,6 @@ class WorkerConfig:
     window: StepWindow
     hooks: bool = True
     memory: bool = False
-    probes: tuple[Probe, ...] = ()
     live: bool = False
     level: str = "auto"
     ranks: frozenset[int] | None = None
@@ -62,7 +60,6 @@ class WorkerConfig:
             "PPTRACE_STEPS": window_text(self.window),
             "PPTRACE_HOOKS": "1" if self.hooks else "0",
             "PPTRACE_MEMORY": "1" if self.memory else "0",
-            "PPTRACE_PROBES": " ".join(map(str, self.probes)),
             "PPTRACE_LIVE": "1" if self.live else "0",
             "PPTRACE_RECORD": self.level,
             "PPTRACE_PROFILE_RANKS": ranks_text(self.ranks),
@@ -78,7 +75,6 @@ class WorkerConfig:
             parse_steps(environ["PPTRACE_STEPS"]),
             environ.get("PPTRACE_HOOKS", "1") != "0",
             environ.get("PPTRACE_MEMORY", "0") != "0",
-            parse_probes(environ.get("PPTRACE_PROBES", "").split()),
             environ.get("PPTRACE_LIVE", "0") != "0",
             environ.get("PPTRACE_RECORD", "auto"),
             parse_ranks(environ.get("PPTRACE_PROFILE_RANKS", "all")),
@@ -251,7 +247,6 @@ class Rank:
             with_hooks=config.hooks,
             logs=(calls,),
             agreed=AgreedStart(config.control_dir),
-            probes=config.probes,
             live=config.live,
         )
         session.install(traced)

@@ -18,7 +18,6 @@ from pptrace.analysis.whole_run import (
     LateRank,
     Link,
     MemoryReport,
-    ProbedTarget,
     RootCause,
     StepSeries,
     Stragglers,
@@ -420,7 +419,6 @@ class Report:
     stragglers: Stragglers | None = None
     interconnect: Interconnect | None = None
     missing_evidence: tuple[MissingEvidence, ...] = ()
-    probes: tuple[ProbedTarget, ...] = ()
     core_waits: tuple[CoreWait, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
     experts: ExpertsReport | None = None

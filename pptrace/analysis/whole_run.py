@@ -147,28 +147,6 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedTarget:
-    """A causal probe: ``steps`` in which all ops but those of ``target`` (``F``, …, ``stage=2``) took 1 + ``epsilon`` as long.
-
-    ``slope`` is by how many % the typical step gets shorter if the target takes 1 % less, with its 95 % interval;
-    ``critical_path_share`` is its ops' share of the critical path of the other steps, ``replayed_slope`` the slope of replays of
-    these. ``undelayed_share`` of the path is no op, was not delayed, and is taken off the slope. ``reason`` says why figures are
-    None.
-    """
-
-    target: str
-    epsilon: float
-    steps: tuple[int, ...]
-    slope: float | None = None
-    slope_low: float | None = None
-    slope_high: float | None = None
-    critical_path_share: float | None = None
-    replayed_slope: float | None = None
-    undelayed_share: float | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSlowdown:
     rank: int
     slowdown: float

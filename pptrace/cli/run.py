@@ -62,14 +62,6 @@ if TYPE_CHECKING:
 )
 @click.option("--memory", is_flag=True, help="Record every allocation of tensors in these steps, which slows them.")
 @click.option(
-    "--probe",
-    "probe",
-    multiple=True,
-    metavar="TARGET:EPSILON",
-    help="Delay all but F, B, I, W or stage=N by this part of itself in every second step: what a faster one would gain. "
-    "May be repeated.",
-)
-@click.option(
     "--live",
     is_flag=True,
     help="Write a small record of every step while the run goes on, for `pptrace live` and the dashboard.",
@@ -108,7 +100,6 @@ class CommandOptions:
     no_hooks: bool
     hang_timeout: float | None
     memory: bool
-    probe: tuple[str, ...]
     live: bool
     no_analyze: bool
     module: bool
@@ -122,13 +113,11 @@ class CommandOptions:
             UsageError: they do not fit together.
         """
         from instrument.launch.options import RunOptions, check_options, default_run_dir
-        from instrument.launch.window import default_steps, parse_ranks, parse_steps
-        from pptrace.schedule.probe import parse_probes
+        from instrument.launch.window import DEFAULT_WINDOW, parse_ranks, parse_steps
 
         full_command = ("-m", self.script, *self.args) if self.module else (self.script, *self.args)
         if self.nnodes > 1 and (self.node_rank is None or self.output is None):
             raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
-        probes = parse_probes(self.probe)
         options = RunOptions(
             command=full_command,
             run_dir=self.output or default_run_dir(full_command),
@@ -137,12 +126,11 @@ class CommandOptions:
             node_rank=self.node_rank or 0,
             rdzv_endpoint=self.rdzv_endpoint,
             profiler=self.profiler,
-            window=parse_steps(self.steps or ("all" if self.no_hooks else default_steps(probes))),
+            window=parse_steps(self.steps or ("all" if self.no_hooks else DEFAULT_WINDOW)),
             timeout_s=self.timeout,
             hooks=not self.no_hooks,
             hang_timeout_s=self.hang_timeout,
             memory=self.memory,
-            probes=probes,
             live=self.live,
             level=self.level,
             ranks=parse_ranks(self.profile_ranks),

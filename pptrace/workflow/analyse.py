@@ -26,7 +26,6 @@ from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknow
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
-from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
@@ -170,8 +169,7 @@ def analyse_ranks(
     data, by_end_times = _align(timed, clock)
     windows = step_windows(data.ops, run.mesh)
     marked = () if windows else marked_windows(data.ops)
-    probed, every_window = ProbedSteps.of(run.facts, windows, step), windows
-    windows = probed.plain
+    every_window = windows
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     jobs = num_cpus() if jobs is None else jobs
@@ -201,7 +199,6 @@ def analyse_ranks(
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
     report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = report if experts is None else experts.added_to(report, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     of_stages = [sums_of_rank(rank, data, [window.step for window in windows]) for rank in sorted(data.lanes)]
     report = with_stages(report, stage_compute(of_stages))
     traffic = None if experts is None else experts.traffic.matrix

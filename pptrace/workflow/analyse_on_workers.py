@@ -32,7 +32,6 @@ from pptrace.analysis.links.join import with_links
 from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
-from pptrace.analysis.probes.study import ProbedSteps
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
 from pptrace.analysis.stage_parts import stage_compute, with_stages
@@ -112,11 +111,10 @@ def analyse_on_workers(
     run = recognise_ranks(shuffle.leans, schedule, num_ranks, shuffle.match)
     clock = estimate_clock(shuffle.relating_rows(), list(run.facts), run.facts, execution_ops(run), run.mesh.pipelines)
     data = _align_ops(run, clock)
-    windows = step_windows(data.ops, run.mesh)
-    if not windows:
+    every_window = step_windows(data.ops, run.mesh)
+    if not every_window:
         raise NotSplitError("there is no pipeline")
-    probed, every_window = ProbedSteps.of(run.facts, windows, step), windows
-    windows = probed.plain if step is None else only(step, probed.plain)
+    windows = every_window if step is None else only(step, every_window)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
     of_run = (run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking)
     facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window), data.lost_steps)
@@ -151,7 +149,6 @@ def analyse_on_workers(
     traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
     report = with_links(report, traffic, run.facts, run.mesh)
     report = experts.added_to(report, costs, run.facts)
-    report = replace(report, probes=probed.studied(steps, costs, run.schedule.plan, data))
     report = with_stages(report, stage_compute([of_rank.stages for _, of_rank in sorted(reports.items())]))
     matrix = experts.traffic.matrix
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)

@@ -31,14 +31,13 @@ from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.recording.correct import Corrections
 from pptrace.recognise.recording.rank import SETTINGS, STEP_TIMES, recording_of
-from pptrace.schedule.probe import PROBES
 
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
         *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME),
-        *(PROBES, DEVICE_ID, SETTINGS, STEP_TIMES),
+        *(DEVICE_ID, SETTINGS, STEP_TIMES),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.audit import audit_events, audit_report
-from pptrace.analysis.probes.recorded import read_probes
 from pptrace.analysis.recording import UnrecordedSteps, unrecorded_steps
 from pptrace.analysis.recording_parts import KERNELS_MISSING, RecordingReport
 from pptrace.intervals import Int64, lengths_within, union
@@ -78,9 +77,8 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     block = RecordingReport(
         unrecorded_step_ns=measured.typical_ns, slowed_after=measured.slowed_after, settings=dict(settings)
     )
-    steps, probes = _steps_of_ranks(analysis), read_probes(analysis.facts)
-    probed = frozenset() if probes is None else probes.steps_of(step for rank in steps.values() for step in rank.steps)
-    recorded = _typical(steps, probed)
+    steps = _steps_of_ranks(analysis)
+    recorded = _typical(steps)
     typical = analysis.report.typical_step
     length = None if typical is None else typical.length_ns
     if recorded is None:
@@ -88,7 +86,7 @@ def _undone(analysis: Analysis, recordings: Mapping[int, RankRecording], why_rec
     if analysis.data.lost_steps or any(work.missing_device_events for work in analysis.data.work.values()):
         return Undone(replace(block, reason=KERNELS_MISSING))
     known = {rank: recording for rank, recording in recordings.items() if recording.cost.is_known and rank in steps}
-    prediction = _Prediction.of(analysis, known, steps, probed) if known and not why_recorded else None
+    prediction = _Prediction.of(analysis, known, steps) if known and not why_recorded else None
     recorded = recorded if prediction is None else prediction.recorded_step
     if length is not None and not length <= _MOST_APART * recorded <= _MOST_APART**2 * length:
         return Undone(replace(block, reason=_MARKS_APART))
@@ -161,10 +159,9 @@ def _steps_of_ranks(analysis: Analysis) -> dict[int, _RankSteps]:
     return steps
 
 
-def _typical(steps: Mapping[int, _RankSteps], probed: Set[int]) -> int | None:
+def _typical(steps: Mapping[int, _RankSteps]) -> int | None:
     """The median time from the start of a step to that of the next one, of an even number the lower one, as the periods of a
-    report are: a step begins where it first does, and the last one ends where the rank ends it that began it. Steps with a probe,
-    which delays them, do not count.
+    report are: a step begins where it first does, and the last one ends where the rank ends it that began it.
     """
     first: dict[int, tuple[int, int]] = {}
     for of_rank in steps.values():
@@ -175,9 +172,8 @@ def _typical(steps: Mapping[int, _RankSteps], probed: Set[int]) -> int | None:
     follows = any(step + 1 in first for step in first)
     if not follows or all(of_rank.is_marked for of_rank in steps.values()):
         first[max(first) + 1] = first[max(first)][1], 0
-    lengths = {step: first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first}
-    counted = sorted(length for step, length in lengths.items() if step not in probed) or sorted(lengths.values())
-    return counted[(len(counted) - 1) // 2]
+    lengths = sorted(first[step + 1][0] - begin for step, (begin, _) in first.items() if step + 1 in first)
+    return lengths[(len(lengths) - 1) // 2]
 
 
 def _ratio(value: int | None, to: int | None) -> float | None:
@@ -192,7 +188,6 @@ class _Prediction:
     recordings: Mapping[int, RankRecording]
     bounds: Mapping[int, _StepNodes]
     analysis: Analysis
-    probed: Set[int]
 
     @classmethod
     def of(
@@ -200,7 +195,6 @@ class _Prediction:
         analysis: Analysis,
         recordings: Mapping[int, RankRecording],
         steps: Mapping[int, _RankSteps],
-        probed: Set[int],
     ) -> _Prediction:
         clock, comms = analysis.data.clock, analysis.data.comms
         related = comms["rank"].isin([rank for rank in recordings if rank not in clock.unrelated])
@@ -208,7 +202,7 @@ class _Prediction:
         costs = {rank: recording.cost.value_ns for rank, recording in recordings.items()}
         graph = join_graphs(graphs, costs, rows_where(comms, related.to_numpy()), clock)
         bounds = {rank: _StepNodes.of(graph, graphs[rank], graph.position[rank], steps[rank]) for rank in recordings}
-        return cls(graph, recordings, bounds, analysis, probed)
+        return cls(graph, recordings, bounds, analysis)
 
     @property
     def recorded_step(self) -> int:
@@ -268,7 +262,7 @@ class _Prediction:
 
     def _step(self, comes: Int64) -> int:
         """The typical step where the nodes come at these times, ns."""
-        typical = _typical({rank: bounds.steps_at(comes) for rank, bounds in self.bounds.items()}, self.probed)
+        typical = _typical({rank: bounds.steps_at(comes) for rank, bounds in self.bounds.items()})
         assert typical is not None
         return typical
 

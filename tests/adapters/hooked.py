@@ -13,22 +13,19 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.adapters.install import Adapters
-from instrument.delays import Delays
 from instrument.launch.facts import host_name, sample_clock
 from instrument.launch.recording.optimizer_steps import OptimizerSteps
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.marks import METADATA_KEY
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.probe import PROBES, parse_probes
 
 
 class WatchedSession(Session):
     """Keeps what the hooks say."""
 
-    def __init__(self, probes: Sequence[str] = ()) -> None:
-        self.delays = Delays(parse_probes(probes), lambda: True) if probes else None
-        super().__init__(Recorder(delay=None if self.delays is None else self.delays.around))
+    def __init__(self) -> None:
+        super().__init__(Recorder())
         self.facts: dict[str, object] = {}
         self.optimizers: OptimizerSteps | None = None
         self._passes = 0
@@ -54,9 +51,9 @@ class WatchedSession(Session):
 
 
 @contextmanager
-def hooks(probes: Sequence[str] = ()) -> Iterator[tuple[WatchedSession, Adapters]]:
+def hooks() -> Iterator[tuple[WatchedSession, Adapters]]:
     """Hooks of everything, until the body ends."""
-    session = WatchedSession(probes)
+    session = WatchedSession()
     steps = session.optimizers = OptimizerSteps(session)
     adapters = Adapters(session)
     try:
@@ -79,7 +76,5 @@ def recorded(path: Path, session: WatchedSession | None = None, adapters: Adapte
             facts |= {**session.facts, **adapters.facts()}
             facts["clock"] = {"start": started.as_json(), "stop": sample_clock().as_json()}
             facts.setdefault("framework", adapters.framework)
-            if session.delays is not None:
-                facts[PROBES] = session.delays.facts()
             profiler.add_metadata_json(METADATA_KEY, json.dumps(facts))
     profiler.export_chrome_trace(str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -83,10 +82,8 @@ def step(schedule: Any, stages: list[LoggedStage], microbatches: int, seed: int)
     return [loss.item().hex() for loss in losses]
 
 
-def train(
-    run: TorchRun, folder: str, hooked: bool = True, kind: Any = None, probes: Sequence[str] = ()
-) -> tuple[list[str], list[list[Any]]]:
-    """Some steps, those after the first recorded into ``folder``, with or without hooks, which may delay ops.
+def train(run: TorchRun, folder: str, hooked: bool = True, kind: Any = None) -> tuple[list[str], list[list[Any]]]:
+    """Some steps, those after the first recorded into ``folder``, with or without hooks.
 
     Returns:
         The losses of all steps, and by recorded step what this rank ran.
@@ -95,7 +92,7 @@ def train(
     if not hooked:
         schedule, optimizer, stages = make(run, kind)
         return _record(run, schedule, optimizer, stages, recorded(path))
-    with hooks(probes) as (session, adapters):
+    with hooks() as (session, adapters):
         schedule, optimizer, stages = make(run, kind)
         result = _record(run, schedule, optimizer, stages, recorded(path, session, adapters))
         assert adapters.hooks.lines == []

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from pptrace.workflow.load import load
-from tests.support.extent import ALL
 from tests.support.programs import pptrace
 
 pytestmark = pytest.mark.processes
@@ -74,20 +73,6 @@ def check_bits(folder: Path, program: Path, hooked: str, *arguments: str) -> Non
     ended = pptrace("run", *options, program, *arguments, forked=True)
     assert len(losses(hooked)) >= 3
     assert losses(hooked) == losses(ended.out)
-
-
-@needs_megatron
-@pytest.mark.skipif(not ALL, reason="probes of the runtime are tried, those of Megatron with PPTRACE_ALL")
-def test_probes_of_megatron_change_no_loss(tmp_path: Path) -> None:
-    options = ("run", "-n", "2", "--steps", "1:3", "--no-analyze", "-o")
-    probed = pptrace(*options, tmp_path / "run", "--probe", "F:1", MEGATRON, timeout_s=120, forked=True)
-    plain = pptrace(*options, tmp_path / "plain", MEGATRON, timeout_s=120, forked=True)
-    assert losses(probed.out) == losses(plain.out) != []
-    analysis = load([tmp_path / "run"])
-    (one,) = analysis.report.probes
-    assert (one.target, one.steps) == ("F", (1,))
-    assert one.slope is not None
-    assert all(facts["probes"]["delays_ns"]["1"] > 0 for facts in analysis.facts.values())
 
 
 @needs_megatron

@@ -91,21 +91,3 @@ def test_losses_are_the_same_to_the_last_bit(trained: Callable[..., Trained], na
     plain = trained(replace(run, steps=LONGER), False).losses
     assert hooked == [losses[: run.microbatches * (run.steps + 1)] for losses in plain]
     assert sum(map(len, hooked)) == run.microbatches * (run.steps + 1)
-
-
-@pytest.mark.parametrize(("name", "probe"), [("1f1b", "F:0.5"), ("interleaved-1f1b", "stage=1:0.5"), ("zbv", "W:0.5")])
-def test_probes_of_hooked_schedules_change_no_loss(
-    pool: Pool, trained: Callable[..., Trained], tmp_path: Path, name: str, probe: str
-) -> None:
-    run = TorchRun(name, 2, 4, steps=LONGER)
-    probed = [losses for losses, _ in pool.run(train, run, str(tmp_path), True, None, [probe], world=2)]
-    analysis = load([tmp_path])
-    assert [step.step for step in analysis.report.steps] == [2, 4]
-    (one,) = analysis.report.probes
-    assert (one.target, one.steps) == (probe.partition(":")[0], (1, 3))
-    assert one.reason is not None
-    assert one.reason.startswith(
-        "no interval: that takes 6 probed steps of a target, and there are 2; record more steps"
-    )
-    assert one.slope is not None
-    assert probed == trained(run, False).losses

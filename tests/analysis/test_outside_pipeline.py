@@ -15,13 +15,11 @@ import pytest
 import pptrace
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.findings.outside import outside_findings
-from pptrace.analysis.probes.recorded import RecordedProbes
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import Bubble, OutsidePart
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, _Timelines, outside_rows
 from pptrace.errors import UsageError
 from pptrace.model.tables import OPS, empty_table
-from pptrace.schedule.probe import parse_probes
 from pptrace.slices import Slice, slice_of
 from pptrace.workflow.load import load
 from tests.support.programs import SAMPLES, torchrun
@@ -398,14 +396,3 @@ def test_a_step_that_is_reported_alone_is_as_long_as_in_the_report_of_all(tmp_pa
     for step in of_all:
         (alone,) = load([path], step=step.step, cache=False).report.steps
         assert (alone.period_ns, alone.outside) == (step.period_ns, step.outside)
-
-
-def test_a_step_before_a_probed_one_ends_where_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with a probe are in no table, but they are where the ones before them end."""
-    path = steps_of_100_ms(tmp_path)
-    recorded = RecordedProbes(parse_probes(["F:0.5"]), {}, on_device=False)
-    monkeypatch.setattr("pptrace.analysis.probes.study.read_probes", lambda _: recorded)
-    steps = load([path], cache=False, on_progress=lambda *_: None).report.steps
-    assert [(step.step, step.period_ns, outside(step)) for step in steps] == [
-        (number, 100 * MS, {("other", "rank 0"): 60 * MS}) for number in (0, 2, 4)
-    ]

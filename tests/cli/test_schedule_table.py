@@ -10,6 +10,7 @@ from pptrace.errors import UsageError
 from pptrace.schedule.registry import SCHEDULES
 from tests.support.programs import ROOT
 from tests.support.sleeping import Measured, SleepingRun
+from tools.marked_tables import MarkedTable
 from tools.schedule_table import (
     BEGIN,
     CATALOGUE_BEGIN,
@@ -17,9 +18,10 @@ from tools.schedule_table import (
     END,
     catalogue_table,
     main,
-    replace_between,
     to_markdown,
 )
+
+TABLE = MarkedTable(Path("page.md"), BEGIN, END)
 
 
 def row() -> Measured:
@@ -35,15 +37,15 @@ def test_the_table_has_a_line_for_each_run_with_the_error_of_its_bubble() -> Non
 
 def test_only_what_stands_between_the_markers_is_replaced() -> None:
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    replaced = replace_between(text, "new", "README.md")
+    replaced = TABLE.replaced("new", text)
     assert replaced == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    assert replace_between(replaced, "new", "README.md") == replaced
+    assert TABLE.replaced("new", replaced) == replaced
 
 
 @pytest.mark.parametrize("text", ["", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n"])
 def test_a_file_without_its_two_markers_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"page\.md: expected one line"):
-        replace_between(text, "new", "page.md")
+        TABLE.replaced("new", text)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(

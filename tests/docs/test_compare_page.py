@@ -9,7 +9,7 @@ from typing import Any
 import pptrace
 from tests.support.programs import ROOT, SAMPLES
 from tools.compare_table import BEGIN, END, HEADER, NOISES, SLEEPING_BEGIN, SLEEPING_END, pairs_of
-from tools.schedule_table import replace_between
+from tools.marked_tables import MarkedTable
 
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
 LEAST_FOUND = {
@@ -42,7 +42,7 @@ def test_every_field_and_part_is_described() -> None:
 
 def test_the_measured_table_has_every_noise_with_few_alarms_and_almost_all_changes_found() -> None:
     for markers in ((BEGIN, END), (SLEEPING_BEGIN, SLEEPING_END)):
-        assert replace_between(PAGE, "", "docs/compare.md", *markers)
+        assert MarkedTable(ROOT / "docs" / "compare.md", *markers).replaced("", PAGE)
     table = PAGE.partition(BEGIN)[2].partition(END)[0]
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines())
     assert tuple(head) == HEADER

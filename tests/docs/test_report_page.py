@@ -33,7 +33,6 @@ from pptrace.analysis.whole_run import (
     Interconnect,
     LateRank,
     PredictedMemory,
-    ProbedTarget,
     StageActivations,
     StepChange,
     StepOutlier,
@@ -210,7 +209,6 @@ def reports(
         step_series=_SERIES,
         interconnect=_INTERCONNECT,
         late_ranks=(LateRank("dp", "all_reduce", 0, 4, 2, 10),),
-        probes=(ProbedTarget("F", 0.2, (3, 5), reason="2 probed steps"),),
         experts=_EXPERTS,
         stages=StageCompute((StageOps(0, "F", 2, 5, (StagePart("matmul", 5),), (StagePart("layer 0", 5),)),), (_MORE,)),
     )

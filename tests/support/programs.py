@@ -63,6 +63,11 @@ def pptrace(
     return _run([PROGRAM, *map(str, arguments)], timeout_s, cwd, {"NO_COLOR": "1", **(environ or {})}, forked=forked)
 
 
+def script(path: Path, *arguments: str, timeout_s: float = 300) -> Ended:
+    """Run a Python script from the root of the project, as a fork of a process that has imported torch."""
+    return _run([sys.executable, str(path), *arguments], timeout_s, ROOT, {"NO_COLOR": "1"}, forked=True)
+
+
 def torchrun(num_ranks: int, *arguments: str | Path, timeout_s: float = 120) -> Ended:
     """Run a script from the root of the project on so many ranks; all are forks of a process that has imported torch."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--standalone"]

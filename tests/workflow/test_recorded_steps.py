@@ -37,21 +37,10 @@ def test_marks_that_hold_more_than_their_ops_predict_nothing_and_a_reason_says_s
     assert (recording.reason or "").startswith("marks of steps are not as long as the steps by their ops")
 
 
-def test_steps_with_a_probe_are_not_counted_where_there_are_others() -> None:
-    """Of steps that take 10, 17, 10 and 17 the odd ones had a probe."""
-    steps = {
-        0: _RankSteps(np.arange(4), np.array([0, 10, 27, 37]), usual=1, marked_ns=10, end_ns=54, is_marked=True),
-        1: _RankSteps(np.arange(4), np.array([1, 11, 28, 38]), usual=1, marked_ns=11, end_ns=55, is_marked=True),
-    }
-    assert _typical(steps, frozenset((1, 3))) == 10
-    assert _typical(steps, frozenset((0, 2))) == 17
-    assert _typical(steps, frozenset(range(4))) == _typical(steps, frozenset()) == 10
-
-
 def test_the_last_step_lasts_as_long_beyond_its_range_as_steps_begin_after_theirs() -> None:
     """Ranges of 10 end to end, of which the first op comes after 2, 3 and 3: the period of the last one is 10 too."""
     steps = {0: _RankSteps(np.arange(3), np.array([2, 13, 23]), usual=1, marked_ns=10, end_ns=30, is_marked=True)}
     assert steps[0].over_ns == 33
-    assert _typical(steps, frozenset()) == 10
+    assert _typical(steps) == 10
     one = {0: _RankSteps(np.arange(1), np.array([3]), usual=0, marked_ns=0, end_ns=10, is_marked=True)}
-    assert _typical(one, frozenset()) == 10
+    assert _typical(one) == 10

@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 
 from tools.bench.bench_tables import OPS_PER_STEP, measure, write_tables  # noqa: E402
 from tools.bench.kineto_runs import write_kineto_run  # noqa: E402
-from tools.schedule_table import replace_between  # noqa: E402
+from tools.marked_tables import MarkedTable  # noqa: E402
 
 BEGIN = "<!-- growth measured by `growth_table.py` -->"
 END = "<!-- end of the measured growth -->"
@@ -78,19 +78,14 @@ def main() -> int:
     parser.add_argument("--largest", type=float, default=math.inf, metavar="OPS", help="leave larger sizes out")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the file with the markers; left out: print")
     options = parser.parse_args()
-    page = None if options.write is None else options.write.read_text("utf-8")
-    if page is not None:  # refused now rather than after minutes
-        replace_between(page, "", str(options.write), BEGIN, END)
+    table = MarkedTable(options.write, BEGIN, END)
+    table.require_markers()
     rows = []
     for kind in options.of or KINDS:
         for row in measured_sizes(kind, options.largest):
             print(_line(_cells(row)), file=sys.stderr, flush=True)
             rows.append(row)
-    table = to_markdown(rows)
-    if page is None:
-        print(table)
-    else:
-        options.write.write_text(replace_between(page, table, str(options.write), BEGIN, END), "utf-8")
+    table.write(to_markdown(rows))
     return 0
 
 

@@ -12,7 +12,6 @@ from multiprocessing.process import BaseProcess
 
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
-from instrument.delays import Delays
 from instrument.expert_counts import EXPERTS_KEY
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -53,7 +52,6 @@ from instrument.session import Session
 from pptrace import marking
 from pptrace.environment import read_environment
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.probe import PROBES, Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,8 @@ class TracedSession(Session):
         with_hooks: bool = True,
         logs: Sequence[CallObserver] = (),
         agreed: AgreedStart | None = None,
-        probes: Sequence[Probe] = (),
         live: bool = False,
     ) -> None:
-        self._delays = Delays(probes, lambda: profiler is not None and profiler.recording) if probes else None
-        delay = None if self._delays is None else self._delays.around
         self._process = process
         self._has_rank = process.world_size != UNKNOWN_SIZE
         self._live_started = sample_clock()
@@ -96,7 +91,7 @@ class TracedSession(Session):
             LiveRecorder(writer.run_dir, process.rank, self._live_facts, lambda: writer.record.facts) if live else None
         )
         rows = None if self._live is None else self._live.rows
-        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, delay, rows))
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations, rows))
         self._window = window
         self._profiler = profiler
         self._writer = writer
@@ -487,7 +482,6 @@ class TracedSession(Session):
             "recording": {"hooks": self._with_hooks, **({} if self._profiler is None else self._profiler.settings)},
             **({} if self._teardown is None else {"teardown": self._teardown}),
             **({} if blocked or (experts := self._recorder.expert_counts.facts()) is None else {EXPERTS_KEY: experts}),
-            **({} if self._delays is None else {PROBES: self._delays.facts()}),
             **watched,
         }
 

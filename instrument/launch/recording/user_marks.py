@@ -10,7 +10,6 @@ import torch
 
 from instrument.recorder import Range, Recorder, null_range
 from pptrace.marks import SpanKind
-from pptrace.schedule.actions import Action, Kind
 
 _OPS = {
     "forward": "F",
@@ -73,8 +72,7 @@ class UserMarks:
         text = f"pptrace.mark: {name}"
         if plain in _OPS:
             text = f"pptrace.mark {_OPS[plain]}{_value('stage', stage)}{_value('microbatch', microbatch)}"
-            action = Action(Kind(_OPS[plain]), _number(stage), _number(microbatch))
-            return self._steps.recorder.named_op(text, action, self._steps.num_steps)
+            return self._steps.recorder.named_op(text)
         return self._steps.recorder.named(text)
 
     @contextmanager

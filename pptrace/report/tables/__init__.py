@@ -14,7 +14,6 @@ from pptrace.report.tables.experts import expert_tables
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.links import collectives_table, late_ranks_table, links_table
 from pptrace.report.tables.memory import has_memory, memory_table
-from pptrace.report.tables.probes import probes_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.stage_work import stage_tables
 from pptrace.report.tables.steps import steps_table
@@ -45,7 +44,6 @@ OF_WHOLE_RUN = frozenset(
         "stage-work",
         "stage-parts",
         "stragglers",
-        "probes",
         "links",
         "late-ranks",
         "interconnect",
@@ -73,8 +71,6 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables += expert_tables(report.experts, amount)
     if report.stragglers is not None and has_slowdown(report.stragglers):
         tables.append(stragglers_table(report.stragglers, amount))
-    if report.probes:
-        tables.append(probes_table(report.probes))
     if amount is Amount.WHOLE:
         tables += [] if report.stages is None else stage_tables(report.stages, amount)
         tables += [links_table(report)] if report.links else []
