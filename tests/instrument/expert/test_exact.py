@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
+from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.analysis.experts.counts import routes_of_run
