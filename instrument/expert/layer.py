@@ -235,7 +235,9 @@ class ExpertLayer(nn.Module):
         recorder = self.groups.ep.recorder
         if recorder.counts_routes:
             held = (self.inner.experts[0], dispatch.rows_of_expert)
-            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
+            received = dispatch.exchange.received if isinstance(dispatch, RowDispatch) else None
+            arrived = None if received is None else sum(received)
+            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held, arrived)
 
     def _dispatch(self, routed: Tensor) -> TokenDispatch:
         options, routes = self.options, routed.flatten(0, 1)

@@ -34,9 +34,9 @@ from instrument.models.activations import (
 )
 from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
+from instrument.models.volume.activations import ActivationSizes
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
-from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.schedule.registry import build
 from tests.support import gpt_runs
 from tests.support.pool import Pool
@@ -139,8 +139,9 @@ def sizes_of(form: RankForm) -> ActivationSizes:
         dtype=str(config.dtype).removeprefix("torch."),
         sequence_parallel=form.sequence,
         ulysses=form.context.ulysses,
+        dropout=config.dropout,
     )
-    return ActivationSizes(facts, form.tp, form.context.size, has_dropout=bool(config.dropout), on_device=False)
+    return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
 
 def bytes_of(kept: Storages) -> int:

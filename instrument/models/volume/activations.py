@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pptrace.analysis.volume.gpt_facts import GptFacts
+from instrument.models.volume.gpt_facts import GptFacts
 
 _INDEX_BYTES = 8
 _MASK_BYTES = 1
@@ -18,12 +18,11 @@ _MASK_BYTES = 1
 
 @dataclass(frozen=True, slots=True)
 class ActivationSizes:
-    """A rank's share of a microbatch. ``has_dropout``: masks are kept. ``on_device``: norms keep statistics of 32 bits."""
+    """A rank's share of a microbatch. ``on_device``: norms keep statistics of 32 bits."""
 
     facts: GptFacts
     tp: int
     cp: int
-    has_dropout: bool
     on_device: bool
 
     @property
@@ -130,7 +129,7 @@ class ActivationSizes:
         return kept + self.held * query * (facts.sum_bytes + (token if is_exchanged else 0))
 
     def _mask(self) -> int:
-        return self.between * self.facts.hidden * _MASK_BYTES if self.has_dropout else 0
+        return self.between * self.facts.hidden * _MASK_BYTES if self.facts.dropout else 0
 
     def _local_indices(self) -> int:
         """Indices into this rank's part of the vocabulary, and which tokens are outside of it."""
