@@ -6,10 +6,14 @@ measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Settings
 from instrument.mesh import Mesh
-from instrument.models.activations import PAPER, RankActivations, RankForm, rank_activations
+from instrument.models.rank_form import RankForm
+from instrument.models.volume.activations import PAPER, ActivationSizes
 from instrument.models.volume.gpt_facts import GptFacts
 from instrument.models.volume.memory import MemoryPrediction
 from instrument.models.volume.predicted import routes_of
@@ -17,6 +21,27 @@ from instrument.models.volume.step import StepVolume
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeak:
+    """Bytes of layers, of embeddings and heads, and of layers by the paper's formula, of all forwards in flight together."""
+
+    layers_bytes: int
+    ends_bytes: int
+    paper_bytes: int
+    num_layers: int
+
+    @classmethod
+    def of(cls, sizes: ActivationSizes, forwards: Sequence[tuple[int, str]]) -> AtPeak:
+        """Those of (stage of the model, recompute) of each forward."""
+        layers = sizes.facts.layers_per_stage
+        return cls(
+            sum(layers[stage] * sizes.layer(recompute) for stage, recompute in forwards),
+            sum(sizes.ends(stage == 0, stage == len(layers) - 1) for stage, _ in forwards),
+            sum(layers[stage] * sizes.paper_layer(recompute) for stage, recompute in forwards),
+            sum(layers[stage] for stage, _ in forwards),
+        )
 
 
 def memory_lines(
@@ -32,11 +57,11 @@ def memory_lines(
     volume = StepVolume(facts, settings.shape, settings.plan, routes_of(mesh.rank, use.routes))
     prediction = MemoryPrediction(volume, on_device=settings.wiring.device.type == "cuda")
     form = RankForm.of(settings.model, facts.microbatch_size, settings.shape, settings.wiring.parallel)
-    kernel, keep = facts.attention_kernel, facts.recompute_microbatches_beyond
+    kernel = facts.attention_kernel
     attention = form.attention if kernel is None else f"{form.attention}, {kernel} kernel"
     most = None
     if facts.experts is None:
-        most = rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, keep)
+        most = AtPeak.of(prediction.sizes, prediction.forwards_at_peak(mesh.rank))
     words = [f"memory   rank {mesh.rank}", _predicted(prediction, mesh.rank, use, most, attention)]
     if most is not None:
         words.append(_by_the_paper(most, use))
@@ -59,9 +84,7 @@ def _measured_line(mesh: Mesh, use: MemoryUse) -> str:
     return "   ".join(words)
 
 
-def _predicted(
-    prediction: MemoryPrediction, rank: int, use: MemoryUse, most: RankActivations | None, attention: str
-) -> str:
+def _predicted(prediction: MemoryPrediction, rank: int, use: MemoryUse, most: AtPeak | None, attention: str) -> str:
     """Predicted memory of a rank, to compare with the measured one, which includes messages in transit.
 
     Args:
@@ -79,7 +102,7 @@ def _predicted(
     return f"{total}: {without}layers {layers} ({of_layer} a layer), embedding and head {ends} ({attention})"
 
 
-def _by_the_paper(most: RankActivations, use: MemoryUse) -> str:
+def _by_the_paper(most: AtPeak, use: MemoryUse) -> str:
     of_layer = f"{most.paper_bytes / max(most.num_layers, 1) / 2**20:,.3f}"
     layers = _mib(most.paper_bytes, use)
     return f"{PAPER}: layers {layers} ({of_layer} a layer; 16 bit, dropout masks, scores stored)"

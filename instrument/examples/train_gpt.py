@@ -30,7 +30,6 @@ from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partit
 from instrument.examples.memory_lines import memory_lines
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
-from instrument.models.activations import RankForm, fused_kernel
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import VOCABULARY, GptStage
@@ -38,6 +37,7 @@ from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
+from instrument.models.rank_form import RankForm, fused_kernel
 from instrument.models.sleeping import SleepingStage
 from instrument.models.volume.gpt_facts import GptFacts
 from instrument.models.volume.predicted import predicted_facts, routes_of

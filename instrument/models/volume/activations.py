@@ -1,17 +1,25 @@
-"""Bytes that a microbatch of the GPT runtime keeps between its forward and its backward, predicted from the run's facts.
+"""Bytes that a microbatch of the GPT keeps on a rank between its forward and its backward: the papers' formulas, and this model's
+tensors.
 
-Korthikanti et al. (arXiv 2205.05198, section 4) count s·b·h·(34 + 5·a·s/h) bytes for a layer with 16-bit values that stores its
-scores; this runtime's attention is fused and stores a log-sum-exp for each row instead, so the tensors are counted one by one,
-as ``instrument/models/activations.py`` lists them. Tests hold both against what autograd saves.
+The formulas (:meth:`ActivationSizes.paper_layer`) are of a model with 16-bit values, dropout masks of one byte, and an attention
+that stores its scores, its softmax and the mask of its dropout: the 5·a·s²·b. This model differs. Its attention is one fused
+kernel or the ring, which save q, k, v, the output and a log-sum-exp for each row and compute the scores again; attention weights
+are not dropped; values have any dtype. So :meth:`ActivationSizes.layer_tensors` lists what a layer saves for its backward, tensor
+by tensor. With 16 bits and dropout its s·b·h terms are those of the paper; beyond them it has the statistics of the norms and the
+log-sum-exp. A name is that of the module that makes the tensor.
+
+Tests hold the lists against what autograd saves on CPUs. On a GPU fused kernels may pad and save the state of a random generator,
+which is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from instrument.models.volume.gpt_facts import GptFacts
 
+PAPER = "arXiv 2205.05198"
 _INDEX_BYTES = 8
 _MASK_BYTES = 1
 
@@ -36,35 +44,79 @@ class ActivationSizes:
         return self.held // self.tp if self.facts.sequence_parallel else self.held
 
     def layer(self, recompute: str, of_experts: int | None = None) -> int:
-        """Bytes of one layer; ``recompute`` is none, selective (the attention) or full (all but the input).
+        """Bytes of one layer; ``of_experts`` is what experts in place of its MLP keep."""
+        tensors = self.layer_tensors(recompute, has_mlp=of_experts is None)
+        return sum(tensors.values()) + (of_experts or 0)
 
-        ``of_experts`` is what experts in place of its MLP keep.
+    def layer_tensors(self, recompute: str, *, has_mlp: bool = True) -> Mapping[str, int]:
+        """Bytes of each tensor of a layer; ``recompute`` is none, selective (the attention) or full (all but the input).
+
+        ``input`` is the layer's, which for all layers but a stage's first is the output of the layer before. With SP a
+        column-parallel layer saves its shard and gathers it again.
         """
         facts = self.facts
-        one = self.between * facts.hidden * facts.item_bytes
         if recompute == "full":
-            return one + (of_experts or 0)
+            return {"input": self._between_bytes}
         wide = self.held * 4 * facts.hidden // self.tp * facts.item_bytes
-        mlp = 2 * wide if of_experts is None else of_experts  # output of its first linear layer and of its GELU
-        # input, attention residual; two norms; two masks
-        return 2 * one + 2 * self._norm() + self._attention(recompute) + mlp + 2 * self._mask()
+        return {
+            "input": self._between_bytes,
+            **self._norm("attention_norm"),
+            **self._attention(recompute),
+            **self._mask("attention_out.dropout"),
+            "attention residual": self._between_bytes,
+            **self._norm("mlp_norm"),
+            **({"mlp_in": wide, "gelu": wide} if has_mlp else {}),
+            **self._mask("mlp_out.dropout"),
+        }
 
-    def embedding(self) -> int:
-        """Bytes that the embedding keeps, without the batch's tokens."""
-        return self.held // self.facts.microbatch_size * _INDEX_BYTES + self._local_indices() + self._mask()
+    def embedding_tensors(self) -> Mapping[str, int]:
+        """Bytes of each tensor of the embedding, without the batch's tokens: with tp which of them are this rank's too."""
+        positions = self.held // self.facts.microbatch_size * _INDEX_BYTES
+        return {"positions": positions, **self._local_indices("tokens"), **self._mask("embedding.dropout")}
 
-    def head(self) -> int:
-        """Bytes that the final norm, the projection and the cross-entropy keep, without the batch's targets."""
+    def head_tensors(self) -> Mapping[str, int]:
+        """Bytes of each tensor of the final norm, the projection and the cross-entropy, without the batch's targets."""
         facts = self.facts
-        softmax = self.held * facts.vocabulary // self.tp * facts.sum_bytes
-        total_weight = facts.sum_bytes if self.tp == 1 else 0
-        one = self.between * facts.hidden * facts.item_bytes
-        return one + self._norm() + softmax + self._local_indices() + total_weight
+        return {
+            "input": self._between_bytes,
+            **self._norm("norm"),
+            "softmax": self.held * facts.vocabulary // self.tp * facts.sum_bytes,
+            **self._local_indices("targets"),
+            **({"loss.total_weight": facts.sum_bytes} if self.tp == 1 else {}),
+        }
+
+    def ends(self, is_first: bool, is_last: bool) -> int:
+        """Bytes of the embedding and of the head of a stage that has them."""
+        embedding = sum(self.embedding_tensors().values()) if is_first else 0
+        return embedding + (sum(self.head_tensors().values()) if is_last else 0)
 
     def stage(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool, recompute: str) -> int:
         """Bytes of one microbatch of a stage of the model, by what the experts of its layers keep, None of one with an MLP."""
-        ends = (self.embedding() if is_first else 0) + (self.head() if is_last else 0)
-        return sum(self.layer(recompute, each) for each in of_experts) + ends
+        return sum(self.layer(recompute, each) for each in of_experts) + self.ends(is_first, is_last)
+
+    def paper_layer(self, recompute: str) -> int:
+        """Bytes of one layer by the formulas of arXiv 2205.05198, section 4 and table 2.
+
+        s sequence, b microbatch, h hidden, a heads, t tensor-parallel size; 16-bit values, masks of one byte, scores stored::
+
+            one rank          s·b·h·(34 + 5·a·s/h)                      eq. 1
+            tensor            s·b·h·(10 + 24/t + 5·a·s/(h·t))           eq. 2
+            tensor, sequence  s·b·h/t·(34 + 5·a·s/h)                    eq. 4
+            selective         the same without 5·a·s/h                  eq. 6
+            full              2·s·b·h: the layer's input. With SP that is a shard: 2·s·b·h/t
+
+        Context parallelism is not in the paper. It leaves a rank s/cp of the tokens, so all terms that are linear in s are
+        divided by cp. So is the quadratic one, once and not twice: s/cp queries meet all s keys (or with Ulysses a/cp heads have
+        all s × s scores). That is what scores would take if they were stored; ring attention stores none.
+
+        The formulas know no KV heads: q, k and v are as wide as h each.
+        """
+        facts, t = self.facts, self.tp
+        linear = self.held * facts.hidden
+        if recompute == "full":
+            return 2 * self.between * facts.hidden
+        without = 34 * linear // t if facts.sequence_parallel else 10 * linear + 24 * linear // t
+        return without if recompute == "selective" else without + 5 * facts.heads * facts.sequence * self.held // t
 
     def weight_work(self, of_experts: Sequence[int | None], is_first: bool, is_last: bool) -> int:
         """Bytes of one microbatch of a stage of the model that its W reads, which its I leaves; by what W reads of the experts of
@@ -109,28 +161,36 @@ class ActivationSizes:
         facts = self.facts
         return facts.heads // self.tp, facts.kv_heads // self.tp if facts.kv_heads % self.tp == 0 else 1
 
-    def _norm(self) -> int:
-        """Mean and reciprocal deviation of each token, and the output, which the linear layer after it reads."""
-        facts = self.facts
-        statistic = max(4, facts.item_bytes) if self.on_device else facts.item_bytes
-        return self.between * (2 * statistic + facts.hidden * facts.item_bytes)
+    @property
+    def _between_bytes(self) -> int:
+        return self.between * self.facts.hidden * self.facts.item_bytes
 
-    def _attention(self, recompute: str) -> int:
-        """q, k and v, the output and the log-sum-exp; with Ulysses the output also as it was exchanged."""
+    def _norm(self, name: str) -> Mapping[str, int]:
+        """Statistics of each token, and the output, which the linear layer after it reads; its input is another's output."""
+        statistic = self.between * (max(4, self.facts.item_bytes) if self.on_device else self.facts.item_bytes)
+        return {f"{name}.mean": statistic, f"{name}.rstd": statistic, name: self._between_bytes}
+
+    def _attention(self, recompute: str) -> Mapping[str, int]:
+        """Tensors that the attention saves; of Ulysses what its all-to-alls exchanged: q, k and v, and the output twice."""
         facts = self.facts
         query, kv = self._heads()
         is_exchanged = facts.ulysses > 1 and recompute != "selective"
         if is_exchanged and kv % facts.ulysses:
             kv = facts.ulysses
-        token = facts.head_dim * facts.item_bytes
-        kept = self.held * (2 * query + 2 * kv) * token
+        head = self.held * facts.head_dim * facts.item_bytes
+        tensors = {"all-to-all(qkv)" if is_exchanged else "qkv": (query + 2 * kv) * head, "attention": query * head}
         if recompute == "selective":
-            return kept
-        return kept + self.held * query * (facts.sum_bytes + (token if is_exchanged else 0))
+            return tensors
+        tensors["attention.log-sum-exp"] = self.held * query * facts.sum_bytes
+        return tensors | ({"all-to-all(attention)": query * head} if is_exchanged else {})
 
-    def _mask(self) -> int:
-        return self.between * self.facts.hidden * _MASK_BYTES if self.facts.dropout else 0
+    def _mask(self, name: str) -> Mapping[str, int]:
+        return {name: self.between * self.facts.hidden * _MASK_BYTES} if self.facts.dropout else {}
 
-    def _local_indices(self) -> int:
+    def _local_indices(self, name: str) -> Mapping[str, int]:
         """Indices into this rank's part of the vocabulary, and which tokens are outside of it."""
-        return self.held * (_INDEX_BYTES + _MASK_BYTES) if self.tp > 1 else 0
+        return (
+            {f"{name}.local": self.held * _INDEX_BYTES, f"{name}.foreign": self.held * _MASK_BYTES}
+            if self.tp > 1
+            else {}
+        )

@@ -6,7 +6,8 @@ not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -46,7 +47,7 @@ class MemoryPrediction:
     def __init__(self, volume: StepVolume, *, on_device: bool) -> None:
         self._volume = volume
         facts, mesh, ranks = volume.facts, volume.mesh, volume.plan.ranks
-        self._sizes = ActivationSizes(facts, mesh.tp, mesh.cp, on_device)
+        self.sizes = ActivationSizes(facts, mesh.tp, mesh.cp, on_device)
         has_pairs = not facts.sleeps and any(action.kind is Kind.OVERLAP_F_B for rank in ranks for action in rank)
         options, experts = facts.experts, volume.experts
         self._is_in_pieces = (
@@ -76,6 +77,27 @@ class MemoryPrediction:
             {stage: num_bytes for stage, num_bytes in of_stage.items() if is_known and num_bytes is not None},
         )
 
+    def forwards_at_peak(self, rank: int) -> Sequence[tuple[int, str]]:
+        """(stage of the model, recompute) of the forwards whose B or I has not run, when they keep most; without what an I leaves
+        to its W.
+        """
+        plan, pp_rank = self._volume.plan, self._volume.pp_rank(rank)
+        recomputed, held, peak = (
+            self._volume.fully_recomputed(pp_rank),
+            list[tuple[int, str]](),
+            list[tuple[int, str]](),
+        )
+        of_stage = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute) or 0)
+        for half in iter_halves(plan.ranks[pp_rank]):
+            is_recomputed = (half.stage, half.microbatch) in recomputed
+            forward = half.stage, "full" if is_recomputed else self._volume.facts.recompute
+            if half.kind is Kind.F:
+                held.append(forward)
+                peak = max(peak, list(held), key=lambda forwards: sum(itertools.starmap(of_stage, forwards)))
+            elif half.kind in (Kind.B, Kind.I):
+                held.remove(forward)
+        return [(plan.model_stage(stage), recompute) for stage, recompute in peak]
+
     @staticmethod
     def _weights(gradients: GradientVolume) -> int:
         facts = gradients.facts
@@ -102,13 +124,13 @@ class MemoryPrediction:
         """Bytes of one microbatch of a stage; None where those of experts are not known."""
         how = recompute or self._volume.facts.recompute
         of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how))
-        return None if of_experts is None else self._sizes.stage(of_experts, *self._ends(stage), how)
+        return None if of_experts is None else self.sizes.stage(of_experts, *self._ends(stage), how)
 
     def _weight_work(self, rank: int, stage: int) -> int | None:
         """Bytes of one microbatch of a stage from its I to its W; None where those of experts are not known."""
         experts = self._volume.experts
         of_experts = self._of_layers(stage, lambda layer: None if experts is None else experts.weight_work(rank, layer))
-        return None if of_experts is None else self._sizes.weight_work(of_experts, *self._ends(stage))
+        return None if of_experts is None else self.sizes.weight_work(of_experts, *self._ends(stage))
 
     def _of_layers(self, stage: int, of_layer: Callable[[int], int | None]) -> list[int | None] | None:
         """Bytes of the experts of each layer of a stage, None of one with an MLP; None where some are not known."""

@@ -145,7 +145,7 @@ def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(
         sizes = ActivationSizes(run, mix.tp, mix.cp, on_device=False)
         for rank, each in enumerate(of_ranks):
             stage = plan.stages_of(rank // (mix.world // mix.pp))[0]
-            ends = (sizes.embedding() if stage == 0 else 0) + (sizes.head() if stage == plan.chain_length - 1 else 0)
+            ends = sizes.ends(stage == 0, stage == plan.chain_length - 1)
             predicted = memory.of_rank(rank)
             num_layers = run.layers_per_stage[stage]
             assert predicted.activations_of_stage[stage] == num_layers * each.num_bytes + ends, (mix, rank)
