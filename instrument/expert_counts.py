@@ -20,7 +20,8 @@ EXPERTS_KEY = "experts"
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """One forward of a layer, of which ``first`` is this rank's first expert: ``counts`` (2, experts) are the routes of its
-    ``tokens``, as chosen and as kept, ``dropped`` (1,) counts tokens of which no route was kept.
+    ``tokens``, as chosen and as kept, ``dropped`` (1,) counts tokens of which no route was kept, ``arrived`` rows that came from
+    ranks of ep.
     """
 
     step: int
@@ -30,6 +31,7 @@ class _Forward:
     counts: Tensor
     tokens: int
     dropped: Tensor
+    arrived: int
 
 
 class ExpertCounts:
@@ -43,7 +45,14 @@ class ExpertCounts:
         self._top_k = 0
 
     def add(
-        self, step: int, layer: int, chosen: Tensor, kept: Tensor, num_experts: int, held: tuple[int, Sequence[int]]
+        self,
+        step: int,
+        layer: int,
+        chosen: Tensor,
+        kept: Tensor,
+        num_experts: int,
+        held: tuple[int, Sequence[int]],
+        arrived: int | None = None,
     ) -> None:
         """Add a forward.
 
@@ -54,12 +63,14 @@ class ExpertCounts:
             kept: the same, ``num_experts`` where a route was dropped; may be ``chosen`` itself.
             num_experts: of the layer, on all ranks.
             held: the first expert of this rank, and how many rows each of its experts computes.
+            arrived: rows that came along ep; None: all that the experts compute.
         """
         first, rows = held
         top_k = chosen.shape[-1]
         counts = torch.stack([_count(routes, num_experts) for routes in (chosen, kept)])
         dropped = counts.new_zeros(1) if kept is chosen else (kept == num_experts).all(-1).sum().view(1)
-        forward = _Forward(step, layer, first, list(rows), counts, chosen.numel() // top_k, dropped)
+        num_arrived = sum(rows) if arrived is None else arrived
+        forward = _Forward(step, layer, first, list(rows), counts, chosen.numel() // top_k, dropped, num_arrived)
         with self._lock:
             self._top_k = top_k
             self._forwards.append(forward)
@@ -82,7 +93,8 @@ class ExpertCounts:
         routes of this rank's tokens to each expert, before and after dropping; ``kept`` is empty where nothing was dropped.
         ``tokens`` has [tokens, those of which no route was kept] of each forward.
         ``num`` is the number of experts of a layer and ``first`` this rank's first of them; where layers differ (pyramids),
-        ``num`` is the largest and ``first`` a list by forward.
+        ``num`` is the largest and ``first`` a list by forward. ``arrived`` has the rows that came along ep in each forward, where
+        ranks share each expert and compute those that came to others too.
         """
         with self._lock:
             forwards = list(self._forwards)
@@ -91,7 +103,7 @@ class ExpertCounts:
         sizes = [forward.counts.shape[1] for forward in forwards]
         chosen, kept = torch.cat([forward.counts for forward in forwards], 1).cpu().unbind()
         dropped = torch.cat([forward.dropped for forward in forwards]).tolist()
-        firsts = [forward.first for forward in forwards]
+        firsts, arrived = [forward.first for forward in forwards], [forward.arrived for forward in forwards]
         return {
             "num": max(sizes),
             "top_k": self._top_k,
@@ -102,6 +114,7 @@ class ExpertCounts:
             if torch.equal(chosen, kept)
             else [of_forward.tolist() for of_forward in torch.split(kept, sizes)],
             "tokens": [[forward.tokens, num] for forward, num in zip(forwards, dropped, strict=True)],
+            **({} if arrived == [sum(forward.rows) for forward in forwards] else {"arrived": arrived}),
         }
 
 

@@ -11,12 +11,16 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from instrument.garbage_collection import CollectionRanges
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
 from pptrace.schedule.plan import Plan
+
+Predict = Callable[[Mapping[str, Any] | None, range], Mapping[str, object]]
+"""Makes of a rank's counts of routes (:mod:`instrument.expert_counts`; None without any) what is predicted of its steps."""
 
 
 class Session:
@@ -47,11 +51,13 @@ class Session:
         plan: Plan,
         pp_ranks: Sequence[int],
         model: Mapping[str, object] | None = None,
+        predict: Predict | None = None,
     ) -> None:
         """Record mesh, plan and model of this rank in its trace and in ``run.json``.
 
         ``mesh`` is axis → size, ``pp_ranks`` the global ranks of this rank's pipeline by pipeline rank, ``model``
-        any JSON values. May be called again: the last description counts.
+        any JSON values; ``predict`` is called when the trace is written, for what the rank should have sent and held in the
+        recorded steps (:mod:`instrument.models.volume.predicted`). May be called again: the last description counts.
         """
 
     def describe_watched(

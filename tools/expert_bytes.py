@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from instrument.expert.options import Dispatcher, ExpertOptions, Forced
-from pptrace.analysis.volume.experts import ExpertCall, ExpertSizes, expert_calls
+from instrument.models.volume.experts import ExpertCall, ExpertSizes
 from tests.instrument.expert.cases.layers import HIDDEN, Seen, Tokens, compare
+from tests.support.expert_calls import expert_calls
 from tests.support.pool import Pool
 
 WORLD, SEQUENCES = 4, 2

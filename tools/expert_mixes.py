@@ -21,10 +21,10 @@ from random import Random
 
 import numpy as np
 
-from instrument.expert.capacity import DropOrder
 from instrument.expert.forced import check_routes
 from instrument.expert.options import (
     Dispatcher,
+    DropOrder,
     ExpertOptions,
     Forced,
     Scoring,

@@ -28,8 +28,7 @@ from instrument.examples import train_gpt
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, resolve_settings
 from instrument.examples.progress import Progress
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, Forced, Scoring, SecondChoice, Shared
+from instrument.expert.options import Dispatcher, DropOrder, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.errors import PptraceError

@@ -25,6 +25,7 @@ from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
 from pptrace.api.whatif import Predictions
 from pptrace.api.wishes import FORM, Value, Wishes
 from pptrace.errors import PptraceError, UsageError
+from pptrace.model.predicted import gpt_of_run
 from pptrace.report.figures import View, timeline
 from pptrace.report.units import milliseconds
 from pptrace.report.whatif import headline, span_words, standing_words, whatif_tables
@@ -120,8 +121,9 @@ def _share(name: str, query: Query) -> Node:
 
 def _layers_today(loaded: Loaded) -> Sequence[int]:
     """The layers of each stage of the model, as the trace has them; empty where it does not say, or has too many for a slider."""
-    volume = None if loaded.analysis is None else loaded.analysis.data.volume
-    layers = () if volume is None else volume.facts.layers_per_stage
+    analysis = loaded.analysis
+    sizes = None if analysis is None else gpt_of_run(analysis.facts.values(), analysis.schedule)
+    layers = () if sizes is None else sizes.layers_per_stage
     return layers if 1 < len(layers) <= _MOST_HANDLES + 1 else ()
 
 

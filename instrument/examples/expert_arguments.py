@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
+from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from pptrace.errors import UsageError
 
 Add = Callable[..., argparse.Action]

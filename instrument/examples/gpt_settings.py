@@ -21,11 +21,11 @@ from instrument.examples.gpt_arguments import (
 from instrument.expert.forced import check_routes
 from instrument.expert.options import check_layers
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
+from instrument.models.rank_form import RankForm
 from instrument.optim.adamw import WEIGHT_DECAY
 from instrument.optim.clipping import OptimizerSync, require_norm
 from instrument.optim.main_parameters import Zero

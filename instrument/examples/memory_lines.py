@@ -1,72 +1,73 @@
 """The lines of ``train_gpt.py --memory``: what a rank keeps in a step, and what is predicted of it.
 
-The prediction is that of the report (:mod:`pptrace.analysis.volume.memory`), of experts with the rows of the step that was
+The prediction is that of a trace (:mod:`instrument.models.volume.memory`), of experts with the rows of the step that was
 measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Settings
-from instrument.expert_counts import EXPERTS_KEY
 from instrument.mesh import Mesh
-from instrument.models.activations import PAPER, RankActivations, RankForm, rank_activations
+from instrument.models.rank_form import RankForm
+from instrument.models.volume.activations import PAPER, ActivationSizes
+from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.memory import MemoryPrediction
+from instrument.models.volume.predicted import routes_of
+from instrument.models.volume.step import StepVolume
 from instrument.optim.main_parameters import Zero
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
-from pptrace.analysis.experts.counts import routes_of_run
-from pptrace.analysis.volume.gpt_facts import read_gpt_facts
-from pptrace.analysis.volume.memory import MemoryPrediction
-from pptrace.analysis.volume.step import StepVolume
-from pptrace.model.mesh import MeshInfo
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeak:
+    """Bytes of layers, of embeddings and heads, and of layers by the paper's formula, of all forwards in flight together."""
+
+    layers_bytes: int
+    ends_bytes: int
+    paper_bytes: int
+    num_layers: int
+
+    @classmethod
+    def of(cls, sizes: ActivationSizes, forwards: Sequence[tuple[int, str]]) -> AtPeak:
+        """Those of (stage of the model, recompute) of each forward."""
+        layers = sizes.facts.layers_per_stage
+        return cls(
+            sum(layers[stage] * sizes.layer(recompute) for stage, recompute in forwards),
+            sum(sizes.ends(stage == 0, stage == len(layers) - 1) for stage, _ in forwards),
+            sum(layers[stage] * sizes.paper_layer(recompute) for stage, recompute in forwards),
+            sum(layers[stage] for stage, _ in forwards),
+        )
 
 
 def memory_lines(
-    runtime: PipelineRuntime, batch: Batch, step: int, settings: Settings, mesh: Mesh, model: Mapping[str, object]
+    runtime: PipelineRuntime, batch: Batch, step: int, settings: Settings, mesh: Mesh, facts: GptFacts
 ) -> str:
     """Two lines on this rank: measured in a step that trains nothing, and predicted. Every rank of the mesh calls it.
 
     Args:
         step: its number in the ranges, used by no other step.
-        model: the facts of it that a trace has.
+        facts: of the model and how it is trained.
     """
     use = measure(runtime, batch, step)
-    has_experts = settings.model.experts is not None
-    routes = routes_of_run({mesh.rank: {EXPERTS_KEY: use.routes}})
-    facts = read_gpt_facts(model)
-    assert facts is not None, model
-    on_device = settings.wiring.device.type == "cuda"
-    volume = StepVolume(facts, _mesh_info(settings, mesh), settings.plan, routes)
-    prediction = MemoryPrediction(volume, model, on_device=on_device)
+    volume = StepVolume(facts, settings.shape, settings.plan, routes_of(mesh.rank, use.routes))
+    prediction = MemoryPrediction(volume, on_device=settings.wiring.device.type == "cuda")
     form = RankForm.of(settings.model, facts.microbatch_size, settings.shape, settings.wiring.parallel)
-    kernel, keep = model["attention_kernel"], facts.recompute_microbatches_beyond
+    kernel = facts.attention_kernel
     attention = form.attention if kernel is None else f"{form.attention}, {kernel} kernel"
-    most = None if has_experts else rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, keep)
+    most = None
+    if facts.experts is None:
+        most = AtPeak.of(prediction.sizes, prediction.forwards_at_peak(mesh.rank))
     words = [f"memory   rank {mesh.rank}", _predicted(prediction, mesh.rank, use, most, attention)]
     if most is not None:
         words.append(_by_the_paper(most, use))
     if settings.wiring.zero >= Zero.GRADIENTS:
         words.append("without gathered parameters and their gradients")
     return f"{_measured_line(mesh, use)}\n{'   '.join(words)}"
-
-
-def _mesh_info(settings: Settings, mesh: Mesh) -> MeshInfo:
-    """The mesh as an analysis has it, with the pipeline of this rank alone."""
-    shape = settings.shape
-    return MeshInfo(
-        num_ranks=shape.world,
-        pp=shape.pp,
-        vpp=settings.plan.num_chunks,
-        tp=shape.tp,
-        cp=shape.cp,
-        dp=shape.dp,
-        ep=shape.ep,
-        pipelines=(mesh.pp_ranks,),
-        order=shape.order,
-        etp=shape.etp,
-    )
 
 
 def _measured_line(mesh: Mesh, use: MemoryUse) -> str:
@@ -83,18 +84,15 @@ def _measured_line(mesh: Mesh, use: MemoryUse) -> str:
     return "   ".join(words)
 
 
-def _predicted(
-    prediction: MemoryPrediction, rank: int, use: MemoryUse, most: RankActivations | None, attention: str
-) -> str:
+def _predicted(prediction: MemoryPrediction, rank: int, use: MemoryUse, most: AtPeak | None, attention: str) -> str:
     """Predicted memory of a rank, to compare with the measured one, which includes messages in transit.
 
     Args:
         most: of its forwards along the plan, None with experts.
     """
     parts = prediction.of_rank(rank)
-    if parts is None or parts.activations is None:
-        reason = prediction.reason or "what comes from other ranks that share its experts is not counted here"
-        return f"predicted nothing, because {reason} ({attention})"
+    if parts.activations is None:
+        return f"predicted nothing, because {prediction.reason} ({attention})"
     with_work, without = (" with what W reads", "without it ") if use.planned.deferred_weight_grads else ("", "")
     total = f"predicted {_mib(parts.activations, use)} MiB for each in flight{with_work}"
     if most is None:
@@ -104,7 +102,7 @@ def _predicted(
     return f"{total}: {without}layers {layers} ({of_layer} a layer), embedding and head {ends} ({attention})"
 
 
-def _by_the_paper(most: RankActivations, use: MemoryUse) -> str:
+def _by_the_paper(most: AtPeak, use: MemoryUse) -> str:
     of_layer = f"{most.paper_bytes / max(most.num_layers, 1) / 2**20:,.3f}"
     layers = _mib(most.paper_bytes, use)
     return f"{PAPER}: layers {layers} ({of_layer} a layer; 16 bit, dropout masks, scores stored)"

@@ -15,9 +15,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,17 +27,21 @@ from instrument import session
 from instrument.data.text import Batch
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partition, resolve_settings
+from instrument.examples.memory_lines import memory_lines
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
-from instrument.models.activations import RankForm, fused_kernel
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import VOCABULARY, GptConfig, GptStage
+from instrument.models.gpt import VOCABULARY, GptStage
 from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
+from instrument.models.rank_form import RankForm, fused_kernel
 from instrument.models.sleeping import SleepingStage
+from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.predicted import predicted_facts, routes_of
+from instrument.models.volume.step import StepVolume
 from instrument.optim.adamw import AdamW
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
@@ -110,23 +115,27 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         clipped.finish(options.steps - 1)
     progress.finish()
     if options.memory:
-        from instrument.examples.memory_lines import memory_lines  # what predicts them no other run needs
-
-        batch, model = _load(feed, observer, options.steps), _describe_model(settings, options)
-        print(memory_lines(runtime, batch, options.steps, settings, mesh, model), flush=True)
+        batch = _load(feed, observer, options.steps)
+        print(memory_lines(runtime, batch, options.steps, settings, mesh, _gpt_facts(settings, options)), flush=True)
 
 
 def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, options: argparse.Namespace) -> None:
-    """Record mesh, plan and model in the trace."""
-    shape = mesh.shape
+    """Record mesh, plan, model and predictions in the trace."""
+    shape, facts, on_device = mesh.shape, _gpt_facts(settings, options), settings.wiring.device.type == "cuda"
     sizes = {"vpp": settings.plan.num_chunks, **{str(axis): shape.size_of(axis) for axis in MESH_ORDER}}
     if settings.model.experts is not None:
         sizes |= {"ep": shape.ep, "etp": shape.etp}
+
+    def predict(counts: Mapping[str, Any] | None, steps: range) -> dict[str, object]:
+        volume = StepVolume(facts, shape, settings.plan, routes_of(mesh.rank, counts))
+        return predicted_facts(volume, mesh.rank, steps, on_device=on_device)
+
     observer.describe(
         mesh=sizes | {"order": "-".join(shape.order)},
         plan=settings.plan,
         pp_ranks=mesh.pp_ranks,
-        model=_describe_model(settings, options),
+        model={"layers": options.layers, **facts.as_json(), **_sleeps(options)},
+        predict=predict,
     )
 
 
@@ -221,45 +230,41 @@ def _mesh_device(settings: Settings) -> str:
     return "cuda" if settings.backend == "nccl" else "cpu"
 
 
-def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str, object]:
+def _gpt_facts(settings: Settings, options: argparse.Namespace) -> GptFacts:
+    return GptFacts(
+        hidden=options.hidden,
+        heads=options.heads,
+        kv_heads=settings.model.num_kv_heads,
+        sequence=options.seq,
+        microbatch_size=options.microbatch_size,
+        vocabulary=VOCABULARY,
+        dtype=options.dtype,
+        tied=options.tied,
+        layers_per_stage=tuple(map(len, settings.layer_partition)),
+        sequence_parallel=options.sequence_parallel,
+        overlap=options.overlap,
+        ulysses=options.ulysses,
+        recompute=options.recompute,
+        recompute_microbatches_beyond=options.recompute_microbatches_beyond,
+        zero=int(settings.wiring.zero),
+        bucket_bytes=settings.wiring.bucket_bytes,
+        clip_grad=options.clip_grad,
+        optimizer_sync=options.optimizer_sync,
+        steps=options.steps,
+        experts=settings.model.experts,
+        dropout=options.dropout,
+        attention_kernel=_kernel(settings, options),
+        sleeps=bool(options.sleep_forward or options.sleep_backward),
+    )
+
+
+def _sleeps(options: argparse.Namespace) -> dict[str, object]:
     return {
-        "name": "gpt",
-        "layers": options.layers,
-        "hidden": options.hidden,
-        "heads": options.heads,
-        "kv_heads": settings.model.num_kv_heads,
-        "dropout": options.dropout,
-        "attention_kernel": _kernel(settings, options),
-        "sequence_parallel": options.sequence_parallel,
-        "overlap": options.overlap,
-        "ulysses": options.ulysses,
-        "sequence": options.seq,
-        "microbatch_size": options.microbatch_size,
-        "dtype": options.dtype,
-        "tied": options.tied,
-        "recompute": options.recompute,
-        "recompute_microbatches_beyond": options.recompute_microbatches_beyond,
-        "layers_per_stage": [len(layers) for layers in settings.layer_partition],
-        "vocabulary": VOCABULARY,
-        "zero": int(settings.wiring.zero),
-        "bucket_bytes": settings.wiring.bucket_bytes,
-        "clip_grad": options.clip_grad,
-        "optimizer_sync": options.optimizer_sync,
-        "steps": options.steps,
         "sleep_forward_ms": options.sleep_forward,
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,
         "sleep_per_layer": options.sleep_per_layer,
-        **_describe_experts(settings.model),
     }
-
-
-def _describe_experts(model: GptConfig) -> dict[str, object]:
-    """The options of the experts; nothing of a model without."""
-    if model.experts is None:
-        return {}
-    options = asdict(model.experts)
-    return {"experts": options.pop("num"), **{f"experts_{name}": value for name, value in options.items()}}
 
 
 if __name__ == "__main__":

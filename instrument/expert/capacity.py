@@ -1,6 +1,6 @@
 """The routes that an expert takes where it takes a limited number of each sequence; the others are dropped.
 
-An expert takes C = ⌈factor · k·T/E⌉ routes of a sequence of T tokens. With the sequence as unit, the same routes are kept however
+With the sequence as unit (:meth:`instrument.expert.options.ExpertOptions.capacity`), the same routes are kept however
 sequences are shared out over microbatches and ranks: ranks that hold parts of one tell each other their choices.
 
 A dropped route adds nothing to its token, whose other weights stay as they are; a token without routes keeps what the residual
@@ -9,29 +9,8 @@ connection (and a shared MLP) gives it.
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from fractions import Fraction
-
 import torch
 from torch import Tensor
-
-
-class DropOrder(StrEnum):
-    """The order in which routes are taken."""
-
-    CHOICES = (
-        "choices"  # all first choices in the order of the tokens, then all second ones, … (GShard, arXiv 2006.16668)
-    )
-    WEIGHTS = "weights"  # by falling weight; of equal ones the earlier token
-
-
-def capacity_of(factor: float, length: int, top_k: int, num_experts: int) -> int:
-    """Routes of a sequence of ``length`` tokens that an expert takes: ⌈factor · k·T/E⌉, at most T.
-
-    The factor is the decimal number that it is written as: 1.1 · 100/10 is 11, where floats come to a little more.
-    """
-    return min(length, math.ceil(Fraction(str(factor)) * top_k * length / num_experts))
 
 
 def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor | None = None) -> Tensor:
@@ -41,7 +20,7 @@ def keep_within(chosen: Tensor, capacity: int, num_experts: int, weights: Tensor
         chosen: (sequences, tokens, k) expert ids of whole sequences, tokens in their order.
         capacity: routes of a sequence that each expert takes.
         num_experts: of the layer.
-        weights: (sequences, tokens, k); None: in the order of choices (:class:`DropOrder`).
+        weights: (sequences, tokens, k); None: in the order of choices (:class:`~instrument.expert.options.DropOrder`).
 
     Returns:
         (sequences, tokens, k) bool.

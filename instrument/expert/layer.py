@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
 from instrument.expert.all_gather import make_gathered
-from instrument.expert.capacity import DropOrder, capacity_of, keep_within
+from instrument.expert.capacity import keep_within
 from instrument.expert.dispatch import RowDispatch, TokenDispatch, make_dispatch
 from instrument.expert.exchange import Journey
 from instrument.expert.forced import forced_routes
@@ -26,7 +26,7 @@ from instrument.expert.linear import ExpertLinear, Held
 from instrument.expert.losses import count_routes, load_balancing_loss, with_loss, z_loss
 from instrument.expert.mlp import LateWeights, run_experts
 from instrument.expert.noise import ForwardKey, TokenIds
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, SecondChoice
+from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, SecondChoice
 from instrument.expert.padded import make_padded
 from instrument.expert.pieces import Pieces, Tape
 from instrument.expert.router import Router, jittered, keep_second, probabilities_of, weights_of
@@ -222,8 +222,8 @@ class ExpertLayer(nn.Module):
         if options.second is SecondChoice.RANDOM and ids is not None:
             routed = chosen.masked_fill(~keep_second(weights_of(logits, chosen, options), ids), options.num)
         wanted = routed
-        if options.capacity_factor is not None:
-            routed = self._within_capacity(logits, chosen, routed, options.capacity_factor)
+        if (capacity := self._capacity(chosen.shape[1])) is not None:
+            routed = self._within_capacity(logits, chosen, routed, capacity)
         if options.aux_loss:
             counts = parts.sum(count_routes(chosen, options.num))
         dispatch = self._dispatch(routed)
@@ -235,7 +235,9 @@ class ExpertLayer(nn.Module):
         recorder = self.groups.ep.recorder
         if recorder.counts_routes:
             held = (self.inner.experts[0], dispatch.rows_of_expert)
-            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held)
+            received = dispatch.exchange.received if isinstance(dispatch, RowDispatch) else None
+            arrived = None if received is None else sum(received)
+            recorder.expert_counts.add(recorder.step, self.layer, wanted, routed, self.options.num, held, arrived)
 
     def _dispatch(self, routed: Tensor) -> TokenDispatch:
         options, routes = self.options, routed.flatten(0, 1)
@@ -249,19 +251,17 @@ class ExpertLayer(nn.Module):
 
     def _slots(self, num: int, held: int) -> int | None:
         """Routes that an expert takes at most of ``num`` sequences, of each of which this rank has ``held`` tokens."""
-        if self.options.capacity_factor is None:
-            return None
-        return num * min(held, self._capacity(held, self.options.capacity_factor))
+        capacity = self._capacity(held)
+        return None if capacity is None else num * min(held, capacity)
 
-    def _capacity(self, held: int, factor: float) -> int:
-        return capacity_of(factor, held * self._parts.size, self.options.top_k, self.options.num)
+    def _capacity(self, held: int) -> int | None:
+        return self.options.capacity(held * self._parts.size)
 
-    def _within_capacity(self, logits: Tensor, chosen: Tensor, routed: Tensor, factor: float) -> Tensor:
+    def _within_capacity(self, logits: Tensor, chosen: Tensor, routed: Tensor, capacity: int) -> Tensor:
         """``routed``, without what experts of whole sequences have no room for."""
         options, parts = self.options, self._parts
         is_by_weight = options.drop_order is DropOrder.WEIGHTS
         weights = parts.whole(weights_of(logits, chosen, options)) if is_by_weight else None
-        capacity = self._capacity(chosen.shape[1], factor)
         is_kept = parts.part(keep_within(parts.whole(routed), capacity, options.num + 1, weights))
         return routed.masked_fill(~is_kept, options.num)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 
-from instrument.expert.capacity import DropOrder
 from pptrace.errors import UsageError
 
 
@@ -37,6 +37,15 @@ class Dispatcher(StrEnum):
     ALL_GATHER = "all-gather"  # all to all ranks, and back by a reduce-scatter (:mod:`instrument.expert.all_gather`)
 
 
+class DropOrder(StrEnum):
+    """The order in which routes are taken where an expert takes a limited number of them."""
+
+    CHOICES = (
+        "choices"  # all first choices in the order of the tokens, then all second ones, … (GShard, arXiv 2006.16668)
+    )
+    WEIGHTS = "weights"  # by falling weight; of equal ones the earlier token
+
+
 class Forced(StrEnum):
     """Routes that are given instead of chosen, for measurements; weights and gradients stay the router's."""
 
@@ -54,6 +63,11 @@ class Shared(StrEnum):
     ADDED = "added"  # y + MLP(x) (DeepSeekMoE, arXiv 2401.06066)
     GATED = "gated"  # y + σ(x·w)·MLP(x) (Qwen2-MoE)
     RESIDUAL = "residual"  # c₀·y + c₁·MLP(x), c = softmax(x·Wᵀ + b) (PR-MoE, arXiv 2201.05596)
+
+    @property
+    def num_coefficients(self) -> int:
+        """Coefficients of a token that weigh the MLP."""
+        return {Shared.ADDED: 0, Shared.GATED: 1, Shared.RESIDUAL: 2}[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +204,15 @@ class ExpertOptions:
     def of_layer(self, layer: int) -> ExpertOptions:
         """The options of one layer that has experts: their number is its own."""
         return replace(self, num=self.pyramid[layer // self.every], pyramid=()) if self.pyramid else self
+
+    def capacity(self, length: int) -> int | None:
+        """Routes of a sequence of ``length`` tokens that an expert of a layer takes: ⌈factor · k·T/E⌉, at most T; None: all.
+
+        The factor is the decimal number that it is written as: 1.1 · 100/10 is 11, where floats come to a little more.
+        """
+        if self.capacity_factor is None:
+            return None
+        return min(length, math.ceil(Fraction(str(self.capacity_factor)) * self.top_k * length / self.num))
 
     @property
     def names_tokens(self) -> bool:

@@ -41,7 +41,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from instrument.expert.options import Shared
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.errors import UsageError
@@ -102,7 +101,7 @@ def expert_difference(config: GptConfig, layer: int) -> int:
     tokens, hidden, experts = config.sequence, config.hidden, config.experts.of_layer(layer)
     width = experts.width or 4 * hidden
     widths = experts.top_k * width + experts.shared_width
-    outputs = experts.num + {Shared.ADDED: 0, Shared.GATED: 1, Shared.RESIDUAL: 2}[experts.shared]
+    outputs = experts.num + experts.shared.num_coefficients
     return 4 * tokens * hidden * widths + 2 * tokens * hidden * outputs - 16 * tokens * hidden**2
 
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, Block, Embedding, GptConfig, Head, cross_entropy
 from instrument.models.parallel import Parallel, alone
+from instrument.models.rank_form import RankForm
 from instrument.pipeline.balance import LayerTimes
 from pptrace.errors import UsageError
 from pptrace.marks import Axis, Collective

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
+from pptrace.model.predicted import RankPrediction
 from pptrace.model.step_memory import RecordedMemory
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.slices import Slice, rows_where, slice_of, slices, slices_by_int
@@ -62,7 +62,7 @@ def _of_step(rows: Slice, step: int) -> Slice:
 class AlignedRun:
     """All measured data on one clock: tagged ops, comms with transfer starts, both of them by rank as well, and each rank's lane.
 
-    ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
+    ``predicted`` are the predictions of ranks that wrote some down. ``lacking`` are the ranks with a trace of whose
     pipeline others have none. ``recorded_memory`` is what recorders measured of the memory of each rank's steps, ``lost_steps``
     those of each rank in which kernels are missing.
     """
@@ -74,7 +74,7 @@ class AlignedRun:
     lanes: Mapping[int, Lane]
     work: Mapping[int, DeviceWork]
     clock: Clock
-    volume: StepVolume | None = None
+    predicted: Mapping[int, RankPrediction] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
     recorded_memory: Mapping[int, RecordedMemory] = field(default_factory=dict)
     lost_steps: Mapping[int, frozenset[int]] = field(default_factory=dict)

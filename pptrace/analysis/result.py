@@ -85,7 +85,7 @@ class CommSummary:
 
     What depends on telling waiting from transfer is None where the other side is not in the traces, every time where the device
     that communicated was not recorded, and ``bytes`` where a call does not tell its size. ``predicted_bytes`` is what the run's
-    sizes and options come to (:mod:`pptrace.analysis.volume.step`), None where they are not known. ``free_ns`` is the part of
+    sizes and options come to (:mod:`pptrace.model.predicted`), None where they are not known. ``free_ns`` is the part of
     ``exposed_ns`` that costs the step nothing: of collectives behind the rank's last op, while its pipeline goes on.
     """
 

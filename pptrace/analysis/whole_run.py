@@ -200,7 +200,7 @@ class StageActivations:
 
 @dataclass(frozen=True, slots=True)
 class PredictedMemory:
-    """Memory that the run's sizes and options come to (:mod:`pptrace.analysis.volume.memory`)."""
+    """Memory that the run's sizes and options come to (:mod:`pptrace.model.predicted`)."""
 
     weights_bytes: int
     gradients_bytes: int

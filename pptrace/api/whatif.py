@@ -26,6 +26,7 @@ from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
+from pptrace.model.predicted import gpt_of_run
 from pptrace.model.wording import counted
 from pptrace.schedule import registry
 from pptrace.schedule.text import to_csv
@@ -160,14 +161,14 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
     study = study_run(
         analysis.report, analysis.costs, analysis.schedule, layers, wishes.memory_limit, latencies, assumed
     )
-    volume = analysis.data.volume
-    return study if volume is None else replace(study, sequences=volume.facts.microbatch_size)
+    sizes = gpt_of_run(analysis.facts.values(), analysis.schedule)
+    return study if sizes is None else replace(study, sequences=sizes.microbatch_size)
 
 
 def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
     """The layers of each stage: as the user says, else as the trace does."""
-    volume, plan = analysis.data.volume, analysis.schedule.plan
-    traced = None if volume is None else volume.facts.layers_per_stage
+    sizes, plan = gpt_of_run(analysis.facts.values(), analysis.schedule), analysis.schedule.plan
+    traced = None if sizes is None else sizes.layers_per_stage
     if wishes.layers is None:
         return traced
     if (plan is not None and len(wishes.layers) != plan.chain_length) or min(wishes.layers, default=0) < 1:

@@ -47,7 +47,7 @@ from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
-from pptrace.analysis.volume.step import StepVolume, volume_of_run
+from pptrace.analysis.whole_run import MemoryReport
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.intervals import length, merge
@@ -56,6 +56,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import with_host_waits
 from pptrace.model.lacking_records import LackingRecords
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.predicted import RankPrediction, predictions_of, why_unpredicted
 from pptrace.model.schedule_info import Candidate, ScheduleInfo, WithPlan
 from pptrace.model.step_memory import RecordedMemory, read_recorded_memory
 from pptrace.model.traces import Trace, TraceInfo
@@ -290,20 +291,14 @@ def make_report(
         core_waits=waits,
         root_causes=roots,
         doubts=doubts,
-        memory=report_memory(steps, run.mesh, run.schedule, predicted_volume(run), run.facts),
+        memory=_memory_of(steps, run),
     )
     return with_verdict(report)
 
 
-def predicted_volume(run: RecognisedRun) -> StepVolume | None:
-    """Predict what the run communicates; None where its facts do not tell."""
-    models = [facts.get("model") for facts in run.facts.values()]
-    routes = None
-    if any(of_rank.get(EXPERT_COUNTS) for of_rank in run.facts.values()):
-        from pptrace.analysis.experts.counts import routes_of_run
-
-        routes = routes_of_run(run.facts)
-    return volume_of_run(models, run.mesh, run.schedule, routes)
+def _memory_of(steps: Sequence[StepReport], run: RecognisedRun) -> MemoryReport | None:
+    facts, schedule = run.facts, run.schedule
+    return report_memory(steps, run.mesh, schedule, predictions_of(facts, schedule), why_unpredicted(facts, schedule))
 
 
 def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
@@ -373,7 +368,9 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     without = [rank for rank, work in run.work.items() if work.missing_device_events]
     comms = with_transfers(without_unknown_times(matched, without, lost_steps(run.ops, run.work)))
     incomplete = lacking_ranks(run)
-    return with_lanes(run, ops, comms, clock, predicted_volume(run), incomplete), by_end_times.warnings
+    return with_lanes(
+        run, ops, comms, clock, predictions_of(run.facts, run.schedule), incomplete
+    ), by_end_times.warnings
 
 
 def with_lanes(
@@ -381,7 +378,7 @@ def with_lanes(
     ops: pd.DataFrame,
     comms: pd.DataFrame,
     clock: Clock,
-    volume: StepVolume | None,
+    predicted: Mapping[int, RankPrediction],
     incomplete: frozenset[int],
 ) -> AlignedRun:
     """The aligned run of tagged ops and of comms with transfers, both on one clock."""
@@ -395,7 +392,7 @@ def with_lanes(
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
     facts = (incomplete, recorded_memory_of(run), lost_steps(run.ops, run.work))
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, *facts)
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, predicted, *facts)
 
 
 def recorded_memory_of(run: RecognisedRun) -> dict[int, RecordedMemory]:

@@ -41,6 +41,7 @@ from pptrace.analysis.steps.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
+from pptrace.model.predicted import predictions_of
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import steps_of_unmatched, warn_of_unknown, warn_unmatched
@@ -56,7 +57,6 @@ from pptrace.workflow.analyse import (
     make_report,
     only,
     planned_steps,
-    predicted_volume,
     ranks_with_bubble,
 )
 from pptrace.workflow.dask_engine import DaskEngine
@@ -116,7 +116,7 @@ def analyse_on_workers(
         raise NotSplitError("there is no pipeline")
     windows = every_window if step is None else only(step, every_window)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
-    of_run = (run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking)
+    of_run = (run.framework, run.mesh, run.schedule, clock, data.predicted, data.lacking)
     facts = RunFacts(*of_run, parts.of_plan, inside_windows(every_window), data.lost_steps)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
@@ -158,11 +158,12 @@ def _align_ops(run: RecognisedRun, clock: Clock) -> AlignedRun:
     """The ops on one clock with their phases, without communication and lanes."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     comms = with_categories(empty_table(COMMS))
-    volume = predicted_volume(run)
-    incomplete = lacking_ranks(run)
+    predicted, incomplete = predictions_of(run.facts, run.schedule), lacking_ranks(run)
     rows = RowsByRank(ops, comms)
     lost = lost_steps(run.ops, run.work)
-    return AlignedRun(ops, comms, empty_table(MEMORY), rows, {}, run.work, clock, volume, incomplete, lost_steps=lost)
+    return AlignedRun(
+        ops, comms, empty_table(MEMORY), rows, {}, run.work, clock, predicted, incomplete, lost_steps=lost
+    )
 
 
 def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: AlignedRun) -> dict[int, Sequence[RankStep]]:

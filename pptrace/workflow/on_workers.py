@@ -26,11 +26,11 @@ from pptrace.analysis.stage_parts import Sums, sums_of_rank
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import report_rank_steps
 from pptrace.analysis.steps.steps import PlanPart, RankPart
-from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
 from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.predicted import RankPrediction
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OPS, Int64
 from pptrace.model.traces import OP_TABLE
@@ -174,7 +174,7 @@ class RunFacts:
     mesh: MeshInfo
     schedule: ScheduleInfo
     clock: Clock
-    volume: StepVolume | None
+    predicted: Mapping[int, RankPrediction]
     incomplete: frozenset[int]
     plans: tuple[PlanPart, ...]
     inside: Int64
@@ -290,7 +290,7 @@ def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
     transfers = timed[["transfer_start_ns", "transfer_end_ns"]]  # on the common clock already
     comms = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
     ops = tag_ops(shift(recognised.ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
-    return with_lanes(recognised, ops, comms, run.clock, run.volume, run.incomplete)
+    return with_lanes(recognised, ops, comms, run.clock, run.predicted, run.incomplete)
 
 
 def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:

@@ -24,6 +24,7 @@ from pptrace.environment import read_environment
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Cache, Packed, cache_for, key_of
+from pptrace.model.predicted import PREDICTED
 from pptrace.model.tables import CALLS, COMMS, HOST_ORDER, MEMORY, OPS
 from pptrace.model.traces import HOST_NAME, InputFormat, Trace
 from pptrace.recognise.damage.find import damage_of, without_misplaced_work
@@ -37,7 +38,7 @@ _FACTS = frozenset(
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
         *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
         *("communicators", "memory", "versions", "environment", "core_wait", "experts", PORTS, HOST_NAME),
-        *(DEVICE_ID, SETTINGS, STEP_TIMES),
+        *(DEVICE_ID, SETTINGS, STEP_TIMES, PREDICTED),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

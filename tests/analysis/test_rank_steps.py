@@ -11,15 +11,14 @@ import pytest
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, report_steps
-from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.predicted import MemoryParts, RankPrediction
 from pptrace.model.tables import COMMS, MEMORY, OPS, make_table
 from pptrace.schedule.registry import build
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.windows import step_windows
-from tests.support.gpt_runs import facts
 from tests.support.parts import parts_ns
 
 ONE_CLOCK = Clock(ClockMethod.SAME_HOST, {}, 0)
@@ -274,12 +273,13 @@ def test_other_ranges_are_listed_by_kind() -> None:
 
 
 def test_what_a_rank_should_have_communicated_is_beside_what_it_did() -> None:
-    volume = StepVolume(facts(layers_per_stage=(1, 1)), TWO, build("1f1b", 2, 4))
-    data = replace(run_of(OPS_OF_TWO, COMMS_OF_TWO), volume=volume)
-    num_bytes = 4 * 2 * 16 * 32 * 4
+    of_step = {("pp", "recv"): 70, ("pp", "send"): 80}
+    prediction = RankPrediction(((range(1, 2), of_step),), MemoryParts(1, 1, 1, None, {}, "unknown"))
+    data = replace(run_of(OPS_OF_TWO, COMMS_OF_TWO), predicted={0: prediction, 1: prediction})
     for step in steps_of(data):
         for rank in step.ranks:
-            assert {comm.kind: comm.predicted_bytes for comm in rank.comms} == {"recv": num_bytes, "send": num_bytes}
+            expected = {"recv": 70, "send": 80} if step.step == 1 else {comm.kind: None for comm in rank.comms}
+            assert {comm.kind: comm.predicted_bytes for comm in rank.comms} == expected
     assert [comm.predicted_bytes for comm in steps_of(run_of(OPS_OF_TWO, COMMS_OF_TWO))[0].ranks[0].comms] == [None]
 
 

@@ -17,7 +17,6 @@ from pptrace.analysis.steps.communication import summarise_steps, total_comms
 from pptrace.analysis.steps.steps import marked_steps
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
-from pptrace.analysis.volume.transformer import Calls
 from pptrace.analysis.whole_run import StepChange, StepOutlier, StepSeries
 from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
@@ -109,9 +108,9 @@ def test_each_step_has_its_own_summaries_and_what_was_predicted_but_not_made_cou
         times(200, 200, 230, 230) | {"kind": "all_gather", "bytes": -1},
     ]
     planned = [
-        {("pp", "send"): Calls(3, 21), ("tp", "all_reduce"): Calls(5, 50)},
-        {("pp", "send"): Calls(3, 22)},
-        {("dp", "all_gather"): Calls(1, 23)},
+        {("pp", "send"): 21, ("tp", "all_reduce"): 50},
+        {("pp", "send"): 22},
+        {("dp", "all_gather"): 23},
     ]
     first, second, third = summarise_steps(
         comms_of(*rows), np.array([0, 0, 0, 2]), 3, union([25, 50, 190], [28, 60, 210]), planned

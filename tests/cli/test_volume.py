@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from rich.console import Console
 
 from pptrace.analysis.result import Report
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.model.traces import Trace
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
 from pptrace.workflow.analyse import analyse
@@ -66,37 +66,46 @@ def test_predicted_bytes_are_the_measured_bytes(run: Path) -> None:
         assert comm["predicted_bytes"] == comm["bytes"] > 0
 
 
-def changed(traces: Sequence[Trace], **facts: object) -> Report:
-    """The report of the run if it had said something else of itself."""
-    models = [trace.metadata["model"] | facts for trace in traces]
-    lines = [
-        replace(trace, metadata={**trace.metadata, "model": model}) for trace, model in zip(traces, models, strict=True)
-    ]
-    return analyse(lines).report
+def predicting(run: Path, change: Callable[[dict[str, dict[str, int]]], object]) -> Report:
+    """The report of the run if it had predicted other bytes, by axis and kind."""
+    traces = read_traces(open_inputs([run]), 1, None).traces
+    changed = []
+    for trace in traces:
+        metadata = deepcopy(dict(trace.metadata))
+        for steps in metadata["predicted"]["communication"]:
+            change(steps["bytes"])
+        changed.append(replace(trace, metadata=metadata))
+    return analyse(changed).report
 
 
 def test_a_difference_is_named(run: Path) -> None:
-    report = changed(read_traces(open_inputs([run]), 1, None).traces, hidden=32)
-    text = printed(report)
-    assert "bytes: predicted from the model's sizes and options ≠ measured in 24 of 32 rows: " in text
-    assert "; and 20 more" in text
+    def more(num_bytes: dict[str, dict[str, int]]) -> None:
+        num_bytes["tp"] = {kind: 2 * number for kind, number in num_bytes["tp"].items()}
+
+    text = printed(predicting(run, more))
+    assert "bytes: predicted from the model's sizes and options ≠ measured in 16 of 32 rows: " in text
+    assert "; and 12 more" in text
 
 
 def test_calls_that_did_not_happen_and_calls_that_nobody_foresaw_are_rows(run: Path) -> None:
+    foreseen = comms_of(predicting(run, lambda num_bytes: num_bytes["tp"].update(send=3)))
+    absent = [comm for comm in foreseen if comm["count"] == 0]
+    assert {(comm["axis"], comm["kind"]) for comm in absent} == {("tp", "send")}
+    assert all(comm["bytes"] == 0 and comm["predicted_bytes"] == 3 and comm["busbw_gbps"] is None for comm in absent)
+    fewer = comms_of(predicting(run, lambda num_bytes: num_bytes["tp"].pop("all_gather")))
+    unforeseen = [comm for comm in fewer if comm["predicted_bytes"] == 0]
+    assert {(comm["axis"], comm["kind"]) for comm in unforeseen} == {("tp", "all_gather")}
+
+
+def test_a_recording_without_predictions_is_reported_without_them_and_says_why(run: Path) -> None:
     traces = read_traces(open_inputs([run]), 1, None).traces
-    overlapped = comms_of(changed(traces, overlap=True))
-    absent = [comm for comm in overlapped if comm["count"] == 0]
-    assert {(comm["axis"], comm["kind"]) for comm in absent} == {("tp", "send"), ("tp", "recv")}
-    assert all(comm["bytes"] == 0 and comm["predicted_bytes"] > 0 and comm["busbw_gbps"] is None for comm in absent)
-    plain = comms_of(changed(traces, sequence_parallel=False))
-    unforeseen = [comm for comm in plain if comm["predicted_bytes"] == 0]
-    assert {(comm["axis"], comm["kind"]) for comm in unforeseen} == {("tp", "all_gather"), ("tp", "reduce_scatter")}
-
-
-def test_a_run_that_says_nothing_of_itself_is_reported_without_predictions(run: Path) -> None:
-    report = changed(read_traces(open_inputs([run]), 1, None).traces, name="other")
+    older = [{name: fact for name, fact in trace.metadata.items() if name != "predicted"} for trace in traces]
+    report = analyse([replace(trace, metadata=facts) for trace, facts in zip(traces, older, strict=True)]).report
     assert {comm["predicted_bytes"] for comm in comms_of(report)} == {None}
-    assert "predicted" not in printed(report)
+    assert "bytes: predicted" not in printed(report)
+    assert report.memory is not None
+    assert all(rank.predicted is None for rank in report.memory.ranks)
+    assert any("record the run anew" in reason for reason in report.memory.reasons)
 
 
 def test_the_bytes_of_a_sample_are_the_predicted_ones() -> None:

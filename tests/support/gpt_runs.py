@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from pptrace.analysis.volume.gpt_facts import GptFacts
-from pptrace.analysis.volume.step import StepVolume
-from pptrace.analysis.volume.transformer import Volume
-from pptrace.model.mesh import MeshInfo
+from instrument.mesh import MeshShape
+from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.step import StepVolume
+from instrument.models.volume.transformer import Volume
 from pptrace.schedule.registry import build
 
 
@@ -37,16 +37,11 @@ def facts(**changes: object) -> GptFacts:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def mesh(pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> MeshInfo:
-    inner = dp * cp * tp
-    pipelines = tuple(tuple(first + inner * stage for stage in range(pp)) for first in range(inner))
-    return MeshInfo(pp * inner, pp, 1, tp, cp, dp, 1, pipelines=pipelines)
-
-
-def step_of(facts: GptFacts, mesh: MeshInfo, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:
-    predicted = StepVolume(facts, mesh, build(schedule, mesh.pp or 1, microbatches))
-    return [predicted.of_rank(rank, step=3) for rank in range(mesh.num_ranks)]
+def step_of(facts: GptFacts, mesh: MeshShape, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:
+    predicted = StepVolume(facts, mesh, build(schedule, mesh.pp, microbatches))
+    return [predicted.of_rank(rank, step=3) for rank in range(mesh.world)]
 
 
 def facts_of_run(**changes: object) -> Mapping[str, object]:
-    return {"name": "gpt"} | asdict(facts()) | {"layers_per_stage": [4]} | changes
+    """The ``model`` facts of a trace, without experts but those in ``changes``."""
+    return facts().as_json() | {"layers_per_stage": [4]} | changes

@@ -48,7 +48,7 @@ from instrument.launch.recording.user_marks import UserMarks
 from instrument.launch.started_processes import StartedProcesses
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
-from instrument.session import Session
+from instrument.session import Predict, Session
 from pptrace import marking
 from pptrace.environment import read_environment
 from pptrace.schedule.plan import Plan
@@ -105,6 +105,7 @@ class TracedSession(Session):
         self._script_profilers: ScriptProfilers | None = None
         self._script_trace: ScriptTrace | None = None
         self._processes = StartedProcesses()
+        self._predict: Predict | None = None
         self._memory = StepMemory()
         self._step_times = StepTimes(lambda: self._records_now)
         self._saving = threading.Lock()
@@ -164,7 +165,9 @@ class TracedSession(Session):
         plan: Plan,
         pp_ranks: Sequence[int],
         model: Mapping[str, object] | None = None,
+        predict: Predict | None = None,
     ) -> None:
+        self._predict = predict
         self._writer.add_facts(
             framework="pptrace",
             mesh=dict(mesh),
@@ -454,7 +457,8 @@ class TracedSession(Session):
             learnt = self._adapters.facts()
             known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
             self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
-        facts = self._writer.record.facts
+        facts, steps = self._writer.record.facts, range(self._recorded.start, max(stop, self._recorded.start))
+        experts = None if blocked else self._recorder.expert_counts.facts()
         watched = {
             name: facts[name] for name in ("framework", "hooks", "groups", "notes", "failed_calls") if facts.get(name)
         }
@@ -470,7 +474,8 @@ class TracedSession(Session):
             "pp_ranks": facts.get("pp_ranks"),
             "plan": facts.get("plan"),
             "model": facts.get("model"),
-            "steps": [self._recorded.start, max(stop, self._recorded.start)],
+            **({} if self._predict is None else {"predicted": self._predict(experts, steps)}),
+            "steps": [steps.start, steps.stop],
             "backend": backend,
             "device": device,
             **({"device_id": device_id} if (device_id := read_device_id()) else {}),
@@ -481,7 +486,7 @@ class TracedSession(Session):
             **({} if (times := self._step_times.facts(self._recorded)) is None else {"step_times": times}),
             "recording": {"hooks": self._with_hooks, **({} if self._profiler is None else self._profiler.settings)},
             **({} if self._teardown is None else {"teardown": self._teardown}),
-            **({} if blocked or (experts := self._recorder.expert_counts.facts()) is None else {EXPERTS_KEY: experts}),
+            **({} if experts is None else {EXPERTS_KEY: experts}),
             **watched,
         }
 

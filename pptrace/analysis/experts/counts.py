@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.expert_parts import EXPERT_COUNTS
-from pptrace.analysis.volume.expert_step import LayerRoutes, Routes
 from pptrace.model.tables import UNKNOWN, Int64
 
 _MOST = 2**53
@@ -54,22 +53,6 @@ def counts_of_ranks(
     read = {rank: read_counts(of_rank.get(EXPERT_COUNTS)) for rank, of_rank in facts.items() if rank in steps}
     inside = {rank: counts.in_steps(steps[rank]) for rank, counts in read.items() if counts is not None}
     return {rank: counts for rank, counts in inside.items() if len(counts.step)}
-
-
-def routes_of_run(facts: Mapping[int, Mapping[str, Any]]) -> Routes:
-    """The forwards of each rank, step and layer, for predictions."""
-    routes: dict[tuple[int, int, int], LayerRoutes] = {}
-    for rank, of_rank in facts.items():
-        counts = read_counts(of_rank.get(EXPERT_COUNTS))
-        if counts is None:
-            continue
-        order = np.lexsort((counts.layer, counts.step))
-        keys = np.stack((counts.step[order], counts.layer[order]), 1)
-        firsts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1))
-        for (step, layer), places in zip(keys[firsts].tolist(), np.split(order, firsts[1:]), strict=True):
-            num = int(counts.num[places[0]])
-            routes[rank, step, layer] = LayerRoutes(counts.kept[places, :num], counts.rows[places])
-    return routes
 
 
 def read_counts(fact: object) -> RankCounts | None:

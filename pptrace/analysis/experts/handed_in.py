@@ -1,7 +1,7 @@
 """Bytes that a rank of our GPT hands in to calls of tokens, by the routes that it counted.
 
 For each forward and each backward of a layer, of n tokens with k routes each, tokens of h·e bytes, R rows that the rank's experts
-compute (:mod:`pptrace.analysis.volume.experts`):
+compute (:mod:`instrument.models.volume.experts`):
 
     all-to-all   the tokens' kept routes out, and the rows that came along ep back: R, where no ranks share an expert
     padded       E·C slots out and back, which are R / etp, since R has the slots of all sources
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from pptrace.analysis.experts.counts import RankCounts
-from pptrace.analysis.volume.expert_facts import ExpertFacts
-from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis, complete_order, expert_group_of
+from pptrace.model.gpt_sizes import ExpertSizes, GptSizes, read_gpt_sizes
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -52,7 +51,7 @@ class TokenSizes:
 def sizes_of_run(facts: Iterable[Mapping[str, Any]]) -> TokenSizes | None:
     """The sizes of a run of our GPT, from the facts of its ranks; None of other runs."""
     for of_rank in facts:
-        model, mesh = read_gpt_facts(of_rank.get("model")), of_rank.get("mesh")
+        model, mesh = read_gpt_sizes(of_rank.get("model")), of_rank.get("mesh")
         if model is None or model.experts is None or not isinstance(mesh, Mapping):
             return None
         sizes = {axis: mesh.get(str(axis)) for axis in (*MESH_ORDER, Axis.EP, Axis.ETP)}
@@ -64,7 +63,7 @@ def sizes_of_run(facts: Iterable[Mapping[str, Any]]) -> TokenSizes | None:
 
 
 def _sizes_of(
-    model: GptFacts, experts: ExpertFacts, sizes: Mapping[Axis, int], order: Sequence[Axis]
+    model: GptSizes, experts: ExpertSizes, sizes: Mapping[Axis, int], order: Sequence[Axis]
 ) -> TokenSizes | None:
     ep, etp, in_stage = sizes[Axis.EP], sizes[Axis.ETP], {axis: sizes[axis] for axis in MESH_ORDER}
     if prod(sizes[axis] for axis in WITHIN_STAGE) % (ep * etp):
@@ -78,10 +77,10 @@ def _sizes_of(
         experts.dispatcher,
         etp,
         model.microbatch_size * model.sequence // (sizes[Axis.CP] * sizes[Axis.TP]),
-        4 * model.hidden * (model.expert_width // etp),
+        4 * model.hidden * (experts.width // etp),
         tuple(sorted(groups)),
         tuple(sorted(sharing)),
-        tuple(model.layers_per_stage),
+        model.layers_per_stage,
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.volume.memory import MemoryPrediction
-from pptrace.analysis.volume.step import StepVolume
 from pptrace.analysis.whole_run import InFlight, MemoryReport, PredictedMemory, RankMemory, StageActivations
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.predicted import MemoryParts, RankPrediction
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import peak_inflight
@@ -20,14 +18,14 @@ def report_memory(
     steps: Sequence[StepReport],
     mesh: MeshInfo,
     schedule: ScheduleInfo,
-    volume: StepVolume | None,
-    facts: Mapping[int, Mapping[str, Any]],
+    predicted: Mapping[int, RankPrediction],
+    unpredicted: str,
 ) -> MemoryReport | None:
     """The memory of all ranks in steps; None without any.
 
     Args:
-        volume: predicts the run, None where its sizes are not known.
-        facts: what the recorder of each rank wrote.
+        predicted: the predictions of each rank.
+        unpredicted: the reason why a run has none.
     """
     by_rank: dict[int, list[tuple[StepReport, RankStep]]] = {}
     for step in steps:
@@ -35,16 +33,11 @@ def report_memory(
             by_rank.setdefault(rank.rank, []).append((step, rank))
     if not by_rank:
         return None
-    prediction = None if volume is None else _prediction(volume, facts)
     planned = _Planned(schedule, mesh)
-    ranks = tuple(_rank_memory(number, entries, planned, prediction) for number, entries in sorted(by_rank.items()))
-    return MemoryReport(ranks, _reasons(ranks, volume, prediction))
-
-
-def _prediction(volume: StepVolume, facts: Mapping[int, Mapping[str, Any]]) -> MemoryPrediction:
-    of_rank = next((known for known in facts.values() if isinstance(known.get("model"), Mapping)), {})
-    on_device = str(of_rank.get("device") or "").startswith("cuda")
-    return MemoryPrediction(volume, of_rank.get("model") or {}, on_device=on_device)
+    ranks = tuple(
+        _rank_memory(number, entries, planned, predicted.get(number)) for number, entries in sorted(by_rank.items())
+    )
+    return MemoryReport(ranks, _reasons(ranks, predicted, unpredicted))
 
 
 class _Planned:
@@ -69,7 +62,7 @@ def _rank_memory(
     number: int,
     entries: Sequence[tuple[StepReport, RankStep]],
     planned: _Planned,
-    prediction: MemoryPrediction | None,
+    prediction: RankPrediction | None,
 ) -> RankMemory:
     step, rank = max(
         entries, key=lambda entry: -1 if entry[1].peak_memory_bytes is None else entry[1].peak_memory_bytes
@@ -91,14 +84,11 @@ def _rank_memory(
         start_bytes=rank.start_memory_bytes,
         reserved_bytes=rank.peak_reserved_bytes,
         in_flight=InFlight(planned_in_flight, max(measured, default=None)),
-        predicted=_predicted(number, prediction),
+        predicted=None if prediction is None else _predicted(prediction.memory),
     )
 
 
-def _predicted(number: int, prediction: MemoryPrediction | None) -> PredictedMemory | None:
-    parts = None if prediction is None else prediction.of_rank(number)
-    if parts is None:
-        return None
+def _predicted(parts: MemoryParts) -> PredictedMemory:
     known = parts.weights + parts.gradients + parts.optimizer
     return PredictedMemory(
         parts.weights,
@@ -106,25 +96,21 @@ def _predicted(number: int, prediction: MemoryPrediction | None) -> PredictedMem
         parts.optimizer,
         parts.activations,
         None if parts.activations is None else known + parts.activations,
-        tuple(StageActivations(stage, num_bytes) for stage, num_bytes in parts.activations_of_stage.items()),
+        tuple(StageActivations(stage, num_bytes) for stage, num_bytes in parts.of_stage.items()),
     )
 
 
-def _reasons(
-    ranks: Sequence[RankMemory], volume: StepVolume | None, prediction: MemoryPrediction | None
-) -> tuple[str, ...]:
+def _reasons(ranks: Sequence[RankMemory], predicted: Mapping[int, RankPrediction], unpredicted: str) -> tuple[str, ...]:
     """Reasons why figures are null, a sentence each."""
     reasons = []
     if any(rank.peak_bytes is None for rank in ranks):
         reasons.append(
             "peak_bytes: no memory events, and nothing measured the memory of steps; record with pptrace run"
         )
-    if volume is None:
-        reasons.append("predicted: the sizes and options of the model are not among the facts of these traces")
-    elif prediction is not None and prediction.reason is not None:
-        reasons.append(f"activations_bytes and total_bytes: {prediction.reason}")
-    elif any(rank.predicted is not None and rank.predicted.activations_bytes is None for rank in ranks):
-        reasons.append("activations_bytes and total_bytes: what experts keep depends on routes that were not counted")
+    if any(rank.predicted is None for rank in ranks):
+        reasons.append(f"predicted: {unpredicted}")
+    unknown = {predicted[rank.rank].memory.reason for rank in ranks if rank.rank in predicted} - {None}
+    reasons += [f"activations_bytes and total_bytes: {reason}" for reason in sorted(map(str, unknown))]
     if any(rank.pp_rank is not None and rank.in_flight.planned is None for rank in ranks):
         reasons.append("in_flight.planned: there is no plan of all ranks of the pipeline")
     if any(rank.pp_rank is not None and rank.in_flight.measured is None for rank in ranks):

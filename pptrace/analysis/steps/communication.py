@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.result import CommSummary, CommTotal
-from pptrace.analysis.volume.transformer import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
+from pptrace.model.predicted import Bytes
 from pptrace.model.splits import are_uneven
 from pptrace.slices import Slice
 
@@ -30,7 +30,7 @@ def summarise_steps(
     step: Int64,
     num_steps: int,
     compute: Int64,
-    predicted: Sequence[Volume] | None = None,
+    predicted: Sequence[Bytes | None] | None = None,
     behind: tuple[Int64, Int64] | None = None,
 ) -> list[tuple[CommSummary, ...]]:
     """Summaries of one rank's communication, one per (axis, kind), for each step.
@@ -40,23 +40,26 @@ def summarise_steps(
         step: the index of each row's step, 0 … ``num_steps`` − 1, ascending.
         num_steps: how many there are.
         compute: when the rank computes.
-        predicted: what the rank should communicate in each step, where that is known; what is not in ``comms`` has a count of 0.
+        predicted: bytes that the rank should send in each step, None where not known; what is not in ``comms`` has a count of 0.
         behind: (end of the rank's last op, end of the pipeline) in each step; None without a pipeline.
     """
     summaries: list[dict[tuple[str, str], CommSummary]] = [{} for _ in range(num_steps)]
     for index, summary in _summaries(comms, step, compute, predicted, behind):
         summaries[index][summary.axis, summary.kind] = summary
     if predicted is not None:
-        for present, volume in zip(summaries, predicted, strict=True):
-            for axis, kind in volume.keys() - present.keys():
-                present[axis, kind] = CommSummary(
-                    axis, kind, 0, 0, 0, 0, 0, 0, None, None, None, volume[axis, kind].known_bytes
-                )
+        for present, expected in zip(summaries, predicted, strict=True):
+            for (axis, kind), num_bytes in (expected or {}).items():
+                if (axis, kind) not in present:
+                    present[axis, kind] = CommSummary(axis, kind, 0, 0, 0, 0, 0, 0, None, None, None, num_bytes)
     return [tuple(of_step[key] for key in sorted(of_step)) for of_step in summaries]
 
 
 def _summaries(
-    comms: Slice, step: Int64, compute: Int64, predicted: Sequence[Volume] | None, behind: tuple[Int64, Int64] | None
+    comms: Slice,
+    step: Int64,
+    compute: Int64,
+    predicted: Sequence[Bytes | None] | None,
+    behind: tuple[Int64, Int64] | None,
 ) -> Iterator[tuple[int, CommSummary]]:
     """(index of the step, summary) of each step's communication of one axis and kind."""
     if not len(comms):
@@ -110,7 +113,7 @@ def _summaries(
         name = axes[axis_index], kinds[kind_index]
         algorithm = num_bytes / transfer_ns if transfer_ns and matched and has_bytes else None
         factor = None if uneven else _bus_factor(name[1], size)
-        volume = None if predicted is None else predicted[step_index].get(name, Calls(0, 0))
+        expected = None if predicted is None else predicted[step_index]
         yield (
             step_index,
             CommSummary(
@@ -125,7 +128,7 @@ def _summaries(
                 overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
                 algbw_gbps=algorithm,
                 busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
-                predicted_bytes=None if volume is None else volume.known_bytes,
+                predicted_bytes=None if expected is None else expected.get(name, 0),
                 free_ns=(0 if name[0] == "pp" else unneeded) if matched and behind is not None else None,
             ),
         )

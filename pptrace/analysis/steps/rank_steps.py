@@ -236,7 +236,8 @@ def comms_of_steps(
     rank = windows.rank
     if not windows.comparable.all():
         comms = Slice({**comms.columns, "match": np.where(windows.comparable[window], comms["match"], -1)})
-    predicted = None if data.volume is None else [data.volume.of_rank(rank, step) for step in windows.steps.tolist()]
+    prediction = data.predicted.get(rank)
+    predicted = None if prediction is None else [prediction.of_step(step) for step in windows.steps.tolist()]
     behind = (_ends_of_ops(windows, data), windows.end_ns)
     summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted, behind)
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)

@@ -16,7 +16,6 @@ from pptrace.analysis.experts.loads import layer_loads, rank_loads
 from pptrace.analysis.experts.places import with_model_stages
 from pptrace.analysis.experts.report import ExpertsOfRun, report_experts
 from pptrace.slices import Slice
-from tests.instrument.models.cases.mixes import expert_facts
 from tests.support.gpt_runs import facts_of_run
 
 LAYERS = [0, 1, 0, 1]
@@ -72,7 +71,7 @@ def test_rows_in_flight_are_not_known_where_the_calls_of_a_backward_are_not() ->
 
 
 def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
-    options = expert_facts(ExpertOptions(2, dispatcher=Dispatcher.PADDED))
+    options = ExpertOptions(2, dispatcher=Dispatcher.PADDED)
     experts = {f"experts_{name}": value for name, value in asdict(options).items()}
     model = facts_of_run(experts=experts.pop("experts_num"), **experts)
     facts = {
@@ -90,7 +89,7 @@ def test_padding_is_that_of_ranks_whose_tokens_were_all_counted() -> None:
 
 
 def reasons_of(exchanges: Slice, counts: dict[int, RankCounts], etp: int = 1) -> str:
-    experts = {f"experts_{name}": value for name, value in asdict(expert_facts(ExpertOptions(2))).items()}
+    experts = {f"experts_{name}": value for name, value in asdict(ExpertOptions(2)).items()}
     mesh = {"pp": 1, "dp": 2 * etp, "cp": 1, "tp": 1, "ep": 2, "etp": etp, "order": "tp-cp-dp-pp"}
     facts = {0: {"model": facts_of_run(experts=experts.pop("experts_num"), **experts), "mesh": mesh}}
     report = report_experts(ExpertsOfRun(exchanges, counts), (), facts)

@@ -10,16 +10,16 @@ import torch
 
 from instrument.expert.options import Dispatcher, ExpertOptions
 from instrument.expert_counts import ExpertCounts
+from instrument.models.volume.experts import ExpertSizes
 from pptrace.analysis.experts.counts import read_counts
 from pptrace.analysis.experts.exchanges import EXCHANGES
 from pptrace.analysis.experts.handed_in import TokenSizes, expert_flops, handed_in, passes_of, sizes_of_run
 from pptrace.analysis.experts.loads import rank_loads
 from pptrace.analysis.experts.places import with_model_stages
-from pptrace.analysis.volume.experts import ExpertSizes, expert_calls
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
-from tests.instrument.models.cases.mixes import expert_facts
+from tests.support.expert_calls import expert_calls
 from tests.support.gpt_runs import facts_of_run
 
 EP, EXPERTS, TOP_K, TOKENS, HIDDEN = 2, 6, 2, 12, 32
@@ -124,7 +124,7 @@ def test_forwards_some_of_which_are_recomputed_hand_in_their_rows_as_often_as_th
 
 def test_the_sizes_of_a_run_are_those_of_its_facts() -> None:
     """Of 8 ranks, tp 2 · dp 4 in one stage, with ep 2 and etp 2: {0, 2}, {1, 3} and so on exchange tokens."""
-    options = expert_facts(ExpertOptions(4, width=6, dispatcher=Dispatcher.PADDED))
+    options = ExpertOptions(4, width=6, dispatcher=Dispatcher.PADDED)
     experts = {f"experts_{name}": value for name, value in asdict(options).items()}
     model = facts_of_run(dtype="bfloat16", experts=experts.pop("experts_num"), **experts)
     mesh = {"pp": 1, "dp": 4, "cp": 1, "tp": 2, "ep": 2, "etp": 2, "order": "tp-cp-dp-pp"}

@@ -11,12 +11,15 @@ import pytest
 from pptrace.analysis.memory.peaks import _by_events
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.result import RankStep, StepReport
-from pptrace.analysis.whole_run import InFlight
+from pptrace.analysis.whole_run import InFlight, PredictedMemory, StageActivations
+from pptrace.model.predicted import MemoryParts, RankPrediction
 from pptrace.model.step_memory import MemoryKind, PeakMemory
 from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import record
+
+UNPREDICTED = "there is none"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def with_memory(step: StepReport, **of_rank: tuple[int | None, int | None]) -> S
 def test_a_rank_has_its_largest_peak_and_the_most_in_flight_of_all_steps(run: Analysis) -> None:
     first, second = run.report.steps
     steps = [with_memory(first, rank0=(50, 3), rank1=(None, 2)), with_memory(second, rank0=(70, None), rank1=(2, 4))]
-    memory = report_memory(steps, run.mesh, run.schedule, None, {})
+    memory = report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED)
     assert memory is not None
     zero, one = memory.ranks
     assert (zero.rank, zero.pp_rank, zero.stages, zero.step, zero.peak_bytes) == (0, 0, (0, 2), second.step, 70)
@@ -52,16 +55,31 @@ def test_a_rank_has_its_largest_peak_and_the_most_in_flight_of_all_steps(run: An
     plan = run.schedule.plan
     assert plan is not None
     assert [rank.in_flight for rank in (zero, one)] == [InFlight(5, 3), InFlight(3, 4)]
-    assert memory.reasons == ("predicted: the sizes and options of the model are not among the facts of these traces",)
+    assert memory.reasons == (f"predicted: {UNPREDICTED}",)
 
 
 def test_what_nothing_measured_is_null_with_reasons(run: Analysis) -> None:
     steps = [with_memory(step, rank0=(None, None), rank1=(5, 1)) for step in run.report.steps]
-    memory = report_memory(steps, run.mesh, run.schedule, None, {})
+    memory = report_memory(steps, run.mesh, run.schedule, {}, UNPREDICTED)
     assert memory is not None
     assert (memory.ranks[0].step, memory.ranks[0].peak_bytes, memory.ranks[1].step) == (None, None, steps[0].step)
     assert [reason.split(":")[0] for reason in memory.reasons] == ["peak_bytes", "predicted", "in_flight.measured"]
-    assert report_memory([], run.mesh, run.schedule, None, {}) is None
+    assert report_memory([], run.mesh, run.schedule, {}, UNPREDICTED) is None
+
+
+def test_what_a_rank_predicted_is_beside_what_it_had(run: Analysis) -> None:
+    steps = [with_memory(step, rank0=(50, 3), rank1=(5, 1)) for step in run.report.steps]
+    parts = MemoryParts(10, 20, 30, 7, {0: 3, 2: 4}, None)
+    unknown = replace(parts, activations=None, of_stage={}, reason="routes were not counted")
+    predictions = {rank: RankPrediction((), of_rank) for rank, of_rank in enumerate((parts, unknown))}
+    memory = report_memory(steps, run.mesh, run.schedule, predictions, UNPREDICTED)
+    assert memory is not None
+    stages = (StageActivations(0, 3), StageActivations(2, 4))
+    assert [rank.predicted for rank in memory.ranks] == [
+        PredictedMemory(10, 20, 30, 7, 67, stages),
+        PredictedMemory(10, 20, 30, None, None, ()),
+    ]
+    assert memory.reasons == ("activations_bytes and total_bytes: routes were not counted",)
 
 
 def test_the_level_of_events_holds_until_the_next_one() -> None:

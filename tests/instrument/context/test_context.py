@@ -10,8 +10,8 @@ import torch
 
 from instrument.context.shard import ContextShape, Layout
 from instrument.context.squares import RingPlan
+from instrument.models.volume.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from instrument.route import Route
-from pptrace.analysis.volume.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
 from tests.instrument.context.cases.attention import (
     HEAD_DIM,

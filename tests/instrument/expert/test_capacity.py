@@ -10,14 +10,13 @@ from torch import Tensor
 
 from instrument.collectives import AxisGroup
 from instrument.context.shard import ContextShape
-from instrument.expert.capacity import capacity_of, keep_within
+from instrument.expert.capacity import keep_within
 from instrument.expert.forced import forced_routes
 from instrument.expert.noise import ForwardKey, TokenIds
 from instrument.expert.options import ExpertOptions, Forced, Scoring
 from instrument.expert.unit import SequenceParts
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
-from tests.instrument.models.cases.mixes import expert_facts
 
 
 def taken_one_by_one(order: list[tuple[int, int]], chosen: Tensor, capacity: int) -> set[tuple[int, int]]:
@@ -56,10 +55,9 @@ def test_routes_are_kept_one_by_one_in_their_order(
 
 def test_drops_are_what_is_beyond_the_capacity() -> None:
     chosen = torch.tensor([[[0, 1]] * 6])
-    assert capacity_of(1.0, 6, 2, 4) == 3
-    assert capacity_of(1.0, 10, 2, 4) == 5
-    assert capacity_of(9.0, 6, 2, 4) == 6
-    assert capacity_of(0.01, 6, 2, 4) == 1
+    for factor, length, capacity in ((1.0, 6, 3), (1.0, 10, 5), (9.0, 6, 6), (0.01, 6, 1)):
+        assert ExpertOptions(4, 2, capacity_factor=factor).capacity(length) == capacity
+    assert ExpertOptions(4, 2).capacity(6) is None
     assert keep_within(chosen, 3, 4).sum().item() == 6
     assert keep_within(chosen, 3, 4)[0, :3].all()  # the earlier tokens
 
@@ -69,9 +67,8 @@ def test_a_capacity_is_that_of_the_factor_as_it_is_written(
     factor: float, length: int, top_k: int, num: int, capacity: int
 ) -> None:
     """Of floats, 1.1 · 100 / 10 is more than 11, and 1e308 · 2 is infinite."""
-    assert capacity_of(factor, length, top_k, num) == capacity
-    facts = expert_facts(ExpertOptions(num, top_k, scoring=Scoring.SIGMOID, capacity_factor=factor))
-    assert facts.capacity(length, num) == capacity
+    options = ExpertOptions(num, top_k, scoring=Scoring.SIGMOID, capacity_factor=factor)
+    assert options.capacity(length) == capacity
 
 
 def test_forced_routes_are_even_or_all_to_one_expert() -> None:

@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instrument.expert.capacity import DropOrder
-from instrument.expert.options import Dispatcher, ExpertOptions, Forced, Scoring, SecondChoice, Shared
+from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Forced, Scoring, SecondChoice, Shared
 from instrument.models.gpt import Recompute
+from instrument.models.volume.memory import MemoryPrediction
+from instrument.models.volume.predicted import routes_of
+from instrument.models.volume.step import StepVolume
 from instrument.optim.clipping import OptimizerSync
-from pptrace.analysis.experts.counts import routes_of_run
-from pptrace.analysis.volume.memory import MemoryPrediction
-from pptrace.analysis.volume.step import StepVolume
-from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, mesh_info, reference, train_mixes
+from tests.instrument.models.cases.mixes import Mix, Outcome, facts_of, reference, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -48,12 +47,12 @@ def check_predictions(mix: Mix, outcomes: list[Outcome]) -> None:
     which forwards may be abandoned and run again.
     """
     has_abandoned = mix.sync is OptimizerSync.POST_VALIDATION
-    routes = routes_of_run({rank: {"experts": outcome.experts} for rank, outcome in enumerate(outcomes)})
-    predicted = StepVolume(facts_of(mix, mix.steps), mesh_info(mix), mix.plan, routes)
-    memory = MemoryPrediction(predicted, {}, on_device=False)
+    of_ranks = (routes_of(rank, outcome.experts) for rank, outcome in enumerate(outcomes))
+    routes = {key: each for of_rank in of_ranks for key, each in of_rank.items()}
+    predicted = StepVolume(facts_of(mix, mix.steps), mix.shape, mix.plan, routes)
+    memory = MemoryPrediction(predicted, on_device=False)
     for rank, outcome in enumerate(outcomes):
         held = memory.of_rank(rank)
-        assert held is not None
         assert outcome.weights == held.weights, (mix, rank)
         for step in range(1 if has_abandoned else mix.steps):
             assert outcome.volumes[step] == predicted.of_rank(rank, step), (mix, rank, step)

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from instrument.expert.groups import alone
 from instrument.expert.layer import RoutesOfForward
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
-from pptrace.analysis.volume.experts import ExpertCall, ExpertSizes, expert_calls
+from instrument.models.volume.experts import ExpertCall, ExpertSizes
 from pptrace.marks import Axis, Collective, CollectiveMark
 from tests.instrument.expert.cases.layers import (
     HIDDEN,
@@ -24,6 +24,7 @@ from tests.instrument.expert.cases.layers import (
     make_layer,
     overlapped_order,
 )
+from tests.support.expert_calls import expert_calls
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 

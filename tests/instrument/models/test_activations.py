@@ -17,26 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from instrument.backward_split.split import attach
 from instrument.context.shard import ContextShape
-from instrument.mesh import fit_shape, make_mesh
-from instrument.models.activations import (
-    FUSED,
-    RankActivations,
-    RankForm,
-    SavedTensor,
-    embedding_tensors,
-    fused_kernel,
-    head_tensors,
-    layer_tensors,
-    paper_layer_bytes,
-    rank_activations,
-    stage_activations,
-    total_bytes,
-)
+from instrument.mesh import MeshShape, fit_shape, make_mesh
 from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
-from instrument.pipeline.partition import partition
+from instrument.models.rank_form import FUSED, RankForm, fused_kernel
+from instrument.models.volume.activations import ActivationSizes
+from instrument.models.volume.memory import MemoryPrediction
+from instrument.models.volume.step import StepVolume
 from instrument.recorder import Recorder
-from pptrace.analysis.volume.activations import ActivationSizes
 from pptrace.schedule.registry import build
 from tests.support import gpt_runs
 from tests.support.pool import Pool
@@ -45,8 +33,8 @@ MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
 CPU = torch.device("cpu")
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
-Storages = Counter[tuple[int, torch.dtype]]
-"""Number of distinct storages by bytes and dtype."""
+Storages = Counter[int]
+"""Number of distinct storages by bytes."""
 
 
 def config(**given: Any) -> GptConfig:
@@ -81,17 +69,17 @@ class Attentions(TorchDispatchMode):
 def saved_by(forward: Callable[[], Tensor], module: nn.Module, exempt: tuple[Tensor, ...] = ()) -> Storages:
     """Distinct storages that are neither parameters nor ``exempt``."""
     known = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *exempt)}
-    result: dict[int, tuple[Any, int, torch.dtype]] = {}
+    result: dict[int, tuple[Any, int]] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()  # held on to, so that no other gets its identity
         if storage._cdata not in known:
-            result.setdefault(storage._cdata, (storage, storage.nbytes(), tensor.dtype))
+            result.setdefault(storage._cdata, (storage, storage.nbytes()))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return Counter((num_bytes, dtype) for _, num_bytes, dtype in result.values())
+    return Counter(num_bytes for _, num_bytes in result.values())
 
 
 def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, splits: bool = False) -> Saved:
@@ -112,23 +100,18 @@ def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, spli
     )
 
 
-def storages(tensors: tuple[SavedTensor, ...]) -> Storages:
-    return Counter((tensor.bytes, tensor.dtype) for tensor in tensors)
-
-
 def check(saved: Saved, form: RankForm, recompute: Recompute) -> None:
-    case = (form, recompute)
-    assert saved.layer == storages(layer_tensors(form, recompute)), case
-    assert saved.embedding == storages(embedding_tensors(form)), case
-    assert saved.head == storages(head_tensors(form)), case
+    case, sizes = (form, recompute), sizes_of(form)
+    assert saved.layer == Counter(sizes.layer_tensors(recompute).values()), case
+    assert saved.embedding == Counter(sizes.embedding_tensors().values()), case
+    assert saved.head == Counter(sizes.head_tensors().values()), case
     assert saved.attentions == {FLASH}, case
-    sizes = sizes_of(form)
-    assert sizes.layer(recompute.value) == bytes_of(saved.layer), case
-    assert (sizes.embedding(), sizes.head()) == (bytes_of(saved.embedding), bytes_of(saved.head)), case
+    assert sizes.layer(recompute) == bytes_of(saved.layer), case
+    assert sizes.ends(True, True) == bytes_of(saved.embedding) + bytes_of(saved.head), case
 
 
 def sizes_of(form: RankForm) -> ActivationSizes:
-    """The same share as the analysis of a trace predicts it, from facts."""
+    """The same share by the facts of a run."""
     config = form.config
     facts = gpt_runs.facts(
         hidden=config.hidden,
@@ -139,12 +122,13 @@ def sizes_of(form: RankForm) -> ActivationSizes:
         dtype=str(config.dtype).removeprefix("torch."),
         sequence_parallel=form.sequence,
         ulysses=form.context.ulysses,
+        dropout=config.dropout,
     )
-    return ActivationSizes(facts, form.tp, form.context.size, has_dropout=bool(config.dropout), on_device=False)
+    return ActivationSizes(facts, form.tp, form.context.size, on_device=False)
 
 
 def bytes_of(kept: Storages) -> int:
-    return sum(num_bytes * count for (num_bytes, _), count in kept.items())
+    return sum(num_bytes * count for num_bytes, count in kept.items())
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -218,9 +202,7 @@ def test_an_attention_that_is_not_fused_keeps_scores_and_is_known_by_its_kernel(
     with sdpa_kernel(SDPBackend.MATH):
         assert fused_kernel(form, CPU) == SDPBackend.MATH
         kept = save(form.config, alone()).layer
-    assert sum(num_bytes * count for (num_bytes, _), count in kept.items()) > total_bytes(
-        layer_tensors(form, Recompute.NONE)
-    )
+    assert bytes_of(kept) > sizes_of(form).layer("none")
     assert fused_kernel(replace(form, context=ContextShape(ring=2)), CPU) is None
 
 
@@ -241,14 +223,14 @@ def test_the_formulas_give_the_papers_own_numbers(model: GptConfig, scores: int)
     sbh = model.sequence * b * model.hidden
     alone_form, tensor = RankForm(model, b), RankForm(model, b, tp=t)
     sequence = RankForm(model, b, tp=t, sequence=True)
-    assert paper_layer_bytes(alone_form, Recompute.NONE) == sbh * (34 + scores)
-    assert paper_layer_bytes(tensor, Recompute.NONE) == sbh * (10 + 24 // t + scores // t)
-    assert paper_layer_bytes(sequence, Recompute.NONE) == sbh * (34 + scores) // t
-    assert paper_layer_bytes(tensor, Recompute.SELECTIVE) == sbh * (10 + 24 // t)
-    assert paper_layer_bytes(sequence, Recompute.SELECTIVE) == sbh * 34 // t
-    assert paper_layer_bytes(alone_form, Recompute.FULL) == paper_layer_bytes(tensor, Recompute.FULL) == 2 * sbh
-    assert paper_layer_bytes(sequence, Recompute.FULL) == 2 * sbh // t
-    saved = 1 - paper_layer_bytes(sequence, Recompute.SELECTIVE) / paper_layer_bytes(sequence, Recompute.NONE)
+    assert sizes_of(alone_form).paper_layer(Recompute.NONE) == sbh * (34 + scores)
+    assert sizes_of(tensor).paper_layer(Recompute.NONE) == sbh * (10 + 24 // t + scores // t)
+    assert sizes_of(sequence).paper_layer(Recompute.NONE) == sbh * (34 + scores) // t
+    assert sizes_of(tensor).paper_layer(Recompute.SELECTIVE) == sbh * (10 + 24 // t)
+    assert sizes_of(sequence).paper_layer(Recompute.SELECTIVE) == sbh * 34 // t
+    assert sizes_of(alone_form).paper_layer(Recompute.FULL) == sizes_of(tensor).paper_layer(Recompute.FULL) == 2 * sbh
+    assert sizes_of(sequence).paper_layer(Recompute.FULL) == 2 * sbh // t
+    saved = 1 - sizes_of(sequence).paper_layer(Recompute.SELECTIVE) / sizes_of(sequence).paper_layer(Recompute.NONE)
     assert saved == pytest.approx({80: 0.70, 64: 0.65}[scores], abs=0.005)
 
 
@@ -258,7 +240,7 @@ def test_context_ranks_divide_every_term_once(recompute: Recompute) -> None:
         whole = RankForm(GPT3, 1, tp, sequence=sequence)
         for context in (ContextShape(ring=4), ContextShape(ulysses=4), ContextShape(2, 2)):
             share = replace(whole, context=context)
-            assert paper_layer_bytes(share, recompute) * 4 == paper_layer_bytes(whole, recompute)
+            assert sizes_of(share).paper_layer(recompute) * 4 == sizes_of(whole).paper_layer(recompute)
 
 
 def test_with_16_bits_and_dropout_our_layer_is_the_papers_but_for_statistics() -> None:
@@ -267,37 +249,39 @@ def test_with_16_bits_and_dropout_our_layer_is_the_papers_but_for_statistics() -
         form = RankForm(GPT3, 2, tp, sequence=sequence)
         statistics = 4 * 2 * form.between
         log_sum_exp = 4 * form.held * GPT3.heads // tp
-        ours = total_bytes(layer_tensors(form, Recompute.NONE))
-        assert ours == paper_layer_bytes(form, Recompute.SELECTIVE) + statistics + log_sum_exp
-        assert total_bytes(layer_tensors(form, Recompute.SELECTIVE)) == ours - log_sum_exp
-        assert total_bytes(layer_tensors(form, Recompute.FULL)) == paper_layer_bytes(form, Recompute.FULL)
+        ours = sizes_of(form).layer(Recompute.NONE)
+        assert ours == sizes_of(form).paper_layer(Recompute.SELECTIVE) + statistics + log_sum_exp
+        assert sizes_of(form).layer(Recompute.SELECTIVE) == ours - log_sum_exp
+        assert sizes_of(form).layer(Recompute.FULL) == sizes_of(form).paper_layer(Recompute.FULL)
+
+
+def prediction_of(
+    schedule: str, microbatches: int, layers: tuple[int, ...], keep: int | None = None
+) -> MemoryPrediction:
+    run = replace(
+        sizes_of(RankForm(config(), MICROBATCH)).facts, layers_per_stage=layers, recompute_microbatches_beyond=keep
+    )
+    return MemoryPrediction(StepVolume(run, MeshShape(2), build(schedule, 2, microbatches)), on_device=False)
 
 
 def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
-    form, plan, cut = RankForm(config(), MICROBATCH), build("1f1b", 2, 4), partition(5, 2)
-    first = stage_activations(form, 3, True, False, Recompute.NONE)
-    last = stage_activations(form, 2, False, True, Recompute.NONE)
-    assert rank_activations(form, plan, cut, 0) == first + first
-    assert rank_activations(form, plan, cut, 1) == last
-    assert first.num_layers == 3
-    assert first.layers_bytes == 3 * total_bytes(layer_tensors(form, Recompute.NONE))
-    assert first.ends_bytes == total_bytes(embedding_tensors(form))
-    assert last.ends_bytes == total_bytes(head_tensors(form))
-    assert last.paper_bytes == 2 * paper_layer_bytes(form, Recompute.NONE)
+    prediction = prediction_of("1f1b", 4, (3, 2))
+    assert [prediction.forwards_at_peak(rank) for rank in (0, 1)] == [[(0, "none")] * 2, [(1, "none")]]
+    layer, sizes = prediction.sizes.layer("none"), prediction.sizes
+    first, last = 3 * layer + sizes.ends(True, False), 2 * layer + sizes.ends(False, True)
+    assert [prediction.of_rank(rank).activations for rank in (0, 1)] == [2 * first, last]
 
 
 def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
-    form, plan, cut = RankForm(config(), MICROBATCH), build("1f1b", 2, 4), partition(5, 2)
-    none, full = (stage_activations(form, 3, True, False, how) for how in (Recompute.NONE, Recompute.FULL))
-    assert rank_activations(form, plan, cut, 0, num_unrecomputed=2) == none + none
-    assert rank_activations(form, plan, cut, 0, num_unrecomputed=1) == none + full
-    assert rank_activations(form, plan, cut, 0, num_unrecomputed=0) == full + full
+    for keep, expected in ((2, ["none", "none"]), (1, ["full", "none"]), (0, ["full", "full"])):
+        prediction = prediction_of("1f1b", 4, (3, 2), keep)
+        assert sorted(prediction.forwards_at_peak(0)) == [(0, recompute) for recompute in expected]
+        stages = [prediction.sizes.stage([None] * 3, True, False, recompute) for recompute in expected]
+        assert prediction.of_rank(0).activations == sum(stages)
 
 
 def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:
-    form, plan = RankForm(config(), MICROBATCH), build("zbv", 2, 1)
-    both = stage_activations(form, 1, True, False, Recompute.NONE) + stage_activations(
-        form, 1, False, True, Recompute.NONE
-    )
-    assert rank_activations(form, plan, partition(4, 4), 0) == both
-    assert both - both == RankActivations()
+    prediction = prediction_of("zbv", 1, (1, 1, 1, 1))
+    assert prediction.forwards_at_peak(0) == [(0, "none"), (3, "none")]
+    ends = prediction.sizes.ends(True, True)
+    assert prediction.of_rank(0).activations == 2 * prediction.sizes.layer("none") + ends

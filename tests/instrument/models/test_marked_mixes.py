@@ -14,9 +14,9 @@ import pytest
 
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
+from instrument.models.volume.step import StepVolume
+from instrument.models.volume.transformer import total
 from instrument.optim.clipping import OptimizerSync
-from pptrace.analysis.volume.step import StepVolume
-from pptrace.analysis.volume.transformer import total
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
 from tests.instrument.models.cases.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.models.cases.marked import (
@@ -27,7 +27,7 @@ from tests.instrument.models.cases.marked import (
     steps_of,
     train_profiled,
 )
-from tests.instrument.models.cases.mixes import SIZES, Mix, facts_of, mesh_info
+from tests.instrument.models.cases.mixes import SIZES, Mix, facts_of
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -229,7 +229,7 @@ def gloo_entries(mark: CommunicationMark) -> list[tuple[str, int]]:
 
 def test_predicted_calls_and_bytes_are_the_marked_ones(run: Run) -> None:
     """Of a step that runs in part again, because an update was taken back, at least the predicted ones are marked."""
-    predicted = StepVolume(facts_of(run.mix, steps_of(run.mix)), mesh_info(run.mix), run.mix.plan)
+    predicted = StepVolume(facts_of(run.mix, steps_of(run.mix)), run.mix.shape, run.mix.plan)
     again = False
     for rank, events in enumerate(run.ranks):
         marks = [each.mark for each in marked(events)]

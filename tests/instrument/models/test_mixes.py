@@ -13,9 +13,9 @@ from itertools import combinations
 import pytest
 
 from instrument.models.gpt import Recompute
+from instrument.models.volume.step import StepVolume
 from instrument.optim.clipping import OptimizerSync
-from pptrace.analysis.volume.step import StepVolume
-from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
+from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, train_mixes
 from tests.support.extent import ALL
 from tests.support.pool import Pool
 
@@ -66,7 +66,7 @@ def name_of(mix: Mix) -> str:
 @pytest.mark.parametrize("mix", GRID if ALL else pairwise(GRID), ids=name_of)
 def test_every_mix_trains_as_one_process_does(pool: Pool, mix: Mix) -> None:
     for rank, (outcome,) in enumerate(check(pool, [mix])):
-        predicted = StepVolume(facts_of(mix, STEPS), mesh_info(mix), mix.plan)
+        predicted = StepVolume(facts_of(mix, STEPS), mix.shape, mix.plan)
         assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
 
 

@@ -7,8 +7,8 @@ import torch
 
 from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
-from instrument.models.activations import RankForm, stage_activations
 from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.models.volume.activations import ActivationSizes
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
 from instrument.pipeline.p2p import Cell
 from pptrace.schedule.registry import SCHEDULES, build
@@ -17,6 +17,7 @@ from tests.instrument.pipeline.buffers import is_empty
 from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.support.extent import ALL
+from tests.support.gpt_runs import facts
 from tests.support.pool import Pool
 
 MESSAGES = 4  # on their way in or out of a rank at most, beside what its stages keep: a quarter of one microbatch
@@ -58,11 +59,20 @@ def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
 @pytest.mark.parametrize("is_recomputed", [False, True])
 def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, is_recomputed: bool) -> None:
     case = Case("1f1b", 3, 4, layers=5, recompute=recompute)
-    form = RankForm(case.config, MICROBATCH_SIZE)
+    config = case.config
+    run = facts(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.num_kv_heads,
+        sequence=config.sequence,
+        microbatch_size=MICROBATCH_SIZE,
+        dtype="float64",
+    )
     for stage, layers in enumerate(case.cut):
         how = Recompute.FULL if is_recomputed else recompute
-        predicted = stage_activations(form, len(layers), stage == 0, stage == 2, how)
-        assert keeps(case, stage, is_recomputed).after_forward == predicted.bytes, stage
+        sizes = ActivationSizes(run, 1, 1, on_device=False)
+        predicted = sizes.stage([None] * len(layers), stage == 0, stage == 2, how)
+        assert keeps(case, stage, is_recomputed).after_forward == predicted, stage
 
 
 def test_weight_work_keeps_less_than_a_forward_and_is_freed_by_w() -> None:

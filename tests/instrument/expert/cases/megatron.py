@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.collectives import AxisGroup
-from instrument.expert.capacity import DropOrder
 from instrument.expert.groups import ExpertGroups
 from instrument.expert.layer import ExpertLayer
-from instrument.expert.options import Dispatcher, ExpertOptions, Scoring
+from instrument.expert.options import Dispatcher, DropOrder, ExpertOptions, Scoring
 from instrument.recorder import Recorder
 from instrument.tensor.region import Region
 from pptrace.marks import Axis

@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from instrument.models.volume.transformer import Calls, Volume, total
 from instrument.recorder import Recorder
-from pptrace.analysis.volume.transformer import Calls, Volume, total
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Link, P2PMark, parse_mark
 
 CommunicationMark = P2PMark | CollectiveMark | ExchangeMark

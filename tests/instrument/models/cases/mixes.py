@@ -24,6 +24,8 @@ from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.transformer import Volume
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
@@ -35,11 +37,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.sequence.dropout import MicrobatchKey
 from instrument.shared_gpus import let_nccl_share_gpus
-from pptrace.analysis.volume.expert_facts import ExpertFacts
-from pptrace.analysis.volume.gpt_facts import GptFacts
-from pptrace.analysis.volume.transformer import Volume
 from pptrace.marks import Axis
-from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -166,36 +164,8 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
         clip_grad=mix.clip or 0.0,
         optimizer_sync=mix.sync.value,
         steps=steps,
-        experts=None if mix.experts is None else expert_facts(mix.experts),
-        has_dropout=mix.dropout > 0,
-    )
-
-
-def expert_facts(options: ExpertOptions) -> ExpertFacts:
-    """Facts of experts, as the training script would give them."""
-    values = {name: getattr(options, name) for name in ExpertFacts.__dataclass_fields__}
-    return ExpertFacts(
-        **values | {name: str(values[name]) for name in ("shared", "dispatcher", "drop_order", "scoring")}
-    )
-
-
-def mesh_info(mix: Mix) -> MeshInfo:
-    """The mesh as an analysis knows it from the traces."""
-    shape = mix.shape
-    indices = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
-    pipelines = sorted(tuple(shape.rank_of(pp, *index) for pp in range(shape.pp)) for index in indices)
-    chunks = mix.plan.num_chunks
-    return MeshInfo(
-        shape.world,
-        shape.pp,
-        chunks,
-        shape.tp,
-        shape.cp,
-        shape.dp,
-        shape.ep,
-        pipelines=tuple(pipelines),
-        order=shape.order,
-        etp=shape.etp,
+        experts=mix.experts,
+        dropout=mix.dropout,
     )
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
+from instrument.mesh import MeshShape
 from instrument.models.gpt import Block, GptConfig, Recompute
+from instrument.models.volume.activations import ActivationSizes
+from instrument.models.volume.expert_step import ExpertVolume, LayerRoutes
+from instrument.models.volume.memory import MemoryPrediction
+from instrument.models.volume.step import StepVolume
 from instrument.pipeline.memory import StorageWatch
-from pptrace.analysis.volume.activations import ActivationSizes
-from pptrace.analysis.volume.expert_step import ExpertVolume, LayerRoutes
-from pptrace.analysis.volume.memory import MemoryPrediction
-from pptrace.analysis.volume.step import StepVolume
-from tests.analysis.volume.held_layers import hold_layers
-from tests.instrument.models.cases.mixes import Mix, expert_facts, facts_of, mesh_info
-from tests.support.gpt_runs import facts, mesh
+from tests.instrument.models.cases.mixes import Mix, facts_of
+from tests.instrument.models.volume.held_layers import hold_layers
+from tests.support.gpt_runs import facts
 from tests.support.pool import Pool
 
 SEQUENCES, LENGTH, HIDDEN, HEADS = 3, 16, 32, 8
@@ -67,19 +67,19 @@ def test_the_bytes_of_a_layer_are_those_alive_after_its_forward(case: dict[str, 
         sequence=LENGTH,
         microbatch_size=SEQUENCES,
         dtype=str(dtype).removeprefix("torch."),
-        experts=expert_facts(options),
+        experts=options,
     )
     if options.overlap:  # which computes experts in a function of its own, and drops nothing
         rows = SEQUENCES * LENGTH * options.top_k
-    counted = LayerRoutes(torch.zeros(1, 8).numpy(), torch.tensor([rows]).numpy())
-    of_experts = ExpertVolume(run, mesh(), {(0, 0, 0): counted}).kept_bytes(0, 0, "none")
-    assert ActivationSizes(run, 1, 1, has_dropout=False, on_device=False).layer("none", of_experts) == alive
+    counted = LayerRoutes([0], [rows], [rows])
+    of_experts = ExpertVolume(run, MeshShape(1), {(0, 0, 0): counted}).kept_bytes(0, 0, "none")
+    assert ActivationSizes(run, 1, 1, on_device=False).layer("none", of_experts) == alive
 
 
 def test_a_padded_buffer_with_a_capacity_needs_no_counts_and_others_do() -> None:
     for dispatcher, factor, is_known in (("padded", 1.0, True), ("padded", None, False), ("all-to-all", 1.0, False)):
         options = ExpertOptions(8, dispatcher=Dispatcher(dispatcher), capacity_factor=factor)
-        volume = ExpertVolume(facts(experts=expert_facts(options)), mesh())
+        volume = ExpertVolume(facts(experts=options), MeshShape(1))
         assert (volume.kept_bytes(0, 0, "none") is not None) is is_known
 
 
@@ -139,33 +139,23 @@ def test_what_ranks_keep_while_rows_travel_is_predicted_to_the_byte(
     held = pool.run(hold_layers, mixes, sequences, world=mixes[0].world, timeout_s=120)
     for index, mix in enumerate(mixes):
         of_ranks = [of_rank[index] for of_rank in held]
-        routes = {
-            (rank, 0, layer): LayerRoutes(np.array([each.kept]), np.array([each.rows]))
-            for rank, each in enumerate(of_ranks)
-            for layer in range(mix.layers)
-        }
+        routes = {(rank, 0, layer): each.routes for rank, each in enumerate(of_ranks) for layer in range(mix.layers)}
         run, plan = replace(facts_of(mix, 1), microbatch_size=sequences), mix.plan
-        memory = MemoryPrediction(
-            StepVolume(run, mesh_info(mix), plan, routes), {"dropout": mix.dropout}, on_device=False
-        )
-        sizes = ActivationSizes(run, mix.tp, mix.cp, has_dropout=mix.dropout > 0, on_device=False)
+        memory = MemoryPrediction(StepVolume(run, mix.shape, plan, routes), on_device=False)
+        sizes = ActivationSizes(run, mix.tp, mix.cp, on_device=False)
         for rank, each in enumerate(of_ranks):
             stage = plan.stages_of(rank // (mix.world // mix.pp))[0]
-            ends = (sizes.embedding() if stage == 0 else 0) + (sizes.head() if stage == plan.chain_length - 1 else 0)
+            ends = sizes.ends(stage == 0, stage == plan.chain_length - 1)
             predicted = memory.of_rank(rank)
-            assert predicted is not None
             num_layers = run.layers_per_stage[stage]
             assert predicted.activations_of_stage[stage] == num_layers * each.num_bytes + ends, (mix, rank)
 
 
-def test_rows_that_come_to_ranks_that_share_experts_need_the_counts_of_all_of_them() -> None:
+def test_a_rank_that_shares_experts_predicts_itself_by_what_it_counted() -> None:
+    """Of rows that came to it and of those that its experts computed, in the mean over all steps; of a layer without none."""
     mix = SHARED_BY_TWO[0]
-    kept = LayerRoutes(np.array([[1, 2, 3, 4]]), np.array([20]))
-    for missing in (None, 1, 2):
-        routes = {(rank, 0, 0): kept for rank in range(4) if rank != missing}
-        volume = ExpertVolume(facts_of(mix, 1), mesh_info(mix), routes)
-        assert (volume.kept_bytes(0, 0, "none", in_pieces=True) is None) is (missing is not None)
-    alone = ExpertVolume(facts_of(PAIRS[0], 1), mesh_info(PAIRS[0]), {(0, 0, 0): kept})
-    assert alone.kept_bytes(0, 0, "none", in_pieces=True) is not None  # without etp a rank counts what comes to it
-    uneven = {(0, 1, 0): kept, **{(rank, 0, 0): kept for rank in range(4)}}
-    assert ExpertVolume(facts_of(mix, 1), mesh_info(mix), uneven).kept_bytes(0, 0, "none", in_pieces=True) is None
+    routes = {(0, step, 0): LayerRoutes([10], [arrived], [20]) for step, arrived in ((0, 4), (1, 6))}
+    volume = ExpertVolume(facts_of(mix, 2), mix.shape, routes)
+    apart = ExpertVolume(facts_of(mix, 2), mix.shape, {(0, 0, 0): LayerRoutes([10], [5], [20])})
+    assert volume.kept_bytes(0, 0, "none", in_pieces=True) == apart.kept_bytes(0, 0, "none", in_pieces=True)
+    assert volume.kept_bytes(1, 0, "none", in_pieces=True) is None

@@ -1,25 +1,24 @@
-"""Facts of the GPT runtime that determine its communication, and the parameters of a stage."""
+"""Sizes and options of the GPT that determine its communication and its memory, and the parameters of a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
 
-from pptrace.analysis.volume.expert_facts import COEFFICIENTS, ExpertFacts, read_expert_facts
+from instrument.expert.options import ExpertOptions
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-RECOMPUTES = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
 class GptFacts:
-    """The ``model`` object of a trace's facts, by its keys (``instrument/examples/train_gpt.py``).
+    """A model and how it is trained.
 
-    ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run had.
+    ``clip_grad`` is the largest norm of the gradient, 0 for none; ``steps`` how many the run has.
     ``recompute_microbatches_beyond`` is None where all microbatches recompute as ``recompute`` says, ``experts`` where no layer
-    has any. ``has_dropout``: its ``dropout`` is above 0.
+    has any. ``attention_kernel`` is that of the fused attention, None where the ring runs instead. ``sleeps``: stages sleep,
+    and compute the halves of overlapped pairs one after the other.
     """
 
     hidden: int
@@ -41,8 +40,18 @@ class GptFacts:
     clip_grad: float
     optimizer_sync: str
     steps: int
-    experts: ExpertFacts | None = None
-    has_dropout: bool = False
+    experts: ExpertOptions | None = None
+    dropout: float = 0.0
+    attention_kernel: str | None = None
+    sleeps: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """The ``model`` object of a trace's facts; options of experts by names that begin with ``experts``."""
+        facts = asdict(self)
+        del facts["sleeps"]
+        experts = facts.pop("experts") or {}
+        named = {"experts" if name == "num" else f"experts_{name}": value for name, value in experts.items()}
+        return {"name": "gpt", **facts, **named}
 
     @property
     def item_bytes(self) -> int:
@@ -64,7 +73,7 @@ class GptFacts:
 
     def experts_of(self, layer: int) -> int:
         """The experts of a layer, 0 of one with an MLP."""
-        return 0 if self.experts is None else self.experts.of_layer(layer)
+        return 0 if self.experts is None or not self.experts.in_layer(layer) else self.experts.of_layer(layer).num
 
     def bytes_of_each(self, parameter: Parameter) -> int:
         """Bytes of one number of a parameter."""
@@ -75,53 +84,6 @@ class GptFacts:
         """Width of each expert's inner layer."""
         width = None if self.experts is None else self.experts.width
         return 4 * self.hidden if width is None else width
-
-
-_SIZES = (
-    "hidden",
-    "heads",
-    "kv_heads",
-    "sequence",
-    "microbatch_size",
-    "vocabulary",
-    "ulysses",
-    "bucket_bytes",
-    "steps",
-)
-_SWITCHES = ("tied", "sequence_parallel", "overlap")
-
-
-def read_gpt_facts(model: object) -> GptFacts | None:
-    """The facts of a trace's ``model`` object; None where it is not the GPT's, or lacks any of them."""
-    if not isinstance(model, Mapping) or model.get("name") != "gpt":
-        return None
-    names = [field.name for field in fields(GptFacts) if field.name not in ("experts", "has_dropout")]
-    if not all(name in model for name in names):
-        return None
-    values: dict[str, Any] = {name: model[name] for name in names}
-    per_stage, keep = values["layers_per_stage"], values["recompute_microbatches_beyond"]
-    legal = (
-        all(_is_count(values[name]) and values[name] > 0 for name in _SIZES)
-        and all(isinstance(values[name], bool) for name in _SWITCHES)
-        and isinstance(per_stage, Sequence)
-        and all(_is_count(count) for count in per_stage)
-        and values["dtype"] in ITEM_BYTES
-        and values["recompute"] in RECOMPUTES
-        and (keep is None or _is_count(keep))
-        and values["zero"] in range(4)
-        and isinstance(values["clip_grad"], int | float)
-    )
-    if not legal:
-        return None
-    experts = read_expert_facts(model, sum(per_stage)) if model.get("experts") else None
-    if model.get("experts") and experts is None:
-        return None
-    values |= {"layers_per_stage": tuple(per_stage), "has_dropout": bool(model.get("dropout"))}
-    return GptFacts(**values, experts=experts)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +200,7 @@ def _expert_parameters(facts: GptFacts, num: int, tp: int, ep: int, etp: int) ->
     )
     if not options.shared_width:
         return own
-    shards, outputs = facts.sequence_parallel and tp > 1, COEFFICIENTS[options.shared]
+    shards, outputs = facts.sequence_parallel and tp > 1, options.shared.num_coefficients
     weights = (_whole((outputs, hidden), shards),) if outputs else ()
     biases = (_whole((outputs,), shards),) if options.shared == "residual" else ()
     return (*own, *_mlp_parameters(hidden, options.shared_width // tp, shards), *weights, *biases)

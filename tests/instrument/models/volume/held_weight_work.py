@@ -12,22 +12,23 @@ from instrument.expert.dispatch import TokenDispatch
 from instrument.expert.layer import ExpertLayer
 from instrument.expert.pieces import Tape, run_through
 from instrument.models.gpt import GptStage, cross_entropy
+from instrument.models.volume.expert_step import LayerRoutes
 from instrument.pipeline.memory import StorageWatch
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
-from tests.analysis.volume.held_layers import settled
 from tests.instrument.models.cases.mixes import HIDDEN, MICROBATCH_SIZE, SEQUENCE, Mix, mesh_of, parallel_of, runtime_of
+from tests.instrument.models.volume.held_layers import counted, settled
 
 
 @dataclass(frozen=True, slots=True)
 class HeldWork:
     """Bytes that are alive after the I of a stage of the plan on one rank; and of its layers with experts, in their order, the
-    numbers of routes that this rank kept of each expert, and the rows that its experts computed.
+    routes that this rank counts.
     """
 
     stage: int
     num_bytes: int
-    routes: tuple[tuple[tuple[int, ...], int], ...]
+    routes: tuple[LayerRoutes, ...]
 
 
 def hold_weight_work(mixes: Sequence[Mix], sequences: int = MICROBATCH_SIZE) -> list[list[HeldWork]]:
@@ -41,7 +42,7 @@ def _hold(mix: Mix, sequences: int) -> list[HeldWork]:
     parallel, found = parallel_of(runtime), []
     for number, stage in runtime.program.stages.items():
         assert isinstance(stage, GptStage)
-        routes: list[tuple[tuple[int, ...], int]] = []
+        routes: list[LayerRoutes] = []
         for block in stage.blocks.values():
             if isinstance(block.experts, ExpertLayer):
                 _note(block.experts, routes)
@@ -71,12 +72,12 @@ def _hold(mix: Mix, sequences: int) -> list[HeldWork]:
     return found
 
 
-def _note(layer: ExpertLayer, routes: list[tuple[tuple[int, ...], int]]) -> None:
+def _note(layer: ExpertLayer, routes: list[LayerRoutes]) -> None:
     make = layer._dispatch
 
     def noted(routed: Tensor) -> TokenDispatch:
         dispatch = make(routed)
-        routes.append((tuple(dispatch.counts.tolist()), sum(dispatch.rows_of_expert)))
+        routes.append(counted(dispatch))
         return dispatch
 
     layer._dispatch = noted  # type: ignore[method-assign]

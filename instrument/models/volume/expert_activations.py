@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pptrace.analysis.volume.expert_facts import COEFFICIENTS, ExpertFacts
-from pptrace.analysis.volume.experts import INDEX_BYTES
+from instrument.expert.options import ExpertOptions
+from instrument.models.volume.experts import INDEX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ExpertTensors:
     ``width`` and ``shared_width`` are this rank's, ``sharing`` counts the ranks of ep and etp together.
     """
 
-    options: ExpertFacts
+    options: ExpertOptions
     num_experts: int
     sharing: int
     held_experts: int
@@ -62,7 +62,7 @@ class ExpertTensors:
         is_shared = self.sharing * self.held_experts > self.num_experts
         is_copied = self.held_experts > 1 or is_shared
         num_bytes = (arrived * is_copied + back) * self.hidden * self.item_bytes
-        if self.options.shared_width and not COEFFICIENTS[self.options.shared]:
+        if self.options.shared_width and not self.options.shared.num_coefficients:
             num_bytes += self.between * self.hidden * self.item_bytes
         if self._is_narrow and not (self.options.scoring == "softmax-after" and self.options.scale == 1):
             num_bytes += self._routes * self.weight_bytes
@@ -81,7 +81,7 @@ class ExpertTensors:
         num_bytes += self._router_input()
         keeps_norm, is_gathered = self._reads_norm, self.held != self.between
         if options.shared_width:
-            whole, outputs = self.held * self.hidden * e, COEFFICIENTS[options.shared]
+            whole, outputs = self.held * self.hidden * e, options.shared.num_coefficients
             num_bytes += 2 * self.held * self.shared_width * e + whole + self.between * outputs * e
             num_bytes += (whole + self._norm_bytes) * is_gathered  # the whole input; the shard of the output's gradient
             keeps_norm |= not is_gathered or outputs > 0
@@ -152,7 +152,7 @@ class ExpertTensors:
         options, e = self.options, self.item_bytes
         if not options.shared_width:
             return 0
-        outputs = COEFFICIENTS[options.shared]
+        outputs = options.shared.num_coefficients
         weighed = self.between * self.hidden * e * outputs  # its output; of two coefficients the experts' too
         return 2 * self.held * self.shared_width * e + self.between * outputs * e + weighed
 

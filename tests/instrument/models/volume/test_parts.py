@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.volume.gpt_facts import GptFacts, Parameter, read_gpt_facts, stage_parameters
-from pptrace.analysis.volume.step import StepVolume, volume_of_run
-from pptrace.analysis.volume.transformer import (
+from instrument.mesh import MeshShape
+from instrument.models.volume.gpt_facts import GptFacts, Parameter, stage_parameters
+from instrument.models.volume.step import StepVolume
+from instrument.models.volume.transformer import (
     AttentionSizes,
     Calls,
     Volume,
@@ -17,9 +18,8 @@ from pptrace.analysis.volume.transformer import (
     ring_volume,
     ulysses_volume,
 )
-from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
-from tests.support.gpt_runs import facts, facts_of_run, mesh, step_of
+from tests.support.gpt_runs import facts, step_of
 
 H, VOCABULARY, SEQUENCE = 32, 256, 16
 EMBEDDING, LAYER = VOCABULARY * H, 12 * H * H + 13 * H
@@ -62,7 +62,9 @@ def test_kv_heads_that_tp_does_not_divide_are_copied_and_their_gradients_summed(
     assert (weight.shape, bias.shape) == (((4 // tp + 2 * held) * 8, H), ((4 // tp + 2 * held) * 8,))
     assert (weight.summed, bias.summed) == (2 * copied * 8 * H, 2 * copied * 8)
     assert sum(parameter.summed for parameter in layer) == weight.summed + bias.summed
-    (rank, *_), (divided, *_) = (step_of(replace(model, kv_heads=heads), mesh(tp=tp)) for heads in (kv_heads, 4))
+    (rank, *_), (divided, *_) = (
+        step_of(replace(model, kv_heads=heads), MeshShape(1, tp=tp)) for heads in (kv_heads, 4)
+    )
     if tp > 1:
         more = rank["tp", REDUCE], divided["tp", REDUCE]
         assert more[0].count - more[1].count == (copied > 0)
@@ -70,7 +72,7 @@ def test_kv_heads_that_tp_does_not_divide_are_copied_and_their_gradients_summed(
 
 
 def test_zero_2_scatters_every_unit_once_and_gathers_it_once_a_step() -> None:
-    (plain, *_), (whole, *_) = (step_of(facts(zero=zero), mesh(dp=4)) for zero in (0, 2))
+    (plain, *_), (whole, *_) = (step_of(facts(zero=zero), MeshShape(1, dp=4)) for zero in (0, 2))
     gradients = plain["dp", REDUCE].bytes - 4
     assert whole["dp", SCATTER] == whole["dp", GATHER] == Calls(5, gradients)
     assert whole["dp", REDUCE] == Calls(1, 4), "the loss alone"
@@ -80,12 +82,14 @@ def test_zero_2_scatters_every_unit_once_and_gathers_it_once_a_step() -> None:
 def test_a_tied_embedding_that_one_rank_holds_is_one_parameter_of_the_units(zero: int) -> None:
     """Items of 16 bits are gathered, their gradients scattered in 32."""
     for dtype, item in (("float32", 4), ("bfloat16", 2), ("float64", 8)):
-        tied, two = (step_of(facts(zero=zero, tied=is_tied, dtype=dtype), mesh(dp=2))[0] for is_tied in (True, False))
+        tied, two = (
+            step_of(facts(zero=zero, tied=is_tied, dtype=dtype), MeshShape(1, dp=2))[0] for is_tied in (True, False)
+        )
         passes = 1 if zero == 2 else 2 * 4
         assert two["dp", SCATTER].bytes - tied["dp", SCATTER].bytes == EMBEDDING * max(4, item)
         assert two["dp", GATHER].bytes - tied["dp", GATHER].bytes == EMBEDDING * item * passes
     apart = facts(zero=zero, tied=True, layers_per_stage=(2, 2))
-    for rank, more in zip(step_of(apart, mesh(pp=2, dp=2)), (SEQUENCE * H,) * 2 + (2 * H,) * 2, strict=True):
+    for rank, more in zip(step_of(apart, MeshShape(pp=2, dp=2)), (SEQUENCE * H,) * 2 + (2 * H,) * 2, strict=True):
         assert rank["dp", SCATTER].bytes == (2 * LAYER + EMBEDDING + more) * 4
         assert rank["embd", REDUCE] == Calls(1, EMBEDDING // 2 * 4), "of the rows that this replica holds"
 
@@ -98,11 +102,11 @@ def num_buckets(model: GptFacts, rank: Volume, axis: str, has_loss: bool) -> int
 def test_gradients_that_are_summed_first_leave_in_buckets_of_their_own(zero: int) -> None:
     """An embedding tied over two ranks, and with sequence parallelism norms, biases and positions; all else before."""
     for changes, shape, expected in (
-        ({"tied": True}, mesh(pp=2, dp=2), [2, 2]),
-        ({"tied": False}, mesh(pp=2, dp=2), [1, 1]),
-        ({"sequence_parallel": True}, mesh(pp=2, dp=2, tp=2), [2, 2]),
-        ({"sequence_parallel": True, "tied": True}, mesh(pp=2, dp=2), [2, 2]),
-        ({"sequence_parallel": True}, mesh(pp=2, dp=2), [1, 1]),
+        ({"tied": True}, MeshShape(pp=2, dp=2), [2, 2]),
+        ({"tied": False}, MeshShape(pp=2, dp=2), [1, 1]),
+        ({"sequence_parallel": True}, MeshShape(pp=2, dp=2, tp=2), [2, 2]),
+        ({"sequence_parallel": True, "tied": True}, MeshShape(pp=2, dp=2), [2, 2]),
+        ({"sequence_parallel": True}, MeshShape(pp=2, dp=2), [1, 1]),
     ):
         model = facts(zero=zero, layers_per_stage=(1, 1), bucket_bytes=HUGE, **changes)
         ranks = step_of(model, shape)
@@ -125,9 +129,9 @@ def test_buckets_hold_as_many_parameters_as_fit_in_reverse_order(limit: int) -> 
     """Of the last stage, whose last parameter is the head with 8192 numbers behind norms of 2 × 32."""
     model = facts(layers_per_stage=(1, 1), bucket_bytes=limit * 4)
     sizes = [parameter.numel for parameter in stage_parameters(model, 1, 1)]
-    rank = step_of(model, mesh(pp=2, dp=2))[2]
+    rank = step_of(model, MeshShape(pp=2, dp=2))[2]
     assert rank["dp", REDUCE] == Calls(len(filled(sizes[::-1], limit)) + 1, (sum(sizes) + 1) * 4)
-    sharded = step_of(replace(model, zero=1), mesh(pp=2, dp=3))[3]
+    sharded = step_of(replace(model, zero=1), MeshShape(pp=2, dp=3))[3]
     padded = sum(-(-length // 3) * 3 for length in filled(sizes[::-1], limit))
     assert sharded["dp", SCATTER] == Calls(len(filled(sizes[::-1], limit)), padded * 4)
     assert filled(sizes, limit) != filled(sizes[::-1], limit)
@@ -136,12 +140,12 @@ def test_buckets_hold_as_many_parameters_as_fit_in_reverse_order(limit: int) -> 
 @pytest.mark.parametrize(("pp", "reads"), [(1, [2]), (2, [1, 1]), (3, [1, 0, 1])])
 def test_tokens_and_targets_go_from_the_first_rank_of_tp_to_the_others(pp: int, reads: list[int]) -> None:
     """8 bytes for each of 4 microbatches × 2 sequences × 16 positions."""
-    ranks = step_of(facts(layers_per_stage=(1,) * pp), mesh(pp=pp, tp=2))
+    ranks = step_of(facts(layers_per_stage=(1,) * pp), MeshShape(pp=pp, tp=2))
     assert [rank.get(("tp", "broadcast")) for rank in ranks[::2]] == [
         Calls(1, number * 8 * 4 * 2 * 16) if number else None for number in reads
     ]
     (on_v, other) = (
-        StepVolume(facts(layers_per_stage=(1,) * 4), mesh(pp=2, tp=2), build("zbv", 2, 4)).of_rank(rank, 0)
+        StepVolume(facts(layers_per_stage=(1,) * 4), MeshShape(pp=2, tp=2), build("zbv", 2, 4)).of_rank(rank, 0)
         for rank in (0, 2)
     )
     assert on_v["tp", "broadcast"] == Calls(1, 2 * 8 * 4 * 2 * 16), "both ends of the model are on the first rank"
@@ -151,7 +155,9 @@ def test_tokens_and_targets_go_from_the_first_rank_of_tp_to_the_others(pp: int, 
 def test_a_norm_of_eight_bytes_is_summed_over_every_axis_that_has_parts_of_it() -> None:
     for zero, axes in ((0, {"tp", "pp"}), (1, {"tp", "pp", "dp"})):
         model = facts(layers_per_stage=(2, 2), zero=zero)
-        plain, clipped = (step_of(replace(model, clip_grad=norm), mesh(pp=2, tp=2, dp=2))[5] for norm in (0.0, 1.0))
+        plain, clipped = (
+            step_of(replace(model, clip_grad=norm), MeshShape(pp=2, tp=2, dp=2))[5] for norm in (0.0, 1.0)
+        )
         none = Calls(0, 0)
         more = {
             key: (calls.count - plain.get(key, none).count, calls.bytes - plain.get(key, none).bytes)
@@ -164,8 +170,8 @@ def test_a_norm_of_eight_bytes_is_summed_over_every_axis_that_has_parts_of_it() 
 def test_with_post_validation_the_norm_goes_along_the_pipeline_and_comes_back_a_step_later() -> None:
     model = facts(clip_grad=1.0, optimizer_sync="post-validation", layers_per_stage=(1, 1, 1), steps=10)
     plan = build("1f1b", 3, 4)
-    plain = StepVolume(replace(model, clip_grad=0.0), mesh(pp=3), plan)
-    validated = StepVolume(model, mesh(pp=3), plan)
+    plain = StepVolume(replace(model, clip_grad=0.0), MeshShape(pp=3), plan)
+    validated = StepVolume(model, MeshShape(pp=3), plan)
     for step, times in ((0, 0), (1, 1), (8, 1), (9, 2)):
         for rank, (to_next, to_previous) in enumerate(((1, 0), (1, 1), (0, 1))):
             more = {
@@ -184,33 +190,32 @@ def test_with_post_validation_the_norm_goes_along_the_pipeline_and_comes_back_a_
 def test_gradients_are_averaged_over_data_and_context_ranks_together(dp: int, cp: int, axis: str) -> None:
     model = facts(layers_per_stage=(1,), bucket_bytes=HUGE)
     numbers = LAYER + 2 * EMBEDDING + SEQUENCE * H + 2 * H
-    for rank in step_of(model, mesh(dp=dp, cp=cp)):
+    for rank in step_of(model, MeshShape(1, dp=dp, cp=cp)):
         assert rank[axis, REDUCE] == Calls(2, (numbers + 1) * 4), "the gradients and the loss"
         assert {name for name, kind in rank if kind == REDUCE} == {axis}
 
 
 def test_both_directions_of_dualpipe_add_their_gradients_and_average_their_loss_with_the_mirrored_rank() -> None:
     model = facts(layers_per_stage=(1, 1, 1, 1), bucket_bytes=HUGE)
-    ranks = step_of(model, mesh(pp=4), "dualpipe", 8)
+    ranks = step_of(model, MeshShape(pp=4), "dualpipe", 8)
     ends = (
         2 * LAYER + 2 * EMBEDDING + SEQUENCE * H + 2 * H
     )  # the first stage of one direction and the last of the other
     for rank, numbers in zip(ranks, (ends, 2 * LAYER, 2 * LAYER, ends), strict=True):
         has_loss = numbers == ends
         assert rank["mirror", REDUCE] == Calls(1 + has_loss, (numbers + has_loss) * 4)
-    tied = step_of(replace(model, tied=True), mesh(pp=4, dp=2), "dualpipe", 8)
+    tied = step_of(replace(model, tied=True), MeshShape(pp=4, dp=2), "dualpipe", 8)
     assert [("embd", REDUCE) in rank for rank in tied] == [False] * 8, "each end has both"
-    for straight in step_of(facts(layers_per_stage=(1,) * 8), mesh(pp=4), "dualpipe-v", 8):
+    for straight in step_of(facts(layers_per_stage=(1,) * 8), MeshShape(pp=4), "dualpipe-v", 8):
         assert ("mirror", REDUCE) not in straight
 
 
 def test_neighbouring_stages_of_one_rank_send_each_other_nothing() -> None:
     """On a V of 2 × 2 stages the second rank turns around: 0 → 1 → 1 → 0."""
     activation = 2 * SEQUENCE * H * 4
-    shape = StepVolume(facts(layers_per_stage=(1,) * 4), mesh(pp=2), build("zbv", 2, 4))
+    shape = StepVolume(facts(layers_per_stage=(1,) * 4), MeshShape(pp=2), build("zbv", 2, 4))
     for rank in (0, 1):
         assert shape.of_rank(rank, 0)["pp", "send"] == shape.of_rank(rank, 0)["pp", "recv"] == Calls(8, 8 * activation)
-    assert shape.of_rank(2, 0) == {}, "a rank outside of the pipelines"
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
@@ -218,7 +223,7 @@ def test_a_forward_is_repeated_where_its_turn_in_the_window_of_microbatches_in_f
     """Rank r has up to 4 − r microbatches in flight (a W holds none): of each such window all but the first are repeated."""
     stages = facts(layers_per_stage=(1, 1, 1, 1))
     counts = [
-        [rank["tp", REDUCE].count for rank in step_of(changed, mesh(pp=4, tp=2), name, 8)[::2]]
+        [rank["tp", REDUCE].count for rank in step_of(changed, MeshShape(pp=4, tp=2), name, 8)[::2]]
         for changed in (stages, replace(stages, recompute_microbatches_beyond=1))
     ]
     repeated = [sum(index % (4 - rank) >= 1 for index in range(8)) for rank in range(4)]
@@ -227,7 +232,8 @@ def test_a_forward_is_repeated_where_its_turn_in_the_window_of_microbatches_in_f
 
 def test_selective_recompute_repeats_the_exchanges_of_the_attention_once_for_each_layer_and_microbatch() -> None:
     plain, again, full = (
-        step_of(facts(recompute=recompute, ulysses=2), mesh(cp=4))[0] for recompute in ("none", "selective", "full")
+        step_of(facts(recompute=recompute, ulysses=2), MeshShape(1, cp=4))[0]
+        for recompute in ("none", "selective", "full")
     )
     one = AttentionSizes(2, SEQUENCE, heads=4, kv_heads=4, head_dim=8, item_bytes=4, ring=2, ulysses=2)
     for repeated, volume in ((again, attention_again_volume(one)), (full, attention_volume(one).forward)):
@@ -256,61 +262,6 @@ def test_kv_heads_travel_as_copies_where_there_are_fewer_than_ranks_of_ulysses()
 @pytest.mark.parametrize(("kv_heads", "tp", "held"), [(4, 1, 4), (4, 2, 2), (4, 4, 1), (2, 4, 1), (1, 2, 1)])
 def test_the_kv_heads_of_a_rank_of_tp_travel_around_the_ring(kv_heads: int, tp: int, held: int) -> None:
     """Keys and values of 2 × 8 positions, of heads of width 8 in 32 bits: once in forward, twice in backward."""
-    (rank, *_) = step_of(facts(kv_heads=kv_heads), mesh(cp=2, tp=tp))
+    (rank, *_) = step_of(facts(kv_heads=kv_heads), MeshShape(1, cp=2, tp=tp))
     travels = 4 * 4 * 3  # layers, microbatches
     assert rank["cp", "send"] == rank["cp", "recv"] == Calls(travels, travels * 2 * (2 * 8) * held * 8 * 4)
-
-
-SIZES = ("hidden", "heads", "kv_heads", "sequence", "microbatch_size", "vocabulary", "ulysses", "bucket_bytes", "steps")
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_every_size_is_a_positive_integer(name: str) -> None:
-    for wrong in (0, -1, 1.5, True, "4", None):
-        assert read_gpt_facts(facts_of_run(**{name: wrong})) is None
-    for right in (1, 7):
-        assert read_gpt_facts(facts_of_run(**{name: right})) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "legal", "wrong"),
-    [
-        ("tied", [True, False], [0, "yes"]),
-        ("sequence_parallel", [True], [1, None]),
-        ("overlap", [True], [1, None]),
-        ("layers_per_stage", [[0, 4], [1]], [[-1], [True], [1.0], 4, {1: 2}]),
-        ("zero", [0, 3], [4, -1, "1"]),
-        ("recompute", ["none", "selective", "full"], ["all", None]),
-        ("recompute_microbatches_beyond", [None, 0, 3], [-1, True, 1.5]),
-        ("clip_grad", [0, 1, 0.5], [None, "1"]),
-        ("dtype", ["float32", "float64", "bfloat16"], ["int8", None]),
-    ],
-)
-def test_facts_are_read_where_each_is_legal(name: str, legal: list[object], wrong: list[object]) -> None:
-    for value in legal:
-        read = read_gpt_facts(facts_of_run(**{name: value}))
-        assert read is not None
-        assert getattr(read, name) == (tuple(value) if isinstance(value, list) else value)
-    for value in wrong:
-        assert read_gpt_facts(facts_of_run(**{name: value})) is None
-
-
-def test_a_mesh_that_the_models_heads_do_not_fit_is_not_predicted() -> None:
-    schedule = ScheduleInfo(plan := build("1f1b", 1, 4), plan.name, PlanSource.METADATA)
-    for shape, changes, predicted in (
-        (mesh(tp=4), {}, True),
-        (mesh(tp=3), {}, False),
-        (mesh(cp=4), {"ulysses": 2}, True),
-        (mesh(cp=2), {"ulysses": 4}, False),
-        (mesh(), {"layers_per_stage": [2, 2]}, False),
-    ):
-        assert (volume_of_run([facts_of_run(**changes)], shape, schedule) is not None) == predicted
-    assert volume_of_run([facts_of_run()], mesh(), replace(schedule, plan=None)) is None
-    unknown = replace(mesh(), tp=None, cp=None, dp=None)  # as on one rank
-    for changes, predicted in (({"heads": 1, "kv_heads": 1}, True), ({"ulysses": 2}, False)):
-        assert (volume_of_run([facts_of_run(**changes)], unknown, schedule) is not None) == predicted
-    assert StepVolume(facts(), unknown, plan).of_rank(0, 0) == StepVolume(facts(), mesh(), plan).of_rank(0, 0) == {}
-    other = facts_of_run(hidden=64)
-    first = volume_of_run([{"name": "other"}, facts_of_run(), other], mesh(), schedule)
-    assert first is not None
-    assert first.facts == facts(), "the first rank that says what it trains"

@@ -1,4 +1,4 @@
-"""Communication of every rank of a GPT run in one step, predicted from the run's facts.
+"""Communication of every rank of a GPT run in one step, predicted from its sizes and options.
 
 The calls of the runtime in ``instrument/``, one after another: the batch along tp, then for each action of the plan the
 layers of its stage and the transfers to its neighbours, then gradients, loss, clipping and the optimizer. An update that is
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from pptrace.analysis.volume.expert_step import ExpertVolume, Routes
-from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts, stage_parameters
-from pptrace.analysis.volume.gradients import GradientVolume, ShardedUnits
-from pptrace.analysis.volume.transformer import (
+from instrument.models.volume.expert_step import ExpertVolume, Routes
+from instrument.models.volume.gpt_facts import GptFacts, stage_parameters
+from instrument.models.volume.gradients import GradientVolume, ShardedUnits
+from instrument.models.volume.transformer import (
     AttentionSizes,
     BothWays,
     TensorSizes,
@@ -31,10 +32,11 @@ from pptrace.analysis.volume.transformer import (
     vocabulary_volume,
 )
 from pptrace.marks import Axis, Collective
-from pptrace.model.mesh import MeshInfo
-from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.actions import Action, Kind, iter_halves
 from pptrace.schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from instrument.mesh import MeshShape
 
 _TOKEN_BYTES = 8
 _CONTROL_BYTES = 8
@@ -45,12 +47,12 @@ class StepVolume:
 
     Args:
         facts: of the model and the options.
-        mesh: sizes and order of the axes; those of a run that recorded its facts are all known.
+        mesh: sizes and order of the axes.
         plan: the run's own, with sends and receives or without.
         routes: of each rank's tokens to experts, as they were counted.
     """
 
-    def __init__(self, facts: GptFacts, mesh: MeshInfo, plan: Plan, routes: Routes | None = None) -> None:
+    def __init__(self, facts: GptFacts, mesh: MeshShape, plan: Plan, routes: Routes | None = None) -> None:
         self.facts = facts
         self.mesh = mesh
         self.plan = plan
@@ -60,35 +62,32 @@ class StepVolume:
         self._every_step: dict[int, Volume] = {}
 
     def of_rank(self, rank: int, step: int) -> Volume:
-        """Communication of a global rank in a step; {} where it is in no pipeline of the mesh."""
-        pp_rank = self.mesh.pp_rank(rank)
-        if pp_rank is None:
-            return {}
+        """Communication of a global rank in a step."""
+        pp_rank = self.pp_rank(rank)
         if rank not in self._every_step:
             self._every_step[rank] = self._always(rank, pp_rank)
         return total((self._every_step[rank], *self._clipping(pp_rank, step), *self._routed(rank, pp_rank, step)))
 
-    def gradients_of(self, rank: int) -> GradientVolume | None:
-        """The parameters of a global rank and the sums of their gradients; None where it is in no pipeline of the mesh."""
-        pp_rank = self.mesh.pp_rank(rank)
-        return None if pp_rank is None else self._gradient_parts(rank, pp_rank)
+    def pp_rank(self, rank: int) -> int:
+        """The pipeline rank of a global rank."""
+        return self.mesh.coordinates_of(rank)[0]
 
     def _always(self, rank: int, pp_rank: int) -> Volume:
         """Communication that is the same in every step."""
-        gradients = self._gradient_parts(rank, pp_rank)
+        gradients = self.gradients_of(rank)
         return total((*self._batch(pp_rank), *self._actions(pp_rank), *gradients.volumes(), *self._loss(pp_rank)))
 
     @property
     def _tp(self) -> int:
-        return self.mesh.tp or 1
+        return self.mesh.tp
 
     @property
     def _cp(self) -> int:
-        return self.mesh.cp or 1
+        return self.mesh.cp
 
     @property
     def _replicas(self) -> int:
-        return self._cp * (self.mesh.dp or 1)
+        return self._cp * self.mesh.dp
 
     @property
     def _replica_axis(self) -> Axis:
@@ -239,12 +238,14 @@ class StepVolume:
         return self._units(model_stage_index).gathered() if self.facts.zero == 3 else {}
 
     def _units(self, model_stage_index: int) -> ShardedUnits:
-        parameters = stage_parameters(self.facts, model_stage_index, self._tp, self.mesh.ep or 1, self.mesh.etp or 1)
+        parameters = stage_parameters(self.facts, model_stage_index, self._tp, self.mesh.ep, self.mesh.etp)
         return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
 
-    def _gradient_parts(self, rank: int, pp_rank: int) -> GradientVolume:
+    def gradients_of(self, rank: int) -> GradientVolume:
+        """The parameters of a global rank and the sums of their gradients."""
+        pp_rank = self.pp_rank(rank)
         model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
-        group = self.mesh.group_of(rank, str(self._replica_axis)) or (rank,)
+        group = next(group for group in self.mesh.groups_of(self._replica_axis) if rank in group)
         return GradientVolume(
             self.facts,
             tuple(self._units(model_stage_index) for model_stage_index in model_stages),
@@ -254,7 +255,7 @@ class StepVolume:
             group.index(rank),
             self._is_tied_apart(model_stages),
             self._has_mirror(pp_rank),
-            self._replicas * self._tp // ((self.mesh.ep or 1) * (self.mesh.etp or 1)),
+            self.mesh.edp,
         )
 
     def _is_tied_apart(self, model_stages: list[int]) -> bool:
@@ -288,22 +289,3 @@ class StepVolume:
         # The sum of all comes back in the next step, and that of the last step after it, under its number.
         validations = (step > 0) + (step == self.facts.steps - 1)
         yield times(messages(Axis.PP, _CONTROL_BYTES, sent=has_previous, received=has_next), validations)
-
-
-def volume_of_run(
-    models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo, routes: Routes | None = None
-) -> StepVolume | None:
-    """The prediction for a run whose traces contain their ``models``; None where these are not the GPT's or do not match its
-    plan. ``routes`` are those that the run counted.
-    """
-    facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
-    plan = schedule.plan
-    if facts is None or plan is None or schedule.source is not PlanSource.METADATA or schedule.mismatches:
-        return None
-    tp, cp = mesh.tp or 1, mesh.cp or 1
-    is_consistent = (
-        plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
-    )
-    if facts.experts is not None:
-        is_consistent = is_consistent and mesh.ep is not None and mesh.etp is not None
-    return StepVolume(facts, mesh, plan, routes) if is_consistent else None

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from instrument.expert.options import Dispatcher, ExpertOptions, Scoring, Shared
 from instrument.models.gpt import Recompute
-from pptrace.analysis.volume.activations import ActivationSizes
-from pptrace.analysis.volume.expert_step import ExpertVolume, LayerRoutes
-from tests.analysis.volume.held_weight_work import HeldWork, hold_weight_work
-from tests.instrument.models.cases.mixes import Mix, facts_of, mesh_info
+from instrument.models.volume.activations import ActivationSizes
+from instrument.models.volume.expert_step import ExpertVolume, LayerRoutes
+from tests.instrument.models.cases.mixes import Mix, facts_of
+from tests.instrument.models.volume.held_weight_work import HeldWork, hold_weight_work
 from tests.support.extent import by_turns
 from tests.support.pool import Pool
 
@@ -82,8 +81,8 @@ def test_what_ranks_keep_from_i_to_w_is_predicted_to_the_byte(name: str, sequenc
     held = pool.run(hold_weight_work, mixes, sequences, world=mixes[0].world)
     for mix, *of_ranks in zip(mixes, *held, strict=True):
         run = replace(facts_of(mix, 1), microbatch_size=sequences)
-        volume = None if mix.experts is None else ExpertVolume(run, mesh_info(mix), routes_of(mix, of_ranks))
-        sizes = ActivationSizes(run, mix.tp, mix.cp, has_dropout=mix.dropout > 0, on_device=False)
+        volume = None if mix.experts is None else ExpertVolume(run, mix.shape, routes_of(mix, of_ranks))
+        sizes = ActivationSizes(run, mix.tp, mix.cp, on_device=False)
         for rank, stages in enumerate(of_ranks):
             for each in stages:
                 index, last = mix.plan.model_stage(each.stage), mix.plan.chain_length - 1
@@ -100,6 +99,6 @@ def routes_of(mix: Mix, of_ranks: Sequence[Sequence[HeldWork]]) -> dict[tuple[in
     for rank, stages in enumerate(of_ranks):
         for each in stages:
             layers = [layer for layer in run.layers_of(mix.plan.model_stage(each.stage)) if run.experts_of(layer)]
-            for layer, (kept, rows) in zip(layers, each.routes, strict=True):
-                found[rank, 0, layer] = LayerRoutes(np.array([kept]), np.array([rows]))
+            for layer, routes in zip(layers, each.routes, strict=True):
+                found[rank, 0, layer] = routes
     return found

@@ -17,9 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pptrace.axes import Axis
 
 INDEX_BYTES = 8
@@ -72,28 +69,6 @@ class LayerRows:
     slots: int
 
 
-def expert_calls(dispatcher: str, sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> list[ExpertCall]:
-    """All calls of one forward and backward, in no order; none along an axis of one rank.
-
-    Args:
-        dispatcher: ``all-to-all``, ``padded`` or ``all-gather``.
-        sizes: of the layer.
-        kept: (ranks, experts) routes of each rank's tokens, without dropped ones.
-        rank: whose calls.
-    """
-    rows = rows_of_layer(sizes, kept[:, np.newaxis], rank, sizes.num_experts * sizes.slots)
-    calls = layer_calls(dispatcher, sizes, rows)
-    return [*calls.once, *calls.forward, *calls.backward]
-
-
-def rows_of_layer(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int, slots: int) -> LayerRows:
-    """The rows of all forwards of a layer in ``kept`` (ranks, forwards, experts) together; ``slots`` of padded buffers."""
-    of_rank = kept.sum(1)
-    neighbours = range(rank - rank % sizes.etp, rank - rank % sizes.etp + sizes.etp)
-    arriving = {each: _arriving(sizes, of_rank, each) for each in neighbours}
-    return LayerRows(kept.shape[1], int(of_rank[rank].sum()), arriving[rank], sum(arriving.values()), slots)
-
-
 @dataclass(frozen=True, slots=True)
 class LayerCalls:
     """Calls of a layer: those that a forward makes ``once``, however often it is computed, those of each computation of it, and
@@ -144,13 +119,6 @@ def _all_gather(sizes: ExpertSizes, rows: LayerRows) -> _Parts:
         forward += [*both, ExpertCall(axis, "all_gather", weights)]
         backward += [*both, ExpertCall(axis, "reduce_scatter", weights)]
     return once, forward, backward
-
-
-def _arriving(sizes: ExpertSizes, kept: NDArray[np.int64], rank: int) -> int:
-    """Rows that come to a rank along ep: from those at its place in their etp groups, to its experts."""
-    ep_rank, etp_rank = divmod(rank, sizes.etp)
-    held = sizes.num_experts // sizes.ep
-    return int(kept[etp_rank :: sizes.etp, ep_rank * held : (ep_rank + 1) * held].sum())
 
 
 _Parts = tuple[list[ExpertCall], list[ExpertCall], list[ExpertCall]]

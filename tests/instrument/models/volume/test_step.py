@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.volume.gpt_facts import Parameter, read_gpt_facts, stage_parameters
-from pptrace.analysis.volume.step import StepVolume, volume_of_run
-from pptrace.analysis.volume.transformer import (
+from instrument.mesh import MeshShape
+from instrument.models.volume.gpt_facts import Parameter, stage_parameters
+from instrument.models.volume.step import StepVolume
+from instrument.models.volume.transformer import (
     AttentionSizes,
     Calls,
     TensorSizes,
@@ -25,9 +26,8 @@ from pptrace.analysis.volume.transformer import (
     ulysses_elements,
     ulysses_volume,
 )
-from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
-from tests.support.gpt_runs import facts, facts_of_run, mesh, step_of
+from tests.support.gpt_runs import facts, step_of
 
 WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Bytes on the wire of a ring algorithm, in (n − 1)/n of the whole tensor (nccl-tests)."""
@@ -96,7 +96,7 @@ def test_selective_recompute_does_not_bring_the_output_back() -> None:
 
 def test_transfers_are_activations_of_every_microbatch_in_both_directions() -> None:
     num_bytes = 2 * 16 * 32 * 4
-    first, *middle, last = step_of(facts(layers_per_stage=(1, 1, 1, 1)), mesh(pp=4))
+    first, *middle, last = step_of(facts(layers_per_stage=(1, 1, 1, 1)), MeshShape(pp=4))
     assert first == last == {("pp", "send"): Calls(4, 4 * num_bytes), ("pp", "recv"): Calls(4, 4 * num_bytes)}
     for rank in middle:
         assert rank == {("pp", "send"): Calls(8, 8 * num_bytes), ("pp", "recv"): Calls(8, 8 * num_bytes)}
@@ -104,7 +104,7 @@ def test_transfers_are_activations_of_every_microbatch_in_both_directions() -> N
 
 def test_with_sequence_and_context_parallelism_shards_travel() -> None:
     cut = facts(layers_per_stage=(2, 2), sequence_parallel=True)
-    for rank in step_of(cut, mesh(pp=2, tp=2, cp=2)):
+    for rank in step_of(cut, MeshShape(pp=2, tp=2, cp=2)):
         assert rank[("pp", "send")] == Calls(4, 4 * 2 * (16 // 2 // 2) * 32 * 4)
 
 
@@ -112,12 +112,12 @@ def test_replicas_average_every_gradient_and_the_loss() -> None:
     h, layers, vocabulary, sequence = 32, 4, 256, 16
     parameters = layers * (12 * h * h + 13 * h) + vocabulary * h + sequence * h + 2 * h
     for tied, numbers in ((True, parameters), (False, parameters + vocabulary * h)):
-        for rank in step_of(facts(tied=tied), mesh(dp=3)):
+        for rank in step_of(facts(tied=tied), MeshShape(1, dp=3)):
             assert rank == {("dp", "all_reduce"): Calls(2, (numbers + 1) * 4)}
 
 
 def test_zero_1_moves_as_much_as_an_all_reduce_and_zero_3_gathers_for_every_pass() -> None:
-    (plain, *_), (sharded, *_), (whole, *_) = (step_of(facts(zero=zero), mesh(dp=4)) for zero in (0, 1, 3))
+    (plain, *_), (sharded, *_), (whole, *_) = (step_of(facts(zero=zero), MeshShape(1, dp=4)) for zero in (0, 1, 3))
     loss = 4
     gradients = plain[("dp", "all_reduce")].bytes - loss
     for kind in ("reduce_scatter", "all_gather"):
@@ -128,7 +128,7 @@ def test_zero_1_moves_as_much_as_an_all_reduce_and_zero_3_gathers_for_every_pass
 
 def test_buckets_are_filled_up_to_equal_parts() -> None:
     for bucket_bytes in (1, 1000):
-        (rank, *_) = step_of(facts(zero=1, bucket_bytes=bucket_bytes, layers_per_stage=(1,)), mesh(dp=3))
+        (rank, *_) = step_of(facts(zero=1, bucket_bytes=bucket_bytes, layers_per_stage=(1,)), MeshShape(1, dp=3))
         scattered = rank[("dp", "reduce_scatter")]
         assert scattered.bytes % 3 == 0
         sizes = [parameter.numel for parameter in stage_parameters(facts(layers_per_stage=(1,)), 0, 1)]
@@ -145,7 +145,7 @@ def test_rows_that_replicas_do_not_divide_are_padded() -> None:
 
 
 def test_parts_of_gradients_are_summed_over_tp_once() -> None:
-    plain, cut = (step_of(facts(sequence_parallel=shards), mesh(tp=2))[0] for shards in (False, True))
+    plain, cut = (step_of(facts(sequence_parallel=shards), MeshShape(1, tp=2))[0] for shards in (False, True))
     whole_on_every_rank = 4 * 6 * 32 + 2 * 32 + 16 * 32  # norms and two biases of a layer, last norm, positions
     assert cut[("tp", "all_reduce")].bytes == whole_on_every_rank * 4 + 4 * 3 * 2 * 16 * 4  # and the cross-entropies
     assert plain[("tp", "all_reduce")].count == 4 * (4 * 4 + 2 + 2)  # layers, embedding and head, cross-entropy
@@ -155,7 +155,7 @@ def test_parts_of_gradients_are_summed_over_tp_once() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_that_hold_a_share_of_the_gradients_sum_that_share_over_tp(zero: int, dp: int) -> None:
     """From ZeRO-2 on the shares make up the whole once; before, each replica holds it."""
-    ranks = step_of(facts(sequence_parallel=True, zero=zero), mesh(tp=2, dp=dp))
+    ranks = step_of(facts(sequence_parallel=True, zero=zero), MeshShape(1, tp=2, dp=dp))
     whole_on_every_rank = 4 * 6 * 32 + 2 * 32 + 16 * 32  # norms and two biases of a layer, last norm, positions
     cross_entropies = 4 * 3 * 2 * 16 * 4  # of each rank
     times_held = 1 if zero >= 2 else dp
@@ -164,18 +164,20 @@ def test_replicas_that_hold_a_share_of_the_gradients_sum_that_share_over_tp(zero
 
 
 def test_a_tied_embedding_is_summed_over_both_ends() -> None:
-    ends = step_of(facts(tied=True, layers_per_stage=(1, 1, 2)), mesh(pp=3))
+    ends = step_of(facts(tied=True, layers_per_stage=(1, 1, 2)), MeshShape(pp=3))
     assert [rank.get(("embd", "all_reduce")) for rank in ends] == [Calls(1, 256 * 32 * 4), None, Calls(1, 256 * 32 * 4)]
-    ends = step_of(facts(tied=True, layers_per_stage=(2, 2)), mesh(pp=2))
+    ends = step_of(facts(tied=True, layers_per_stage=(2, 2)), MeshShape(pp=2))
     assert [rank[("embd", "all_reduce")] for rank in ends] == [Calls(1, 256 * 32 * 4)] * 2
 
 
 def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
     """On a V the first rank has the first and the last stage."""
-    shape = StepVolume(facts(tied=True, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2), build("zbv", 2, 4))
+    shape = StepVolume(facts(tied=True, layers_per_stage=(1, 1, 1, 1)), MeshShape(pp=2), build("zbv", 2, 4))
     assert all(("embd", "all_reduce") not in shape.of_rank(rank, 3) for rank in (0, 1))
     tied, two = (
-        StepVolume(facts(tied=tied, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2, dp=2), build("zbv", 2, 4)).of_rank(0, 3)
+        StepVolume(facts(tied=tied, layers_per_stage=(1, 1, 1, 1)), MeshShape(pp=2, dp=2), build("zbv", 2, 4)).of_rank(
+            0, 3
+        )
         for tied in (True, False)
     )
     assert two[("dp", "all_reduce")].bytes - tied[("dp", "all_reduce")].bytes == 256 * 32 * 4, (
@@ -185,9 +187,9 @@ def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
 
 def test_the_norm_travels_as_single_numbers() -> None:
     cut = facts(clip_grad=1.0, layers_per_stage=(2, 2))
-    assert [rank[("pp", "all_reduce")] for rank in step_of(cut, mesh(pp=2))] == [Calls(1, 8)] * 2
-    validated = StepVolume(replace(cut, optimizer_sync="post-validation"), mesh(pp=2), build("1f1b", 2, 4))
-    without = StepVolume(replace(cut, clip_grad=0.0), mesh(pp=2), build("1f1b", 2, 4)).of_rank(0, 0)
+    assert [rank[("pp", "all_reduce")] for rank in step_of(cut, MeshShape(pp=2))] == [Calls(1, 8)] * 2
+    validated = StepVolume(replace(cut, optimizer_sync="post-validation"), MeshShape(pp=2), build("1f1b", 2, 4))
+    without = StepVolume(replace(cut, clip_grad=0.0), MeshShape(pp=2), build("1f1b", 2, 4)).of_rank(0, 0)
     sent = [validated.of_rank(0, step)[("pp", "send")].count - without[("pp", "send")].count for step in (0, 5, 9)]
     heard = [validated.of_rank(0, step)[("pp", "recv")].count - without[("pp", "recv")].count for step in (0, 5, 9)]
     assert (sent, heard) == ([1, 1, 1], [0, 1, 2])  # nothing is validated in the first step, two sums in the last
@@ -195,7 +197,7 @@ def test_the_norm_travels_as_single_numbers() -> None:
 
 def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     none, part, full = (
-        step_of(replace(facts(), **changes), mesh(tp=2))[0][("tp", "all_reduce")].count
+        step_of(replace(facts(), **changes), MeshShape(1, tp=2))[0][("tp", "all_reduce")].count
         for changes in (
             dict[str, object](),
             {"recompute_microbatches_beyond": 0, "recompute": "none"},
@@ -205,54 +207,10 @@ def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     assert full == none + 4 * 4 * 2
     assert part == full  # one microbatch is in flight, and none may keep its activations
     stages = facts(layers_per_stage=(2, 2), recompute_microbatches_beyond=1)
-    counts = [rank[("tp", "all_reduce")].count for rank in step_of(stages, mesh(pp=2, tp=2))]
+    counts = [rank[("tp", "all_reduce")].count for rank in step_of(stages, MeshShape(pp=2, tp=2))]
     plain = [
         rank[("tp", "all_reduce")].count
-        for rank in step_of(replace(stages, recompute_microbatches_beyond=None), mesh(pp=2, tp=2))
+        for rank in step_of(replace(stages, recompute_microbatches_beyond=None), MeshShape(pp=2, tp=2))
     ]
     # The first stage has two in flight and keeps every other one; the last has one.
     assert [more - less for more, less in zip(counts, plain, strict=True)] == [2 * 2 * 2] * 2 + [0] * 2
-
-
-def test_facts_are_read_as_they_were_told() -> None:
-    assert read_gpt_facts(facts_of_run()) == facts()
-    assert read_gpt_facts(facts_of_run(more=1)) == facts()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "other"},
-        {"hidden": "32"},
-        {"hidden": True},
-        {"ulysses": 0},
-        {"dtype": "int8"},
-        {"layers_per_stage": 4},
-        {"layers_per_stage": [None]},
-        {"zero": 4},
-        {"tied": 1},
-        {"recompute": "some"},
-        {"clip_grad": None},
-        {"recompute_microbatches_beyond": -1},
-    ],
-)
-def test_facts_that_make_no_sense_predict_nothing(changes: dict[str, object]) -> None:
-    assert read_gpt_facts(facts_of_run(**changes)) is None
-
-
-def test_facts_of_older_traces_predict_nothing() -> None:
-    for name in asdict(facts()).keys() - {"experts", "has_dropout"}:
-        assert read_gpt_facts({key: value for key, value in facts_of_run().items() if key != name}) is None
-    assert read_gpt_facts(None) is None
-
-
-def test_a_run_that_fits_its_facts_is_predicted() -> None:
-    plan = build("1f1b", 2, 4)
-    schedule = ScheduleInfo(plan, plan.name, PlanSource.METADATA)
-    model = facts_of_run(layers_per_stage=[2, 2])
-    assert volume_of_run([{}, model], mesh(pp=2), schedule) is not None
-    assert volume_of_run([{}], mesh(pp=2), schedule) is None
-    assert volume_of_run([facts_of_run()], mesh(pp=2), schedule) is None  # one stage's layers, and two stages
-    assert volume_of_run([facts_of_run(layers_per_stage=[2, 2], ulysses=3)], mesh(pp=2, cp=2), schedule) is None
-    assert volume_of_run([model], mesh(pp=2), replace(schedule, source=PlanSource.OPTION)) is None
-    assert volume_of_run([model], mesh(pp=2), replace(schedule, mismatches=("rank 0: …",))) is None

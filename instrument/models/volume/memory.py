@@ -1,18 +1,19 @@
-"""Memory that every rank of a GPT run holds, predicted from the run's facts: parameters, gradients, optimizer state, activations.
+"""Memory that every rank of a GPT run holds: parameters, gradients, optimizer state and activations.
 
 Temporaries inside of ops, messages in transit, parameters that ``fully_shard`` has gathered and what an allocator rounds up are
-not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`pptrace.analysis.volume.activations`.
+not counted. Sources: ZeRO, arXiv 1910.02054, section 3.1; activations, :mod:`instrument.models.volume.activations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pptrace.analysis.volume.activations import ActivationSizes
-from pptrace.analysis.volume.gradients import GradientVolume
-from pptrace.analysis.volume.step import StepVolume
+from instrument.models.volume.activations import ActivationSizes
+from instrument.models.volume.gradients import GradientVolume
+from instrument.models.volume.step import StepVolume
 from pptrace.schedule.actions import Kind, iter_halves
 
 _MOMENTS = 2
@@ -40,47 +41,62 @@ class MemoryPrediction:
 
     Args:
         volume: of the run.
-        model: its ``model`` facts, for what a volume does not need.
         on_device: it ran on a GPU.
     """
 
-    def __init__(self, volume: StepVolume, model: Mapping[str, object], *, on_device: bool) -> None:
+    def __init__(self, volume: StepVolume, *, on_device: bool) -> None:
         self._volume = volume
-        self._on_device = on_device
-        mesh = volume.mesh
-        self._sizes = ActivationSizes(volume.facts, mesh.tp or 1, mesh.cp or 1, bool(model.get("dropout")), on_device)
-        self.stores_scores = model.get("attention_kernel") == _SCORES_STORED
-        sleeps = any(model.get(f"sleep_{name}_ms") for name in ("forward", "backward"))  # whose pairs run in turn
-        has_pairs = not sleeps and any(action.kind is Kind.OVERLAP_F_B for rank in volume.plan.ranks for action in rank)
-        options, experts = volume.facts.experts, volume.experts
+        facts, mesh, ranks = volume.facts, volume.mesh, volume.plan.ranks
+        self.sizes = ActivationSizes(facts, mesh.tp, mesh.cp, on_device)
+        has_pairs = not facts.sleeps and any(action.kind is Kind.OVERLAP_F_B for rank in ranks for action in rank)
+        options, experts = facts.experts, volume.experts
         self._is_in_pieces = (
             has_pairs and options is not None and options.overlap and experts is not None and experts.has_journeys
         )
 
     @property
     def reason(self) -> str | None:
-        """Reason why activations are not predicted; None where they are."""
-        if self.stores_scores:
+        """Reason why activations are not predicted; None where they are, as far as routes to experts are known."""
+        facts = self._volume.facts
+        if facts.attention_kernel == _SCORES_STORED:
             return "the attention ran without a fused kernel, and what it stores is not known"
-        if self._has_jitter:
+        if facts.experts is not None and facts.experts.jitter > 0:
             return "the router sees noise, and what that keeps is not predicted"
         return None
 
-    def of_rank(self, rank: int) -> PredictedParts | None:
-        """None where the rank is in no pipeline of the mesh."""
-        gradients, pp_rank = self._volume.gradients_of(rank), self._volume.mesh.pp_rank(rank)
-        if gradients is None or pp_rank is None:
-            return None
+    def of_rank(self, rank: int) -> PredictedParts:
+        gradients, pp_rank = self._volume.gradients_of(rank), self._volume.pp_rank(rank)
         numbers = sum(parameter.numel for parameter in gradients.parameters())
-        has_stages = not (self.stores_scores or self._has_jitter)
+        is_known = self.reason is None
         of_stage = {stage: self._of_stage(rank, stage) for stage in self._volume.plan.stages_of(pp_rank)}
         return PredictedParts(
             self._weights(gradients),
             numbers * gradients.facts.sum_bytes,
             self._optimizer(gradients),
-            self._activations(rank, pp_rank) if self.reason is None else None,
-            {stage: num_bytes for stage, num_bytes in of_stage.items() if has_stages and num_bytes is not None},
+            self._activations(rank, pp_rank) if is_known else None,
+            {stage: num_bytes for stage, num_bytes in of_stage.items() if is_known and num_bytes is not None},
         )
+
+    def forwards_at_peak(self, rank: int) -> Sequence[tuple[int, str]]:
+        """(stage of the model, recompute) of the forwards whose B or I has not run, when they keep most; without what an I leaves
+        to its W.
+        """
+        plan, pp_rank = self._volume.plan, self._volume.pp_rank(rank)
+        recomputed, held, peak = (
+            self._volume.fully_recomputed(pp_rank),
+            list[tuple[int, str]](),
+            list[tuple[int, str]](),
+        )
+        of_stage = cache(lambda stage, recompute: self._of_stage(rank, stage, recompute) or 0)
+        for half in iter_halves(plan.ranks[pp_rank]):
+            is_recomputed = (half.stage, half.microbatch) in recomputed
+            forward = half.stage, "full" if is_recomputed else self._volume.facts.recompute
+            if half.kind is Kind.F:
+                held.append(forward)
+                peak = max(peak, list(held), key=lambda forwards: sum(itertools.starmap(of_stage, forwards)))
+            elif half.kind in (Kind.B, Kind.I):
+                held.remove(forward)
+        return [(plan.model_stage(stage), recompute) for stage, recompute in peak]
 
     @staticmethod
     def _weights(gradients: GradientVolume) -> int:
@@ -104,22 +120,17 @@ class MemoryPrediction:
         copies = sum(p.numel for p in gradients.parameters() if facts.bytes_of_each(p) < facts.sum_bytes)
         return (_MOMENTS * sum(p.numel for p in gradients.parameters()) + copies) * facts.sum_bytes
 
-    @property
-    def _has_jitter(self) -> bool:
-        experts = self._volume.facts.experts
-        return experts is not None and experts.jitter > 0
-
     def _of_stage(self, rank: int, stage: int, recompute: str | None = None) -> int | None:
         """Bytes of one microbatch of a stage; None where those of experts are not known."""
         how = recompute or self._volume.facts.recompute
         of_experts = self._of_layers(stage, lambda layer: self._of_experts(rank, layer, how))
-        return None if of_experts is None else self._sizes.stage(of_experts, *self._ends(stage), how)
+        return None if of_experts is None else self.sizes.stage(of_experts, *self._ends(stage), how)
 
     def _weight_work(self, rank: int, stage: int) -> int | None:
         """Bytes of one microbatch of a stage from its I to its W; None where those of experts are not known."""
         experts = self._volume.experts
         of_experts = self._of_layers(stage, lambda layer: None if experts is None else experts.weight_work(rank, layer))
-        return None if of_experts is None else self._sizes.weight_work(of_experts, *self._ends(stage))
+        return None if of_experts is None else self.sizes.weight_work(of_experts, *self._ends(stage))
 
     def _of_layers(self, stage: int, of_layer: Callable[[int], int | None]) -> list[int | None] | None:
         """Bytes of the experts of each layer of a stage, None of one with an MLP; None where some are not known."""

@@ -1,24 +1,24 @@
-"""Communication of a model's layers with experts in a step of one rank, from the run's facts and the routes that it counted."""
+"""Communication of a model's layers with experts in a step of one rank, from the run's sizes and the routes that it counted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pptrace.analysis.volume.expert_activations import ExpertTensors
-from pptrace.analysis.volume.experts import (
+from instrument.expert.options import Dispatcher, DropOrder, Shared
+from instrument.models.volume.expert_activations import ExpertTensors
+from instrument.models.volume.experts import (
     INDEX_BYTES,
     ExpertCall,
     ExpertSizes,
     LayerRows,
     layer_calls,
-    rows_of_layer,
 )
-from pptrace.analysis.volume.gpt_facts import GptFacts
-from pptrace.analysis.volume.transformer import (
+from instrument.models.volume.gpt_facts import GptFacts
+from instrument.models.volume.transformer import (
     UNKNOWN,
     BothWays,
     Calls,
@@ -29,35 +29,34 @@ from pptrace.analysis.volume.transformer import (
     total,
 )
 from pptrace.marks import Axis, Collective
-from pptrace.model.mesh import MeshInfo
 
-Int64 = NDArray[np.int64]
+if TYPE_CHECKING:
+    from instrument.mesh import MeshShape
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class LayerRoutes:
-    """Forwards of one layer in one step on a rank, in their order: ``kept`` (forwards, experts) counts the routes of its tokens
-    without dropped ones, ``rows`` (forwards,) what its experts computed.
+    """Forwards of one layer in one step on a rank, in their order: of each the routes of its tokens without dropped ones
+    (``kept``), the rows that came to it along ep (``arrived``), and those that its experts computed (``rows``).
     """
 
-    kept: Int64
-    rows: Int64
+    kept: Sequence[int]
+    arrived: Sequence[int]
+    rows: Sequence[int]
 
 
+_COLUMNS = (attrgetter("kept"), attrgetter("arrived"), attrgetter("rows"))
 Routes = Mapping[tuple[int, int, int], LayerRoutes]
 """(rank, step, layer) → its forwards."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Totals:
-    """All forwards of a layer on a rank together: their number, ``rows`` that its experts computed, and ``kept`` (experts,)."""
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """The means of all forwards of a layer on a rank."""
 
-    forwards: int
-    rows: int
-    kept: Int64
-
-    def __add__(self, other: _Totals) -> _Totals:
-        return _Totals(self.forwards + other.forwards, self.rows + other.rows, self.kept + other.kept)
+    kept: float
+    arrived: float
+    rows: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,9 @@ class ExpertVolume:
     """
 
     facts: GptFacts
-    mesh: MeshInfo
+    mesh: MeshShape
     routes: Routes = field(default_factory=dict)
-    _sums: dict[tuple[int, int], _Totals] = field(default_factory=dict)
+    _known: dict[tuple[int, int], _Means] = field(default_factory=dict)
 
     def fixed(self, tensor: TensorSizes) -> BothWays:
         """Communication besides that along axes of experts: tokens that ranks of tp share out, and a shared MLP.
@@ -95,13 +94,13 @@ class ExpertVolume:
         """
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
         assert options is not None
-        tp, cp, sequences = self.mesh.tp or 1, self.mesh.cp or 1, facts.microbatch_size
+        tp, cp, sequences = self.mesh.tp, self.mesh.cp, facts.microbatch_size
         volumes: list[Volume] = [] if self._repeats_end else [_gathered(tensor)]
         if options.aux_loss:
             num_bytes = sequences * num * INDEX_BYTES
             volumes += [collective(axis, Collective.ALL_REDUCE, size, num_bytes) for axis, size in _of(tp, cp)]
         if options.capacity_factor is not None:
-            by_weight = options.drop_order == "weights"
+            by_weight = options.drop_order is DropOrder.WEIGHTS
             for (axis, size), tokens in zip(_of(tp, cp), (facts.sequence // cp, facts.sequence), strict=True):
                 routes = sequences * tokens * options.top_k
                 for item_bytes in (INDEX_BYTES, *([facts.sum_bytes] if by_weight else [])):
@@ -123,7 +122,7 @@ class ExpertVolume:
         if any(again):
             repeated = self._rows(rank, step, layer, sizes, again) or LayerRows(sum(again), 0, 0, 0, 0)
             forward = layer_calls(options.dispatcher, sizes, repeated).forward
-            if options.dispatcher == "all-gather" and not self._repeats_end:
+            if options.dispatcher is Dispatcher.ALL_GATHER and not self._repeats_end:
                 forward = [call for call in forward if call.kind != Collective.REDUCE_SCATTER]
             volumes.append(_volume(forward, sum(again)))
         volume = total(volumes)
@@ -137,19 +136,21 @@ class ExpertVolume:
         options = self.facts.experts
         assert options is not None
         is_ahead = options.overlap and self.has_journeys
-        return self.facts.has_dropout or (options.shared_width > 0 and not (is_ahead and options.shared == "added"))
+        return self.facts.dropout > 0 or (
+            options.shared_width > 0 and not (is_ahead and options.shared is Shared.ADDED)
+        )
 
     @property
     def has_journeys(self) -> bool:
         """Return whether rows travel to experts and back, so that other things can be computed meanwhile."""
         options = self.facts.experts
-        return options is not None and (self.mesh.ep or 1) > 1 and options.dispatcher != "all-gather"
+        return options is not None and self.mesh.ep > 1 and options.dispatcher is not Dispatcher.ALL_GATHER
 
     @property
     def counts_rows(self) -> bool:
         """Return whether the rows that experts compute are known only where they were counted."""
         options = self.facts.experts
-        return options is not None and (options.dispatcher != "padded" or options.capacity_factor is None)
+        return options is not None and (options.dispatcher is not Dispatcher.PADDED or options.capacity_factor is None)
 
     def kept_bytes(self, rank: int, layer: int, recompute: str, *, in_pieces: bool = False) -> int | None:
         """Activations of a layer's experts of one microbatch, by the mean of the rows of all forwards; None where they are not
@@ -162,8 +163,7 @@ class ExpertVolume:
             return round(tensors.kept_for_recompute(rows))
         if not in_pieces:
             return round(tensors.kept(rows))
-        travelled = self._travelled(rank, layer, sizes, rows)
-        return None if travelled is None else round(tensors.kept(rows) + tensors.kept_at_cuts(*travelled))
+        return round(tensors.kept(rows) + tensors.kept_at_cuts(*self._travelled(rank, layer, sizes, rows)))
 
     def weight_work(self, rank: int, layer: int) -> int | None:
         """Bytes of a layer's experts of one microbatch that W reads, by the mean of the rows of all forwards; None where they are
@@ -177,43 +177,35 @@ class ExpertVolume:
         if not self.counts_rows:
             sizes = self._sizes(layer)
             return sizes.num_experts * sizes.slots * sizes.etp
-        totals = self._totals.get((rank, layer))
-        return None if totals is None else totals.rows / totals.forwards
+        means = self._means.get((rank, layer))
+        return None if means is None else means.rows
 
-    def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float] | None:
-        """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``; None where
-        they are not known.
-        """
-        options, sharing = self.facts.experts, self._sharing(rank)
+    def _travelled(self, rank: int, layer: int, sizes: ExpertSizes, rows: float) -> tuple[float, float]:
+        """(rows that come to a rank along ep in a forward, rows that come back to it), of one that computes ``rows``."""
+        options = self.facts.experts
         assert options is not None
-        if options.dispatcher == "padded":
+        if options.dispatcher is Dispatcher.PADDED:
             return rows / sizes.etp, rows / sizes.etp
-        if sizes.etp == 1:
-            own = self._totals[rank, layer]
-            return rows, int(own.kept.sum()) / own.forwards
-        totals = [self._totals.get((each, layer)) for each in sharing]
-        known = [each for each in totals if each is not None and len(each.kept) == sizes.num_experts]
-        if len(known) < len(sharing) or len({each.forwards for each in known}) > 1:
-            return None
-        kept = np.stack([each.kept for each in known])[:, np.newaxis]
-        together = rows_of_layer(sizes, kept, sharing.index(rank), 0)
-        return together.arriving / known[0].forwards, together.own / known[0].forwards
+        means = self._means[rank, layer]
+        return means.arrived, means.kept
 
     @property
-    def _totals(self) -> Mapping[tuple[int, int], _Totals]:
-        """The totals of each (rank, layer), all steps together."""
-        if not self._sums:
+    def _means(self) -> Mapping[tuple[int, int], _Means]:
+        """The means of each (rank, layer), over all steps."""
+        if not self._known:
+            by_layer: dict[tuple[int, int], list[LayerRoutes]] = {}
             for (rank, _, layer), each in self.routes.items():
-                totals = _Totals(len(each.rows), int(each.rows.sum()), each.kept.sum(0))
-                before = self._sums.get((rank, layer))
-                self._sums[rank, layer] = totals if before is None else before + totals
-        return self._sums
+                by_layer.setdefault((rank, layer), []).append(each)
+            for key, steps in by_layer.items():
+                columns = ([num for each in steps for num in column(each)] for column in _COLUMNS)
+                self._known[key] = _Means(*(sum(numbers) / len(numbers) for numbers in columns))
+        return self._known
 
     def _tensors(self, layer: int) -> ExpertTensors:
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
         assert options is not None
-        tp, ep, etp = self.mesh.tp or 1, self.mesh.ep or 1, self.mesh.etp or 1
-        held = facts.microbatch_size * facts.sequence // (self.mesh.cp or 1)
+        tp, ep, etp = self.mesh.tp, self.mesh.ep, self.mesh.etp
+        held = facts.microbatch_size * facts.sequence // self.mesh.cp
         return ExpertTensors(
             options=options,
             num_experts=num,
@@ -233,12 +225,12 @@ class ExpertVolume:
     def _sizes(self, layer: int) -> ExpertSizes:
         facts, options, num = self.facts, self.facts.experts, self.facts.experts_of(layer)
         assert options is not None
-        ranks = (self.mesh.cp or 1) * (self.mesh.tp or 1)
+        ranks = self.mesh.cp * self.mesh.tp
         held = facts.sequence // ranks
-        capacity = options.capacity(facts.sequence, num)
+        capacity = options.of_layer(layer).capacity(facts.sequence)
         return ExpertSizes(
-            self.mesh.ep or 1,
-            self.mesh.etp or 1,
+            self.mesh.ep,
+            self.mesh.etp,
             num,
             options.top_k,
             facts.hidden,
@@ -251,30 +243,18 @@ class ExpertVolume:
 
     def _rows(self, rank: int, step: int, layer: int, sizes: ExpertSizes, which: Sequence[bool]) -> LayerRows | None:
         """The rows of some forwards together, as far as the dispatcher's calls depend on them; None where none were counted."""
-        options, mask = self.facts.experts, np.asarray(which, dtype=bool)
+        options, forwards = self.facts.experts, sum(which)
         assert options is not None
-        forwards = int(mask.sum())
-        if options.dispatcher == "all-gather" or (options.dispatcher == "padded" and sizes.is_fixed):
+        is_padded = options.dispatcher is Dispatcher.PADDED
+        if options.dispatcher is Dispatcher.ALL_GATHER or (is_padded and sizes.is_fixed):
             return LayerRows(forwards, 0, 0, 0, forwards * sizes.num_experts * sizes.slots)
-        own = self.routes.get((rank, step, layer))
-        if own is None or len(own.rows) != len(mask):
+        routes = self.routes.get((rank, step, layer))
+        if routes is None or len(routes.rows) != len(which):
             return None
-        if options.dispatcher == "padded":  # a rank computes the slots of all ranks of its etp group and of ep
-            return LayerRows(forwards, 0, 0, 0, int(own.rows[mask].sum()) // sizes.etp)
-        sharing = self._sharing(rank)
-        kept = [self.routes.get((each, step, layer)) for each in sharing]
-        known = [
-            each.kept[mask] for each in kept if each is not None and each.kept.shape == (len(mask), sizes.num_experts)
-        ]
-        if len(known) < len(sharing):
-            return None
-        return rows_of_layer(sizes, np.stack(known), sharing.index(rank), 0)
-
-    def _sharing(self, rank: int) -> list[int]:
-        """The ranks that share the experts of a layer, with etp fastest."""
-        along_ep = self.mesh.group_of(rank, Axis.EP) or (rank,)
-        groups = (self.mesh.group_of(each, Axis.ETP) or (each,) for each in along_ep)
-        return [each for group in groups for each in group]
+        kept, arrived, rows = (sum(compress(column(routes), which)) for column in _COLUMNS)
+        if is_padded:  # a rank computes the slots of all ranks of its etp group and of ep
+            return LayerRows(forwards, 0, 0, 0, rows // sizes.etp)
+        return LayerRows(forwards, kept, arrived, rows, 0)
 
 
 def _of(tp: int, cp: int) -> tuple[tuple[Axis, int], tuple[Axis, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pptrace.analysis.volume.gpt_facts import GptFacts, Parameter, StageParameters
-from pptrace.analysis.volume.transformer import Volume, collective, total
+from instrument.models.volume.gpt_facts import GptFacts, Parameter, StageParameters
+from instrument.models.volume.transformer import Volume, collective, total
 from pptrace.marks import Axis, Collective
 
 _COUNT_BYTES = 8

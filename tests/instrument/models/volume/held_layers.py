@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from instrument.expert.dispatch import TokenDispatch
+from instrument.expert.dispatch import RowDispatch, TokenDispatch
 from instrument.expert.layer import ExpertLayer
 from instrument.expert.pieces import Tape, run_through
 from instrument.models.gpt import Block, GptStage
+from instrument.models.volume.expert_step import LayerRoutes
 from instrument.pipeline.memory import StorageWatch
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey
@@ -21,13 +22,10 @@ from tests.instrument.models.cases.mixes import HIDDEN, MICROBATCH_SIZE, SEQUENC
 
 @dataclass(frozen=True, slots=True)
 class HeldLayer:
-    """Bytes that are alive after a layer's forward on one rank, without its output; and of its routes the numbers that this rank
-    kept of each expert, and the rows that its experts computed.
-    """
+    """Bytes that are alive after a layer's forward on one rank, without its output, and the routes that this rank counts."""
 
     num_bytes: int
-    kept: tuple[int, ...]
-    rows: int
+    routes: LayerRoutes
 
 
 def hold_layers(mixes: Sequence[Mix], sequences: int = MICROBATCH_SIZE) -> list[HeldLayer]:
@@ -43,12 +41,12 @@ def _hold(mix: Mix, sequences: int) -> HeldLayer:
     block = next(iter(stage.blocks.values()))
     assert isinstance(block, Block)
     assert isinstance(block.experts, ExpertLayer)
-    dispatches: list[tuple[tuple[int, ...], int]] = []
+    dispatches: list[LayerRoutes] = []
     make = block.experts._dispatch
 
     def noted(routed: Tensor) -> TokenDispatch:
         dispatch = make(routed)
-        dispatches.append((tuple(dispatch.counts.tolist()), sum(dispatch.rows_of_expert)))
+        dispatches.append(counted(dispatch))
         return dispatch
 
     block.experts._dispatch = noted  # type: ignore[method-assign]
@@ -60,7 +58,14 @@ def _hold(mix: Mix, sequences: int) -> HeldLayer:
     with watch:
         output = run_through(block.in_pieces(x * 1, tape, key, False)) if in_pieces else block(x * 1, key)
         alive = settled(watch) - output.untyped_storage().nbytes()
-    return HeldLayer(alive, *dispatches[0])
+    return HeldLayer(alive, dispatches[0])
+
+
+def counted(dispatch: TokenDispatch) -> LayerRoutes:
+    """The routes of one forward, as a rank counts them."""
+    rows = sum(dispatch.rows_of_expert)
+    received = dispatch.exchange.received if isinstance(dispatch, RowDispatch) else None
+    return LayerRoutes([int(dispatch.counts.sum())], [rows if received is None else sum(received)], [rows])
 
 
 def settled(watch: StorageWatch) -> int:
