@@ -13,6 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from pptrace.errors import TraceError
+from pptrace.ingest.ascend.job_facts import companions_of_trace
+from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
 from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
@@ -159,6 +161,14 @@ FORMATS: tuple[Format, ...] = (
         InputFormat.OPLOG, sniff_pptrace_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
     ),
     Format(InputFormat.OPLOG, sniff_table, _whole(read_table), Priority.TABLE, TABLE_SUFFIXES, companions=partners),
+    Format(
+        InputFormat.ASCEND,
+        sniff_ascend,
+        _whole(read_ascend),
+        Priority.PROFILE,
+        (".json", ".json.gz"),
+        companions=companions_of_trace,
+    ),
     Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),
     Format(InputFormat.OTLP, sniff_otlp, _whole(read_otlp), Priority.PROFILE),
     Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _whole(read_nccl_inspector), Priority.PROFILE),

@@ -98,6 +98,7 @@ class InputFormat(StrEnum):
     CHROME = "chrome"
     OPLOG = "oplog"
     OTLP = "otlp"
+    ASCEND = "ascend"
     NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 
