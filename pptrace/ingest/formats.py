@@ -107,6 +107,17 @@ def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_nsight(path)
 
 
+def _sniff_rocpd(start: bytes) -> bool:
+    """Return whether it is an SQLite database whose first pages name a table of rocpd."""
+    return start.startswith(SQLITE_MAGIC) and b"rocpd_kernel_dispatch" in start
+
+
+def _read_rocpd(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
+    from pptrace.ingest.rocpd.reader import read_rocpd
+
+    return read_rocpd(path)
+
+
 def _earlier_forms(path: Path) -> Sequence[Path]:
     """The files of Nsight Systems that one was exported from."""
     steps = (".sqlite", *RECORDED_SUFFIXES)
@@ -143,6 +154,7 @@ def _ops(read: Callable[[Path], Tables]) -> Read:
 
 
 FORMATS: tuple[Format, ...] = (
+    Format(InputFormat.ROCPD, _sniff_rocpd, _read_rocpd, Priority.PROFILE, (".db",)),
     Format(
         InputFormat.NSYS_SQLITE,
         _sniff_nsight,

@@ -99,6 +99,7 @@ class InputFormat(StrEnum):
     OPLOG = "oplog"
     OTLP = "otlp"
     ASCEND = "ascend"
+    ROCPD = "rocpd"
     NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 

@@ -31,6 +31,7 @@ _RECORDERS = {
     InputFormat.KINETO: "torch.profiler",
     InputFormat.NSYS_SQLITE: "Nsight Systems",
     InputFormat.ASCEND: "the Ascend profiler",
+    InputFormat.ROCPD: "rocprofv3",
 }
 _SETTINGS = {
     "record_shapes": "shapes",
