@@ -28,6 +28,8 @@ from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sni
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
+from pptrace.ingest.xplane.reader import SUFFIX as XPLANE_SUFFIX
+from pptrace.ingest.xplane.reader import read_xplane, sniff_xplane
 from pptrace.model.traces import InputFormat, Trace
 
 _ARCHIVES = {
@@ -155,6 +157,14 @@ def _ops(read: Callable[[Path], Tables]) -> Read:
 
 FORMATS: tuple[Format, ...] = (
     Format(InputFormat.ROCPD, _sniff_rocpd, _read_rocpd, Priority.PROFILE, (".db",)),
+    Format(
+        InputFormat.XPLANE,
+        sniff_xplane,
+        _whole(read_xplane),
+        Priority.PROFILE,
+        (XPLANE_SUFFIX,),
+        own_suffixes=(XPLANE_SUFFIX,),
+    ),
     Format(
         InputFormat.NSYS_SQLITE,
         _sniff_nsight,

@@ -100,6 +100,7 @@ class InputFormat(StrEnum):
     OTLP = "otlp"
     ASCEND = "ascend"
     ROCPD = "rocpd"
+    XPLANE = "xplane"
     NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 

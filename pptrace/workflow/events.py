@@ -16,6 +16,7 @@ EVENT_FORMATS = (
     InputFormat.NSYS_SQLITE,
     InputFormat.ASCEND,
     InputFormat.ROCPD,
+    InputFormat.XPLANE,
     InputFormat.CHROME,
 )
 

@@ -32,6 +32,7 @@ _RECORDERS = {
     InputFormat.NSYS_SQLITE: "Nsight Systems",
     InputFormat.ASCEND: "the Ascend profiler",
     InputFormat.ROCPD: "rocprofv3",
+    InputFormat.XPLANE: "JAX's profiler",
 }
 _SETTINGS = {
     "record_shapes": "shapes",
