@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.ingest.xplane.wire import Bytes, WireError, fields, steps
+from pptrace.ingest.xplane.wire import Bytes, WireError, fields, split, steps
 from pptrace.model.tables import Int64
 
 NO_STAT = int(np.iinfo(np.int64).min)
@@ -124,11 +124,10 @@ def _signed(value: int) -> int:
 
 
 def _line(data: bytes, codes: Bytes, begin: int, end: int, stat_names: dict[int, str]) -> Line:
-    number_of_line, name, shown, base, spans = 0, "", "", 0, []
-    for number, first, last in fields(data, begin, end):
-        if number == 4:
-            spans.append((first, last))
-        elif number == 1:
+    number_of_line, name, shown, base = 0, "", "", 0
+    places, others = split(data, begin, end, 4)
+    for number, first, last in others:
+        if number == 1:
             number_of_line = _signed(first)
         elif number == 2:
             name = _text(data, first, last)
@@ -136,7 +135,6 @@ def _line(data: bytes, codes: Bytes, begin: int, end: int, stat_names: dict[int,
             base = _signed(first)
         elif number == 11:
             shown = _text(data, first, last)
-    places = np.array(spans, dtype=np.int64).reshape(-1, 2)
     columns, stats = _events(codes, places[:, 0], places[:, 1], stat_names)
     start_ps, dur_ps = columns[2], columns[3]
     start = base + start_ps // _PS
