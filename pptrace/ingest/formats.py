@@ -111,7 +111,7 @@ def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
 
 def _sniff_rocpd(start: bytes) -> bool:
     """Return whether it is an SQLite database whose first pages name a table of rocpd."""
-    return start.startswith(SQLITE_MAGIC) and b"rocpd_kernel_dispatch" in start
+    return start.startswith(SQLITE_MAGIC) and b"rocpd_" in start
 
 
 def _read_rocpd(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:

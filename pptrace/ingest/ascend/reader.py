@@ -1,4 +1,4 @@
-"""Read traces of Ascend NPUs: the ``trace_view.json`` of torch_npu's and MindSpore's profilers, and the JSON of msprof.
+"""Read traces of Ascend NPUs: the ``trace_view.json`` that torch_npu's profiler makes of what msprof recorded.
 
     trace_view.json = [ event, … ]        Chrome's trace events with times in µs as text
 

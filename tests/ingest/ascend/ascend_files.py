@@ -110,6 +110,51 @@ def step(rank: int = 0, group: str = "0", *, with_calls: bool = False) -> list[d
     return events
 
 
+MESSAGE_NS = 50_000
+ORDERS = ("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")
+"""1F1B of two stages and four microbatches; a forward takes 1 ms and a backward 2 ms."""
+
+
+def pipeline_steps(rank: int, num_steps: int = 3) -> list[dict[str, Any]]:
+    """Steps of :data:`ORDERS` with the labels of torch.distributed.pipelining, launched long before they run."""
+    ends = _ends_of_ops()
+    events = metadata(HOST, "Python", {MAIN: "Thread 4000", QUEUE: "Thread 4001"})
+    events += metadata(NPU + rank, "Ascend Hardware", {2: "Stream 2"})
+    for number in range(num_steps):
+        begin = T0 + number * 30_000_000
+        events.append(host(f"ProfilerStep#{number}", begin - 500_000, 29_000_000))
+        for index, op in enumerate(ORDERS[rank].split()):
+            called, connection = begin - 400_000 + index * 40_000, 1 + 100 * number + index
+            events.append(host(f"PP:{rank}{op}", called, 30_000))
+            events += queued(connection, "aclnnMm", called + 10_000, called + 20_000)
+            length = _length_of(op)
+            work = task("aclnnMm_MatMulV2", begin + ends[rank, op] - length, length, 2, "AI_CORE", connection)
+            work["pid"] += rank
+            events += [work, *arrow(str(connection), (QUEUE, called + 20_500), work)]
+    return events
+
+
+def _length_of(op: str) -> int:
+    return 1_000_000 if op[0] == "F" else 2_000_000
+
+
+def _ends_of_ops() -> dict[tuple[int, str], int]:
+    """When each op of a rank ends, ns from the start of its step: after the one before it, and after its input has come."""
+    ends: dict[tuple[int, str], int] = {}
+    todo = [(rank, op) for rank, order in enumerate(ORDERS) for op in order.split()]
+    free = [0, 0]
+    while todo:
+        for rank, op in todo:
+            needed = (1 - rank, op) if (op[0] == "F") == (rank == 1) else None
+            is_next = next(other for other in todo if other[0] == rank) == (rank, op)
+            if is_next and (needed is None or needed in ends):
+                ready = 0 if needed is None else ends[needed] + MESSAGE_NS
+                free[rank] = ends[rank, op] = max(free[rank], ready) + _length_of(op)
+                todo.remove((rank, op))
+                break
+    return ends
+
+
 def write_rank(directory: Path, rank: int, events: list[dict[str, Any]], *, described: bool = True) -> Path:
     """Write a rank's folder as the profiler does; its trace's path."""
     folder = directory / f"node-7_{4000 + rank}_2025010911270{rank}123_ascend_pt"

@@ -17,7 +17,18 @@ from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.workflow.load import load
 from tests.ingest import test_fuzz
-from tests.ingest.ascend.ascend_files import HCCL, MAIN, T0, collective, metadata, step, task, write_rank
+from tests.ingest.ascend.ascend_files import (
+    HCCL,
+    MAIN,
+    MESSAGE_NS,
+    T0,
+    collective,
+    metadata,
+    pipeline_steps,
+    step,
+    task,
+    write_rank,
+)
 
 
 def _rows(events: Events, name: str) -> list[int]:
@@ -162,6 +173,18 @@ def test_a_folder_of_ranks_is_one_job_without_the_files_that_describe_it(tmp_pat
     assert [rank.compute_ns for rank in found.ranks] == [40_000, 40_000]
     calls = [call for rank in found.ranks for call in rank.comms]
     assert [(call.axis, call.kind, call.bytes) for call in calls] == [("dp", "all_reduce", 4_000)] * 2
+
+
+def test_a_pipeline_is_recognised_as_in_any_profile(tmp_path: Path) -> None:
+    """Two stages, four microbatches: (4 + 1) · 3 ms, and the four messages that nobody hides, of which 12 ms a rank computes."""
+    for rank in range(2):
+        write_rank(tmp_path, rank, pipeline_steps(rank), described=False)
+    report = load([tmp_path], cache=False).report
+    assert (report.framework, report.schedule.name) == ("torch.distributed.pipelining", "1f1b")
+    assert (report.schedule.num_microbatches, report.mesh.pp) == (4, 2)
+    span = 15_000_000 + 4 * MESSAGE_NS
+    assert [step.span_ns for step in report.steps] == [span] * 3
+    assert {rank.bubble_ns for step in report.steps for rank in step.ranks} == {span - 12_000_000}
 
 
 def test_files_of_other_profilers_are_not_taken_for_it() -> None:
