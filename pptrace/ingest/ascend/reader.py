@@ -23,13 +23,14 @@ from pptrace.ingest.ascend.collectives import collectives_table
 from pptrace.ingest.ascend.job_facts import job_facts
 from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, group_names, lanes_of
 from pptrace.ingest.ascend.launches import launches_of
+from pptrace.ingest.ascend.memory import read_memory
 from pptrace.ingest.ascend.trace_rows import Collected, Rows
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.kineto.event_stream import EventStream
 from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
 from pptrace.model.damage import Damage, RankDamage
-from pptrace.model.tables import MEMORY, Int64, empty_table
+from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, InputFormat, Trace
 from pptrace.model.wording import counted
 
@@ -101,17 +102,21 @@ def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int,
         rows.count[chosen].tolist(),
         facts.distributed.get("pg_config", ()),
     )
+    events = ordered.events(comm_args)
+    on_device = events.device[events.device >= 0]
+    device = int(on_device[0]) if len(on_device) else 0
+    memory, memory_warnings = read_memory(path, device, -1 if facts.rank is None else facts.rank)
     damage = (RankDamage.counted(Damage.CUT_FILE, int(is_cut)), RankDamage.counted(Damage.UNREADABLE_EVENTS, num_lost))
     return Trace(
         path=str(path),
         format=InputFormat.ASCEND,
         rank=facts.rank,
         producer="Ascend profiler",
-        events=ordered.events(comm_args),
-        memory=empty_table(MEMORY),
+        events=events,
+        memory=memory,
         metadata=facts.metadata,
         distributed=facts.distributed,
-        warnings=(*warnings, *ordered.warnings),
+        warnings=(*warnings, *ordered.warnings, *memory_warnings),
         damage=RankDamage.joined((ordered.damage, *damage)),
     )
 

@@ -154,6 +154,33 @@ def test_facts_of_the_job_come_from_the_files_next_to_the_trace_without_its_envi
     assert "SECRET" not in json.dumps(trace.distributed)
 
 
+_MEMORY = """Component,Timestamp(us),Total Allocated(MB),Total Reserved(MB),Total Active(MB),Stream Ptr,Device Type
+APP,10.000\t,,2109.5,,,NPU:1
+PTA,20.500\t,1.5,4.0,1.5,897357296,NPU:1
+PTA+GE,20.500\t,9.5,9.0,1.5,897357296,NPU:1
+PTA,10.250\t,0.5,4.0,0.5,904703504,NPU:1
+PTA,30.000\t,7.0,8.0,0.5,904703504,NPU:0
+PTA,x,1.0,4.0,0.5,904703504,NPU:1
+PTA,40.0
+"""
+
+
+def test_memory_is_that_of_torchs_allocator_on_the_traces_device(tmp_path: Path) -> None:
+    path = write_rank(tmp_path, 1, step())
+    path.with_name("memory_record.csv").write_text(_MEMORY)
+    (trace,) = read_ascend(path)
+    mib = 2**20
+    assert trace.memory.to_numpy().tolist() == [[1, 10_250, mib // 2, 4 * mib], [1, 20_500, 3 * mib // 2, 4 * mib]]
+
+
+def test_a_record_of_memory_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    path = write_rank(tmp_path, 1, step())
+    path.with_name("memory_record.csv").write_text("a,b\n1,2\n")
+    (trace,) = read_ascend(path)
+    assert len(trace.memory) == 0
+    assert any(line.startswith("memory_record.csv cannot be read") for line in trace.warnings)
+
+
 def test_a_rank_that_nothing_tells_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "trace_view.json"
     path.write_text(json.dumps(step()))
