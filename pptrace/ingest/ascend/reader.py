@@ -47,6 +47,8 @@ _EXPECTED = (
 _LAUNCH = "HostToDevice"
 _FIRST_OWN_STREAM = 1_000_000
 """Streams of collectives whose stream is not recorded."""
+_MOST_AT_ONCE = 64
+"""Collectives of one lane that may run at the same time."""
 _DEVICE_BITS = 31
 
 
@@ -194,11 +196,13 @@ def _streams(rows: Rows, collectives: npt.NDArray[np.intp], device: npt.NDArray[
         stream = np.where(is_known, rows.thread[tasks[first[at]]], stream)
     ends: dict[tuple[int, int], int] = {}
     for index in np.argsort(rows.start_ns[collectives], kind="stable").tolist():
-        row = collectives[index]
-        place = (int(device[row]), int(stream[index]))
-        while ends.get(place, 0) > rows.start_ns[row]:
-            place = (place[0], place[1] + _FIRST_OWN_STREAM)
-        ends[place] = int(rows.start_ns[row] + rows.dur_ns[row])
+        row, lane = collectives[index], int(stream[index])
+        start = int(rows.start_ns[row])
+        for layer in range(_MOST_AT_ONCE):
+            place = (int(device[row]), lane + layer * _FIRST_OWN_STREAM)
+            if ends.get(place, start) <= start:
+                break
+        ends[place] = start + int(rows.dur_ns[row])
         stream[index] = place[1]
     return stream
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.nsight.event_names import Names
 from pptrace.ingest.xplane.planes import NO_STAT, Line, Plane, Space, read_space
@@ -80,9 +81,8 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     if damage:
         kept = counted(len(space.planes), "plane")
         warnings.append(f"{damage}; kept the {kept} before it, so that devices or the host may be missing")
-    base = next(
-        (plane.stats[_BEGIN] for plane in space.planes if plane.name == _ENVIRONMENT and _BEGIN in plane.stats), 0
-    )
+    begins = [plane.stats.get(_BEGIN, 0) for plane in space.planes if plane.name == _ENVIRONMENT]
+    base = next((begin for begin in begins if 0 < begin <= LIMIT_NS), 0)
     traces = [
         _trace(path, number, rows, host, space, base, tuple(warnings) if index == 0 else (), len(devices))
         for index, (number, rows) in enumerate(devices.items() or [(None, host)])

@@ -95,6 +95,8 @@ def split(data: bytes, begin: int, end: int, key: int) -> tuple[Int64, list[Fiel
         at += 2
         if length > 127:
             length, at = varint(data, at - 1, end)
+        if at + length > end:
+            break
         spans.append(at)
         at += length
         spans.append(at)

@@ -147,6 +147,15 @@ def test_collectives_of_one_lane_at_the_same_time_lie_on_streams_of_their_own(tm
     assert len(set(trace.events.stream.tolist())) == 3
 
 
+def test_a_collective_without_a_usable_time_is_left_out(tmp_path: Path) -> None:
+    damaged = collective("hcom_send__1_0_1", T0, 50, 1, 1) | {"ts": "x"}
+    whole = collective("hcom_send__1_1_1", T0, 50, 2, 1)
+    events = [*metadata(HCCL, "HCCL", {0: "Group 0 Communication"}), damaged, whole]
+    (trace,) = read_ascend(write_rank(tmp_path, 0, events))
+    assert [trace.events.names[code] for code in trace.events.name_id.tolist()] == ["hcom_send__1_1_1"]
+    assert trace.events.comm_args["event"].tolist() == [0]
+
+
 def test_facts_of_the_job_come_from_the_files_next_to_the_trace_without_its_environment(tmp_path: Path) -> None:
     trace = _read(tmp_path)
     assert trace.rank == 0

@@ -187,6 +187,15 @@ def test_bytes_that_end_inside_a_field_are_no_message(data: bytes) -> None:
         list(steps(np.frombuffer(data, dtype=np.uint8), np.array([0]), np.array([len(data)])))
 
 
+def test_lengths_and_times_beyond_every_file_are_damage(tmp_path: Path) -> None:
+    too_long = content(1, content(2, "/host:CPU") + content(3, varint(4 << 3 | 2) + varint(2**63) + b"x"))
+    assert read_space(too_long, ()).damage
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(space(_gpu(0), PlaneWriter("Task Environment", 0, {"profile_start_time": 2**64 - 1})))
+    (trace,) = read_xplane(path)
+    assert trace.events.start_ns.min() == 105_000
+
+
 def test_files_are_recognised_by_their_first_plane_and_by_their_name(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.xplane.pb", _gpu(0), _host())
     assert detect(path.read_bytes()[:100]) is InputFormat.XPLANE
