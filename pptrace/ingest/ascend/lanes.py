@@ -1,4 +1,4 @@
-"""What each event of a ``trace_view.json`` is: the category of its lane and, on a device, of its task.
+"""Categories of the events of a ``trace_view.json``, by lane and, on a device, by task.
 
 Python            operators and ranges of the program, Python calls, Enqueue and Dequeue of the task queue
 CANN              calls of AscendCL, runtime and HCCL

@@ -1,4 +1,4 @@
-"""Which call of the host launched which device work.
+"""Join device work to the calls of the host that launched it.
 
     Enqueue (thread of the operator) ─ correlation_id ─ Dequeue (thread of the queue) ⊃ call ─ HostToDevice ─ task
 

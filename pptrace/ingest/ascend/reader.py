@@ -157,7 +157,7 @@ class _Columns:
         return cls(kept, collectives, columns, [*names, _LAUNCH])
 
     def places_of(self, rows: npt.NDArray[np.intp]) -> list[int]:
-        """Where rows are among those that are sorted."""
+        """Indices of rows among those that are sorted."""
         places: list[int] = np.searchsorted(self.kept, rows).tolist()
         return places
 

@@ -121,7 +121,7 @@ def _rank_of(environment: object) -> int | None:
 
 
 def _with_most(processes: Sequence[_Process]) -> list[_Process]:
-    """Those of the processes that have kernels, or of which the best have as much."""
+    """The processes with kernels; where there are none, those with as much as any."""
     most = max((process.worth for process in processes), default=0)
     return [process for process in processes if process.worth == most > 0]
 

@@ -157,7 +157,7 @@ def _columns(
 
 
 def _places_of(db: Database, suffix: str, track: Int64) -> dict[str, Int64]:
-    """Where the rows of tracks were."""
+    """The process, thread, device, queue and stream of the track of each row."""
     table = f"rocpd_track{suffix}"
     if not db.has(table, "id"):
         return {name: np.full(len(track), NONE) for name in _PLACES}

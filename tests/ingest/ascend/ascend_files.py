@@ -139,7 +139,7 @@ def _length_of(op: str) -> int:
 
 
 def _ends_of_ops() -> dict[tuple[int, str], int]:
-    """When each op of a rank ends, ns from the start of its step: after the one before it, and after its input has come."""
+    """The end of each op of a rank, ns from the start of its step: an op waits for the one before it and for its input."""
     ends: dict[tuple[int, str], int] = {}
     todo = [(rank, op) for rank, order in enumerate(ORDERS) for op in order.split()]
     free = [0, 0]

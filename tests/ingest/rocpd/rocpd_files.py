@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one process recorded."""
+    """The events of one process."""
 
     regions: Sequence[Entry] = ()
     kernels: Sequence[Entry] = ()
