@@ -13,6 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from pptrace.errors import TraceError
+from pptrace.ingest.ascend.job_facts import companions_of_trace
+from pptrace.ingest.ascend.reader import read_ascend, sniff_ascend
 from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.sequential_streams import with_sequential_streams
@@ -26,6 +28,8 @@ from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sni
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
+from pptrace.ingest.xplane.reader import SUFFIX as XPLANE_SUFFIX
+from pptrace.ingest.xplane.reader import read_xplane, sniff_xplane
 from pptrace.model.traces import InputFormat, Trace
 
 _ARCHIVES = {
@@ -105,6 +109,17 @@ def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_nsight(path)
 
 
+def _sniff_rocpd(start: bytes) -> bool:
+    """Return whether it is an SQLite database whose first pages name a table of rocpd."""
+    return start.startswith(SQLITE_MAGIC) and b"rocpd_" in start
+
+
+def _read_rocpd(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
+    from pptrace.ingest.rocpd.reader import read_rocpd
+
+    return read_rocpd(path)
+
+
 def _earlier_forms(path: Path) -> Sequence[Path]:
     """The files of Nsight Systems that one was exported from."""
     steps = (".sqlite", *RECORDED_SUFFIXES)
@@ -141,6 +156,15 @@ def _ops(read: Callable[[Path], Tables]) -> Read:
 
 
 FORMATS: tuple[Format, ...] = (
+    Format(InputFormat.ROCPD, _sniff_rocpd, _read_rocpd, Priority.PROFILE, (".db",)),
+    Format(
+        InputFormat.XPLANE,
+        sniff_xplane,
+        _whole(read_xplane),
+        Priority.PROFILE,
+        (XPLANE_SUFFIX,),
+        own_suffixes=(XPLANE_SUFFIX,),
+    ),
     Format(
         InputFormat.NSYS_SQLITE,
         _sniff_nsight,
@@ -159,6 +183,14 @@ FORMATS: tuple[Format, ...] = (
         InputFormat.OPLOG, sniff_pptrace_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
     ),
     Format(InputFormat.OPLOG, sniff_table, _whole(read_table), Priority.TABLE, TABLE_SUFFIXES, companions=partners),
+    Format(
+        InputFormat.ASCEND,
+        sniff_ascend,
+        _whole(read_ascend),
+        Priority.PROFILE,
+        (".json", ".json.gz"),
+        companions=companions_of_trace,
+    ),
     Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),
     Format(InputFormat.OTLP, sniff_otlp, _whole(read_otlp), Priority.PROFILE),
     Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _whole(read_nccl_inspector), Priority.PROFILE),

@@ -98,6 +98,9 @@ class InputFormat(StrEnum):
     CHROME = "chrome"
     OPLOG = "oplog"
     OTLP = "otlp"
+    ASCEND = "ascend"
+    ROCPD = "rocpd"
+    XPLANE = "xplane"
     NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 

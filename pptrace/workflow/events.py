@@ -11,7 +11,14 @@ from pptrace.ingest import read_file
 from pptrace.model.traces import Events, InputFormat, Trace
 from pptrace.workflow.analyse import Analysis
 
-EVENT_FORMATS = (InputFormat.KINETO, InputFormat.NSYS_SQLITE, InputFormat.CHROME)
+EVENT_FORMATS = (
+    InputFormat.KINETO,
+    InputFormat.NSYS_SQLITE,
+    InputFormat.ASCEND,
+    InputFormat.ROCPD,
+    InputFormat.XPLANE,
+    InputFormat.CHROME,
+)
 
 
 def has_events(analysis: Analysis) -> frozenset[int]:

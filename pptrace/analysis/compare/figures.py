@@ -99,7 +99,7 @@ def _knows_communication(report: Report, steps: Sequence[StepReport]) -> bool:
     return is_recorded and all(rank.exposed_comm_ns is not None for rank in ranks)
 
 
-_RECORD_ALL = (str(InputFormat.KINETO), str(InputFormat.NSYS_SQLITE))
+_RECORD_ALL = tuple(map(str, (InputFormat.KINETO, InputFormat.NSYS_SQLITE, InputFormat.ASCEND, InputFormat.ROCPD)))
 """Formats in which what is not recorded did not happen; a table has what its writer put there."""
 
 

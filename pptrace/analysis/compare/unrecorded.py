@@ -27,7 +27,13 @@ _NORMAL_90 = 1.645
 """Half of a 90 % interval of a normal distribution over its deviation."""
 _MOST_APART = 1.1
 """Ratio of events a step up to which two runs are recorded alike."""
-_RECORDERS = {InputFormat.KINETO: "torch.profiler", InputFormat.NSYS_SQLITE: "Nsight Systems"}
+_RECORDERS = {
+    InputFormat.KINETO: "torch.profiler",
+    InputFormat.NSYS_SQLITE: "Nsight Systems",
+    InputFormat.ASCEND: "the Ascend profiler",
+    InputFormat.ROCPD: "rocprofv3",
+    InputFormat.XPLANE: "JAX's profiler",
+}
 _SETTINGS = {
     "record_shapes": "shapes",
     "with_stack": "stacks",

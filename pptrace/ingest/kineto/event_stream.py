@@ -21,7 +21,14 @@ import msgspec
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.kineto.decoded_events import Damage
-from pptrace.ingest.kineto.event_types import DECODE_ERRORS, EVENTS_DECODER, FIELDS_DECODER, SPANS_DECODER, Event
+from pptrace.ingest.kineto.event_types import (
+    DECODE_ERRORS,
+    FIELDS_DECODER,
+    SPANS_DECODER,
+    WITHOUT_FLOWS,
+    Decoders,
+    Event,
+)
 from pptrace.ingest.kineto.json_repair import event_of, repaired_text
 from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, walk
 
@@ -48,13 +55,16 @@ class EventStream:
     without an object around it. Blocks that ``offer_block`` accepts are not in the batches.
     """
 
-    def __init__(self, source: ByteSource, offer_block: OfferBlock | None = None) -> None:
+    def __init__(
+        self, source: ByteSource, offer_block: OfferBlock | None = None, decoders: Decoders = WITHOUT_FLOWS
+    ) -> None:
         self.head = b""
         self.tail = b""
         self.bare = False
         self.damage = Damage()
         self._source = source
         self._offer_block = offer_block
+        self._decoders = decoders
         self._buffer = bytearray()
         self._separators = Separators()
         self._searched = 0
@@ -148,10 +158,10 @@ class EventStream:
         self._searched = 0
         if is_offered:
             return Walk([])
-        if (result := decode_block(block)) is not None:
+        if (result := decode_block(block, self._decoders)) is not None:
             return self._count_damage(result, 0)
         text, num_repairs = repaired_text(block[1:-1])
-        result = self._count_damage(walk(text, self._separators, is_last_text=False), num_repairs)
+        result = self._count_damage(walk(text, self._separators, self._decoders, is_last_text=False), num_repairs)
         if result.rest or result.ended:
             self._buffer[:0] = result.rest + between
             self._searched = len(result.rest)
@@ -165,12 +175,12 @@ class EventStream:
     def _read_last(self) -> Walk:
         """Decode the rest of the text, repaired as far as it belongs to the events."""
         text = bytes(self._buffer)
-        result = walk(text, self._separators, is_last_text=True)
+        result = walk(text, self._separators, self._decoders, is_last_text=True)
         is_complete = result.ended and not result.num_lost
         num_used = len(text) - len(result.rest) if is_complete else len(text)
         clean, num_repairs = repaired_text(text[:num_used])
         if num_repairs:
-            rewalked = walk(clean, self._separators, is_last_text=True)
+            rewalked = walk(clean, self._separators, self._decoders, is_last_text=True)
             result = replace(rewalked, rest=rewalked.rest + text[num_used:])
         return self._count_damage(result, num_repairs)
 
@@ -181,24 +191,24 @@ class EventStream:
         self.tail = bytes(tail)
 
 
-def decode_block(block: bytes) -> Walk | None:
+def decode_block(block: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Walk | None:
     """Decode a list of events, repaired where that is unambiguous; None if it is no list, as after a cut inside an event."""
     try:
-        return Walk(EVENTS_DECODER.decode(block))
+        return Walk(decoders.events.decode(block))
     except msgspec.ValidationError:  # JSON, but of other types than expected
         with suppress(*DECODE_ERRORS):
-            return _events_of(SPANS_DECODER.decode(block))
+            return _events_of(SPANS_DECODER.decode(block), decoders)
     except DECODE_ERRORS:
         pass
     text, num_repairs = repaired_text(block)
     if num_repairs:
         with suppress(*DECODE_ERRORS):
-            return Walk(EVENTS_DECODER.decode(text), repaired=num_repairs)
+            return Walk(decoders.events.decode(text), repaired=num_repairs)
     return None
 
 
-def _events_of(spans: list[msgspec.Raw]) -> Walk:
-    events = [event_of(bytes(span)) for span in spans]
+def _events_of(spans: list[msgspec.Raw], decoders: Decoders) -> Walk:
+    events = [event_of(bytes(span), decoders) for span in spans]
     decoded_events = [event for event in events if event is not None]
     return Walk(decoded_events, num_lost=len(events) - len(decoded_events))
 

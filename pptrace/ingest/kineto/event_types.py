@@ -7,11 +7,13 @@
 
 Keys may be in any order; others are skipped. Numbers whose digits matter, and ``args``, most of which are never used, stay
 undecoded (``Raw``) until needed, so that an unexpected type there does no harm. Flow events (ac2g, fwdbwd: phases s, t, f) are
-skipped: correlation ids contain the same information.
+skipped: correlation ids contain the same information. Formats of which only flows tell what launched what decode them too
+(:data:`WITH_FLOWS`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -111,6 +113,7 @@ class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
     name: str | None = ""
     pid: Scalar = -1
     args: MetadataArgs | None = NO_METADATA_ARGS
+    tid: Scalar = -1
 
 
 class Begin(Struct, gc=False, tag="B", tag_field="ph"):
@@ -121,14 +124,45 @@ class Skipped(Struct, gc=False, tag="s", tag_field="ph"):
     """Flow, async range or object snapshot, not used."""
 
 
-Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped
+class FlowStart(Struct, gc=False, tag="s", tag_field="ph"):
+    """Begin of an arrow from one event to another, which has the same ``id``."""
 
-_event_type: Any = Complete | Instant | OldInstant | Counter | Metadata | Begin | Skipped
-for _phase in "EtfbneNODPRcvVSTpF()=":  # every other phase of the format; each tag needs a shape of its own
-    _event_type |= msgspec.defstruct(f"Skipped_{_phase}", [], bases=(Skipped,), tag=_phase, tag_field="ph", gc=False)
+    cat: str | None = ""
+    id: Scalar = -1
+    pid: Scalar = -1
+    tid: Scalar = -1
+    ts: Raw = ABSENT
 
-EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_event_type)
-EVENTS_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_event_type])
+
+class FlowEnd(FlowStart, gc=False, tag="f", tag_field="ph"):
+    pass
+
+
+Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped | FlowStart
+
+
+@dataclass(frozen=True, slots=True)
+class Decoders:
+    """Decoders of one event and of a list of events."""
+
+    event: msgspec.json.Decoder[Event]
+    events: msgspec.json.Decoder[list[Event]]
+
+
+def _decoders(decoded: Any, skipped_phases: str) -> Decoders:
+    """Decoders of some types of events; each phase that is skipped needs a type of its own."""
+    shape: Any = decoded
+    for phase in skipped_phases:
+        shape |= msgspec.defstruct(f"Skipped_{phase}", [], bases=(Skipped,), tag=phase, tag_field="ph", gc=False)
+    many: Any = list.__class_getitem__(shape)
+    return Decoders(msgspec.json.Decoder(shape), msgspec.json.Decoder(many))
+
+
+_DECODED: Any = Complete | Instant | OldInstant | Counter | Metadata | Begin
+_SKIPPED = "EtbneNODPRcvVSTpF()="
+"""Every other phase of the format but flows."""
+WITHOUT_FLOWS = _decoders(_DECODED | Skipped, _SKIPPED + "f")
+WITH_FLOWS = _decoders(_DECODED | FlowStart | FlowEnd, _SKIPPED)
 DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
 NODE_ARGS_DECODER: msgspec.json.Decoder[list[NodeArgs | None]] = msgspec.json.Decoder(list[NodeArgs | None])
 SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])

@@ -16,11 +16,12 @@ from msgspec import Raw
 
 from pptrace.ingest.kineto.event_types import (
     DECODE_ERRORS,
-    EVENT_DECODER,
     FIELDS_DECODER,
+    WITHOUT_FLOWS,
     Begin,
     Complete,
     Counter,
+    Decoders,
     Event,
     Instant,
     MemoryArgs,
@@ -83,10 +84,10 @@ def requoted(text: bytes) -> bytes:
     return _INNER_QUOTE.sub(rb"\"", with_name)
 
 
-def event_of(span: bytes) -> Event | None:
+def event_of(span: bytes, decoders: Decoders = WITHOUT_FLOWS) -> Event | None:
     """Decode one event whatever the types of its members; None if it is no event (no phase, damaged)."""
     try:
-        return EVENT_DECODER.decode(span)
+        return decoders.event.decode(span)
     except DECODE_ERRORS:
         pass
     try:
@@ -125,7 +126,7 @@ def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
         case "C":
             return Counter(name, ts, _struct(MemoryArgs, raw_args))
         case "M":
-            return Metadata(name, pid, _struct(MetadataArgs, raw_args))
+            return Metadata(name, pid, _struct(MetadataArgs, raw_args), _decoded(fields, "tid", int | str, -1))
         case "B":
             return Begin()
         case _:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pptrace.ingest.kineto.event_types import Event
+from pptrace.ingest.kineto.event_types import Decoders, Event
 from pptrace.ingest.kineto.json_repair import event_of, flattened, requoted
 
 OBJECT_LIMIT_BYTES = 4 * 1024 * 1024
@@ -84,6 +84,7 @@ class _Walker:
     text: str  # the same, one character per byte
     separators: Separators
     is_last_text: bool
+    decoders: Decoders
     events: list[Event] = field(default_factory=list)
     num_lost: int = 0
     repaired: int = 0
@@ -129,7 +130,7 @@ class _Walker:
                 is_complete = _SCAN.raw_decode(span.decode("latin-1"))[1] == len(span)
             except (ValueError, RecursionError):
                 continue
-            if is_complete and (event := event_of(flattened(span))) is not None:
+            if is_complete and (event := event_of(flattened(span), self.decoders)) is not None:
                 self.events.append(event)
                 self.repaired += 1
                 return end
@@ -137,9 +138,9 @@ class _Walker:
         return ends[0]
 
     def _add(self, span: bytes) -> None:
-        event = event_of(span)
+        event = event_of(span, self.decoders)
         if event is None:
-            event = event_of(flattened(span))
+            event = event_of(flattened(span), self.decoders)
             self.repaired += event is not None
         if event is None:
             self.num_lost += 1
@@ -150,9 +151,9 @@ class _Walker:
         return Walk(self.events, self.data[end:], ended, self.num_lost, self.repaired)
 
 
-def walk(data: bytes, separators: Separators, *, is_last_text: bool) -> Walk:
+def walk(data: bytes, separators: Separators, decoders: Decoders, *, is_last_text: bool) -> Walk:
     """Read every readable event in ``data``.
 
     Unless ``is_last_text``, an object that probably continues after the text is left in ``rest``.
     """
-    return _Walker(data, data.decode("latin-1"), separators, is_last_text).run()
+    return _Walker(data, data.decode("latin-1"), separators, is_last_text, decoders).run()

@@ -17,8 +17,9 @@ from pptrace.ingest.common.rank_names import rank_of_labels, rank_of_value
 from pptrace.ingest.nsight.sqlite import Database
 from pptrace.marks import METADATA_TABLE
 
-_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-_VARIABLE = re.compile(rf'(?:^|[\0\n\s])({"|".join(_VARIABLES)})="?(\d{{1,9}})"?(?=$|[\0\n\s])')
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Variables of the environment in which launchers tell a process its rank, the first of them counts."""
+_VARIABLE = re.compile(rf'(?:^|[\0\n\s])({"|".join(RANK_VARIABLES)})="?(\d{{1,9}})"?(?=$|[\0\n\s])')
 _VERSION = re.compile(r"\d+(?:\.\d+){1,4}")
 _NAMED_THREAD = (39, 72)  # event types NvtxThread and NvtxtMetaThread
 _TID_BITS = 24
@@ -119,7 +120,7 @@ def _environment_rank(db: Database) -> int | None:
     for text in texts:
         for match in _VARIABLE.finditer(text):
             ranks.setdefault(match[1], set()).add(int(match[2]))
-    ranks_of_variable = next((ranks[name] for name in _VARIABLES if name in ranks), set())
+    ranks_of_variable = next((ranks[name] for name in RANK_VARIABLES if name in ranks), set())
     return ranks_of_variable.pop() if len(ranks_of_variable) == 1 else None
 
 

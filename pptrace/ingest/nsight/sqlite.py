@@ -51,10 +51,10 @@ class Database:
         TraceError: the file is empty, no database, encrypted, or damaged beyond reading its list of tables.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expected_input: str = EXPECTED_INPUT) -> None:
         self.path = path
         self.damage: list[str] = []
-        size, declared_size = _checked_size(path)
+        size, declared_size = _checked_size(path, expected_input)
         self._max_rows = size // _MIN_ROW_BYTES + 1
         if size < declared_size:
             self.damage.append(f"the file is truncated: it has {size:,} of {declared_size:,} bytes")
@@ -74,7 +74,7 @@ class Database:
                 raise
         except DATABASE_ERRORS as err:
             raise TraceError(
-                f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {EXPECTED_INPUT}"
+                f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {expected_input}"
             ) from err
         self._pages = PageReader(path)
 
@@ -202,7 +202,7 @@ def as_integers(values: Sequence[Any]) -> Int64:
     return np.array([value if type(value) is int else NONE for value in values], dtype=np.int64)
 
 
-def _checked_size(path: Path) -> tuple[int, int]:
+def _checked_size(path: Path, expected_input: str) -> tuple[int, int]:
     """(size of the file, size in its database header or 0 if there is none), bytes; checks the header's magic."""
     try:
         with open_regular(path) as file:
@@ -212,10 +212,10 @@ def _checked_size(path: Path) -> tuple[int, int]:
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err
     if not start:
-        raise TraceError(f"{path}: an empty file; {EXPECTED_INPUT}")
+        raise TraceError(f"{path}: an empty file; {expected_input}")
     if start != SQLITE_MAGIC:
         shown = start.decode("latin-1")
-        raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {EXPECTED_INPUT}")
+        raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {expected_input}")
     page_bytes = int.from_bytes(head[16:18])
     page_bytes = 65536 if page_bytes == 1 else page_bytes
     return size, page_bytes * int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else 0

@@ -13,11 +13,14 @@ COMMUNICATION_KERNEL = re.compile(
     r"|internode(?:_ll)?::(?!get_dispatch_layout|\w+_mask_buffer)|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
     r"|(?<![A-Za-z])Ep(?:Dispatch|Combine)(?:Intra|Inter)Node|moeA2A(?:Dispatch|Combine)Kernel"
     r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
-    r"|^(?:void )?(?:\w+::)*allreduce_fusion",
+    r"|^(?:void )?(?:\w+::)*allreduce_fusion"
+    r"|^%?(?:all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)|send|recv)"
+    r"(?:-start|-done)?(?:\.\d+)*$",
     re.IGNORECASE,
 )
 """Kernels that carry data between devices: NCCL, RCCL and MSCCL (names that go on with a capital letter), MSCCL++, HCCL, NVSHMEM,
-DeepEP, MORI, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM and FlashInfer, torch's symmetric memory."""
+DeepEP, MORI, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM and FlashInfer, torch's symmetric memory; operations of
+XLA, as TPUs record them."""
 
 _KINDS = (
     ("all_reduce", re.compile(r"allreduce|crossdevicereduce|quickreduce")),
@@ -26,7 +29,7 @@ _KINDS = (
     ("all_to_all", re.compile(r"all(?:to|2)all")),
     ("broadcast", re.compile(r"broadcast|bcast")),
     ("barrier", re.compile(r"barrier")),
-    ("send_recv", re.compile(r"sendrecv|pushsend|pushrecv")),
+    ("send_recv", re.compile(r"sendrecv|pushsend|pushrecv|collectivepermute")),
     ("recv", re.compile(r"^i?recv|receive")),
     ("send", re.compile(r"^i?send")),
     ("gather", re.compile(r"^gather")),

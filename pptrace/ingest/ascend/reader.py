@@ -1,0 +1,219 @@
+"""Read traces of Ascend NPUs: the ``trace_view.json`` that torch_npu's profiler makes of what msprof recorded.
+
+    trace_view.json = [ event, … ]        Chrome's trace events with times in µs as text
+
+A collective is one event: the lane of its group has it, and its parts on the planes of its algorithm and on the device's streams
+are left out, as are sums that the profiler adds (:mod:`pptrace.ingest.ascend.lanes`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.errors import TraceError
+from pptrace.garbage import paused_gc
+from pptrace.ingest.ascend.collectives import collectives_table
+from pptrace.ingest.ascend.job_facts import job_facts
+from pptrace.ingest.ascend.lanes import LEFT_OUT, Lanes, group_names, lanes_of
+from pptrace.ingest.ascend.launches import launches_of
+from pptrace.ingest.ascend.memory import read_memory
+from pptrace.ingest.ascend.trace_rows import Collected, Rows
+from pptrace.ingest.common.byte_source import ByteSource
+from pptrace.ingest.common.sort_events import sorted_events
+from pptrace.ingest.kineto.event_stream import EventStream
+from pptrace.ingest.kineto.event_types import WITH_FLOWS, FlowEnd, FlowStart
+from pptrace.model.damage import Damage, RankDamage
+from pptrace.model.tables import Int64
+from pptrace.model.traces import Category, InputFormat, Trace
+from pptrace.model.wording import counted
+
+_KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
+_TEXT_TIME = re.compile(rb'"ts"\s*:\s*"\d')
+_ASCEND = re.compile(
+    rb'"(?:Fwd thread id|Physic Stream Id|Python parent id|connection_id)"\s*:|"(?:Ascend Hardware|CANN|torch_to_npu)"'
+    rb'|"cat"\s*:\s*"(?:enqueue|dequeue|async_npu|HostToDevice)"'
+)
+_EXPECTED = (
+    "expected the trace_view.json that torch_npu.profiler writes with ProfilerActivity.NPU; copy it anew, or parse the raw data "
+    "again (torch_npu.profiler.profiler.analyse)"
+)
+_LAUNCH = "HostToDevice"
+_FIRST_OWN_STREAM = 1_000_000
+"""Streams of collectives whose stream is not recorded."""
+_MOST_AT_ONCE = 64
+"""Collectives of one lane that may run at the same time."""
+_DEVICE_BITS = 31
+
+
+def sniff_ascend(start: bytes) -> bool:
+    """Return whether a file begins as the Ascend profiler writes: times are text, and names that only it has."""
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return (
+        text[:1] in (b"[", b"{")
+        and _TEXT_TIME.search(text) is not None
+        and _ASCEND.search(text) is not None
+        and _KINETO.search(text) is None
+    )
+
+
+def read_ascend(path: Path) -> tuple[Trace, ...]:
+    """Read the trace of one rank.
+
+    Raises:
+        TraceError: the file cannot be read, is no JSON, or has no event of host or device.
+    """
+    collected = Collected()
+    with paused_gc(), ByteSource(path) as source:
+        stream = EventStream(source, decoders=WITH_FLOWS)
+        for events in stream.batches():
+            collected.add(events)
+        is_cut = stream.damage.early_end or bool(source.damage)
+        warnings = _damage_warnings(source.damage or "cut inside the list of events", stream, collected, is_cut=is_cut)
+    return (_trace(path, collected, warnings, stream.damage.lost_events, is_cut=is_cut),)
+
+
+def _trace(path: Path, collected: Collected, warnings: list[str], num_lost: int, *, is_cut: bool) -> Trace:
+    rows = collected.rows() if len(collected.names) else None
+    lanes = lanes_of(collected, rows) if rows is not None else None
+    if rows is None or lanes is None or not (lanes.category != LEFT_OUT).any():
+        what = (
+            f"{counted(collected.num_events, 'event')} and none of host or device"
+            if collected.num_events
+            else "no event"
+        )
+        raise TraceError(f"{path}: {what}; {_EXPECTED}")
+    facts = job_facts(path)
+    columns = _Columns.of(collected, rows, lanes)
+    ordered = sorted_events(columns, 0)
+    if not len(ordered.without_comm_args):
+        raise TraceError(f"{path}: no event has a usable time; {_EXPECTED}")
+    chosen = columns.collectives
+    names, dtypes = list(collected.names), list(collected.dtypes)
+    comm_args = collectives_table(
+        ordered.sorted_rows(columns.places_of(chosen)).tolist(),
+        [names[code] or "" for code in rows.name[chosen].tolist()],
+        group_names(collected, rows, chosen),
+        [dtypes[code] or "" for code in rows.dtype[chosen].tolist()],
+        rows.count[chosen].tolist(),
+        facts.distributed.get("pg_config", ()),
+    )
+    events = ordered.events(comm_args)
+    on_device = events.device[events.device >= 0]
+    device = int(on_device[0]) if len(on_device) else 0
+    memory, memory_warnings = read_memory(path, device, -1 if facts.rank is None else facts.rank)
+    damage = (RankDamage.counted(Damage.CUT_FILE, int(is_cut)), RankDamage.counted(Damage.UNREADABLE_EVENTS, num_lost))
+    return Trace(
+        path=str(path),
+        format=InputFormat.ASCEND,
+        rank=facts.rank,
+        producer="Ascend profiler",
+        events=events,
+        memory=memory,
+        metadata=facts.metadata,
+        distributed=facts.distributed,
+        warnings=(*warnings, *ordered.warnings, *memory_warnings),
+        damage=RankDamage.joined((ordered.damage, *damage)),
+    )
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The rows that are events, and the launches that are no rows, as columns for sorting."""
+
+    kept: npt.NDArray[np.intp]
+    collectives: npt.NDArray[np.intp]
+    _columns: list[npt.NDArray[Any]]
+    _names: list[str]
+
+    @classmethod
+    def of(cls, collected: Collected, rows: Rows, lanes: Lanes) -> _Columns:
+        kept = np.flatnonzero(lanes.category != LEFT_OUT)
+        is_device = lanes.category > Category.HOST_LIMIT
+        collectives = np.flatnonzero(lanes.is_collective)
+        is_work = is_device & (lanes.category != Category.DEVICE_SYNC)
+        launches = launches_of(rows, lanes, is_work, collected.flows(FlowStart), collected.flows(FlowEnd))
+        device = _devices(collected)[rows.process]
+        lane = rows.thread.copy()
+        lane[collectives] = _streams(rows, collectives, device)
+        more = len(launches.own_number)
+        names = [name or "" for name in collected.names]
+        values = (
+            (lanes.category, Category.RUNTIME),
+            (rows.name, len(names)),
+            (rows.start_ns, launches.start_ns),
+            (rows.dur_ns, 0),
+            (np.where(is_device, device, -1).astype(np.int32), -1),
+            (lane, launches.thread),
+            (launches.number, launches.own_number),
+        )
+        columns = [np.append(column[kept], _filled(column, added, more)) for column, added in values]
+        return cls(kept, collectives, columns, [*names, _LAUNCH])
+
+    def places_of(self, rows: npt.NDArray[np.intp]) -> list[int]:
+        """Indices of rows among those that are sorted."""
+        places: list[int] = np.searchsorted(self.kept, rows).tolist()
+        return places
+
+    def take(self, column: int) -> npt.NDArray[Any]:
+        """Move out a column (:class:`pptrace.ingest.common.sort_events.Columns`)."""
+        values, self._columns[column] = self._columns[column], self._columns[column][:0]
+        return values
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+
+def _filled(like: npt.NDArray[Any], value: int | Int64, length: int) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.asarray(value, dtype=like.dtype), length)
+
+
+def _devices(collected: Collected) -> npt.NDArray[np.int32]:
+    """The device of each process: the profiler packs it into the lowest bits of the process's number."""
+    pids = [int(text) if text and text.isdecimal() else 0 for text in collected.processes]
+    return np.array([pid & _DEVICE_BITS for pid in pids], dtype=np.int32)
+
+
+def _streams(rows: Rows, collectives: npt.NDArray[np.intp], device: npt.NDArray[np.int32]) -> Int64:
+    """The stream of each collective: that of the first of its tasks; a number of its own lane where no task of it is recorded.
+
+    Collectives of one lane may run at the same time: those that do lie on further streams.
+    """
+    stream: Int64 = _FIRST_OWN_STREAM + rows.thread[collectives]
+    is_other = ~np.isin(rows.process, np.unique(rows.process[collectives]))
+    tasks = np.flatnonzero(is_other & np.isin(rows.number, rows.number[collectives]) & (rows.task_type > 0))
+    tasks = tasks[np.argsort(rows.start_ns[tasks], kind="stable")]
+    numbers, first = np.unique(rows.number[tasks], return_index=True)
+    if len(numbers):
+        at = np.minimum(np.searchsorted(numbers, rows.number[collectives]), len(numbers) - 1)
+        is_known = (numbers[at] == rows.number[collectives]) & (rows.number[collectives] > 0)
+        stream = np.where(is_known, rows.thread[tasks[first[at]]], stream)
+    ends: dict[tuple[int, int], int] = {}
+    for index in np.argsort(rows.start_ns[collectives], kind="stable").tolist():
+        row, lane = collectives[index], int(stream[index])
+        start = int(rows.start_ns[row])
+        for layer in range(_MOST_AT_ONCE):
+            place = (int(device[row]), lane + layer * _FIRST_OWN_STREAM)
+            if ends.get(place, start) <= start:
+                break
+        ends[place] = start + int(rows.dur_ns[row])
+        stream[index] = place[1]
+    return stream
+
+
+def _damage_warnings(reason: str, stream: EventStream, collected: Collected, *, is_cut: bool) -> list[str]:
+    warnings = []
+    if is_cut:
+        warnings.append(
+            f"trace ends early ({reason}); kept the {counted(collected.num_events, 'event')} before it: the device's events "
+            "come last, so that they may be missing"
+        )
+    if stream.damage.lost_events:
+        warnings.append(f"left out {counted(stream.damage.lost_events, 'event')} that could not be read (damaged JSON)")
+    return warnings

@@ -1,0 +1,190 @@
+"""Collect the events of an Ascend profiler's ``trace_view.json`` as columns.
+
+    complete = { "ph": "X", "name", "pid", "tid", "ts": "µs", "dur", ["cat"], "args": {…} }
+    flow     = { "ph": "s" | "f", "cat": "HostToDevice", "id", "pid", "tid", "ts" }
+    metadata = { "ph": "M", "name": "process_name" | "thread_name", "pid", "tid", "args": {"name"} }
+
+``args`` of a task: ``Task Type``, ``connection_id``; of a collective: ``connection_id``, ``data_type``, ``count``; of an event of
+the task queue: ``correlation_id``. What a process is, its name tells, which may follow its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw, Struct
+
+from pptrace.ingest.common.exact_numbers import Integers, Scalar, nanoseconds
+from pptrace.ingest.kineto.event_types import (
+    DECODE_ERRORS,
+    Complete,
+    Event,
+    FlowEnd,
+    FlowStart,
+    Metadata,
+    text_of,
+)
+from pptrace.ingest.kineto.json_repair import args_of
+from pptrace.model.tables import Int32, Int64
+
+HOST_TO_DEVICE = "HostToDevice"
+_QUEUE = ("enqueue", "dequeue")
+
+
+class _Args(Struct, frozen=True, gc=False):
+    task_type: str | None = msgspec.field(default="", name="Task Type")
+    connection: Scalar = msgspec.field(default=-1, name="connection_id")
+    correlation: Scalar = msgspec.field(default=-1, name="correlation_id")
+    dtype: str | None = msgspec.field(default="", name="data_type")
+    count: Scalar = -1
+
+
+_NO_ARGS = _Args()
+_ARGS_DECODER = msgspec.json.Decoder(list[_Args | None])
+
+
+class Codes(dict[str | None, int]):
+    """Code by text, in order of first appearance."""
+
+    def __missing__(self, text: str | None) -> int:
+        self[text] = code = len(self)
+        return code
+
+    def of(self, texts: Sequence[str | None]) -> Int32:
+        return np.fromiter(map(self.__getitem__, texts), np.int32, len(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Complete events, one entry per event in every array. ``process`` are indices of :attr:`Collected.processes`.
+
+    ``number`` is the connection of a task or call, or the correlation of an event of the task queue; -1 where there is none.
+    """
+
+    process: Int32
+    thread: Int64
+    category: Int32
+    name: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    task_type: Int32
+    number: Int64
+    dtype: Int32
+    count: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Ends of the arrows from calls of the host to device work: codes of their ids, and where and when they are."""
+
+    id: Int64
+    process: Int32
+    thread: Int64
+    t_ns: Int64
+
+
+@dataclass(slots=True)
+class Collected:
+    """All events so far. ``processes`` and other :class:`Codes` give texts by code; a process is its pid as text."""
+
+    processes: Codes = field(default_factory=Codes)
+    categories: Codes = field(default_factory=Codes)
+    names: Codes = field(default_factory=Codes)
+    task_types: Codes = field(default_factory=Codes)
+    dtypes: Codes = field(default_factory=Codes)
+    process_names: dict[int, str] = field(default_factory=dict)
+    thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    num_events: int = 0
+    _integers: Integers = field(default_factory=Integers)
+    _flow_ids: dict[Scalar, int] = field(default_factory=dict)
+    _rows: list[tuple[npt.NDArray[np.generic], ...]] = field(default_factory=list)
+    _flows: dict[type, list[tuple[npt.NDArray[np.generic], ...]]] = field(default_factory=dict)
+
+    def add(self, events: Sequence[Event]) -> None:
+        self.num_events += len(events)
+        if complete := [event for event in events if type(event) is Complete]:
+            self._add_complete(complete)
+        for kind in (FlowStart, FlowEnd):
+            flows = [event for event in events if type(event) is kind and event.cat == HOST_TO_DEVICE]
+            if flows:
+                self._add_flows(kind, flows)
+        for event in events:
+            if type(event) is Metadata and event.args is not None:
+                self._add_name(event)
+
+    def rows(self) -> Rows:
+        """The complete events; they are moved out."""
+        columns = zip(*self._rows, strict=True)
+        self._rows = []
+        return Rows(*(np.concatenate(parts) for parts in columns))
+
+    def flows(self, kind: type[FlowStart]) -> Flows:
+        none = np.zeros(0, dtype=np.int64)
+        empty = (none, none.astype(np.int32), none, none)
+        return Flows(*(np.concatenate(parts) for parts in zip(empty, *self._flows.get(kind, ()), strict=True)))
+
+    def _add_complete(self, events: Sequence[Complete]) -> None:
+        categories = [event.cat for event in events]
+        with_args = [
+            index for index, category in enumerate(categories) if not category or category in _QUEUE
+        ]  # Python's ranges have long ones that are not used
+        args = _decoded([events[index].args for index in with_args])
+        rows = np.array(with_args, dtype=np.intp)
+        number, count = (np.full(len(events), -1, dtype=np.int64) for _ in range(2))
+        task_type, dtype = (np.full(len(events), codes[""], dtype=np.int32) for codes in (self.task_types, self.dtypes))
+        connection = self._integers([item.connection for item in args])
+        number[rows] = np.where(connection >= 0, connection, self._integers([item.correlation for item in args]))
+        count[rows] = self._integers([item.count for item in args])
+        task_type[rows] = self.task_types.of([item.task_type for item in args])
+        dtype[rows] = self.dtypes.of([item.dtype for item in args])
+        self._rows.append(
+            (
+                self.processes.of([str(event.pid) for event in events]),
+                self._integers([event.tid for event in events]),
+                self.categories.of(categories),
+                self.names.of([event.name or "" for event in events]),
+                nanoseconds([event.ts for event in events]),
+                nanoseconds([event.dur for event in events]),
+                task_type,
+                number,
+                dtype,
+                count,
+            )
+        )
+
+    def _add_flows(self, kind: type[FlowStart], flows: Sequence[FlowStart]) -> None:
+        ids = [self._flow_ids.setdefault(str(flow.id), len(self._flow_ids)) for flow in flows]
+        columns = (
+            np.array(ids, dtype=np.int64),
+            self.processes.of([str(flow.pid) for flow in flows]),
+            self._integers([flow.tid for flow in flows]),
+            nanoseconds([flow.ts for flow in flows]),
+        )
+        self._flows.setdefault(kind, []).append(columns)
+
+    def _add_name(self, event: Metadata) -> None:
+        assert event.args is not None
+        process = self.processes[str(event.pid)]
+        if event.name == "process_name":
+            self.process_names[process] = text_of(event.args.name)
+        elif event.name == "thread_name":
+            thread = int(self._integers([event.tid])[0])
+            self.thread_names[process, thread] = text_of(event.args.name)
+
+
+def _decoded(texts: Sequence[Raw]) -> list[_Args]:
+    """The arguments of each event, decoded at once if they are well-formed."""
+    try:
+        decoded = _ARGS_DECODER.decode(b"".join((b"[", b",".join(text or b"null" for text in texts), b"]")))
+    except DECODE_ERRORS:
+        decoded = []
+    if len(decoded) != len(texts):
+        decoded = [args_of(_Args, bytes(text)) for text in texts]
+    return [item or _NO_ARGS for item in decoded]

@@ -1,0 +1,163 @@
+"""Read rocpd databases: what rocprofv3 and rocprof-sys write, one for each process, or several merged into one file.
+
+Times are those of the node's clock since its start, which the processes of a node share. The environments of processes, which
+are in the file, tell ranks and are not passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
+from pptrace.ingest.common.sort_events import sorted_events
+from pptrace.ingest.nsight.event_names import Names
+from pptrace.ingest.nsight.ranks import RANK_VARIABLES
+from pptrace.ingest.nsight.sqlite import Database
+from pptrace.ingest.rocpd.tables import Rows, read_rows, suffixes_of
+from pptrace.model.damage import Damage, RankDamage
+from pptrace.model.tables import MEMORY, empty_table
+from pptrace.model.traces import DEVICE_NAMES, HOST, HOST_NAME, ONE_CLOCK, Category, InputFormat, Trace
+from pptrace.model.wording import counted
+
+EXPECTED_INPUT = "expected the database that 'rocprofv3 --output-format rocpd' writes; copy it anew or record again"
+
+
+def read_rocpd(path: Path) -> tuple[Trace, ...]:
+    """Read a trace for each process with kernels, else with copies, else with calls or ranges.
+
+    Raises:
+        TraceError: the file cannot be read, is no such database, or holds no events.
+    """
+    with Database(path, EXPECTED_INPUT) as db:
+        suffixes = suffixes_of(db)
+        if not suffixes:
+            raise TraceError(f"{path}: an SQLite database without the tables of rocpd; {EXPECTED_INPUT}")
+        warnings: list[str] = []
+        processes = [process for suffix in suffixes for process in _processes(db, suffix, warnings)]
+        chosen = _with_most(processes)
+        if not chosen:
+            what = f" ({'; '.join(db.damage)})" if db.damage else ""
+            raise TraceError(f"{path}: no kernel, copy, call or range{what}; {EXPECTED_INPUT} with --sys-trace")
+        if others := len(processes) - len(chosen):
+            warnings.append(f"left out {counted(others, 'process', 'processes')} without {_MISSING[chosen[0].worth]}")
+        damage = RankDamage.counted(Damage.CUT_FILE, int(bool(db.damage)))
+        warnings += db.damage
+        producer = _producer(db, suffixes[0])
+    if len(chosen) == 1 and chosen[0].rank is None:
+        chosen[0].rank = rank_of_file_name(path.name)
+    traces = [
+        _trace(path, process, producer, tuple(warnings) if index == 0 else (), damage)
+        for index, process in enumerate(chosen)
+    ]
+    if not any(trace.num_events for trace in traces):
+        raise TraceError(f"{path}: no event has a usable time; {EXPECTED_INPUT}")
+    return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
+
+
+_MISSING = {3: "kernels", 2: "device work", 1: "events"}
+
+
+@dataclass(slots=True)
+class _Process:
+    """The events of a process, and what the file says of it. ``worth``: 3 with kernels, 2 with copies, 1 with others, 0."""
+
+    rows: Sequence[Rows]
+    names: Sequence[str]
+    rank: int | None
+    facts: Mapping[str, Any]
+
+    @property
+    def worth(self) -> int:
+        kinds = {int(kind) for rows in self.rows for kind in np.unique(rows.category).tolist()}
+        return 3 if Category.KERNEL in kinds else 2 if Category.MEMCPY in kinds else 1 if kinds else 0
+
+
+def _processes(db: Database, suffix: str, warnings: list[str]) -> list[_Process]:
+    """The processes of which the tables of one suffix are: one, as a rule."""
+    names = Names()
+    tables = read_rows(db, suffix, names, warnings)
+    described = {
+        key: (node, environment)
+        for key, node, environment in db.all_rows(f"rocpd_info_process{suffix}", ("id", "nid", "environment"))
+    }
+    ids = sorted({number for rows in tables for number in np.unique(rows.process).tolist()} | set(described))
+    hosts = dict(db.all_rows(f"rocpd_info_node{suffix}", ("id", "hostname")))
+    gpus = [
+        str(name)
+        for name, kind in db.all_rows(f"rocpd_info_agent{suffix}", ("product_name", "type"))
+        if kind == "GPU" and name
+    ]
+    found = []
+    for number in ids:
+        own_rows = [rows.select(np.flatnonzero(rows.process == number)) for rows in tables]
+        node, environment = described.get(number, (None, None))
+        facts: dict[str, Any] = {DEVICE_NAMES: gpus} if gpus else {}
+        if node is not None:
+            facts[ONE_CLOCK] = f"{HOST}{node}"
+        if hosts.get(node):
+            facts[HOST_NAME] = str(hosts[node])
+        found.append(_Process([rows for rows in own_rows if len(rows)], list(names), _rank_of(environment), facts))
+    return found
+
+
+def _rank_of(environment: object) -> int | None:
+    """The rank in a process's environment, as its launcher set it."""
+    try:
+        variables = json.loads(environment) if isinstance(environment, str) else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(variables, dict):
+        return None
+    ranks = (rank_of_value(variables.get(name)) for name in RANK_VARIABLES)
+    return next((rank for rank in ranks if rank is not None), None)
+
+
+def _with_most(processes: Sequence[_Process]) -> list[_Process]:
+    """The processes with kernels; where there are none, those with as much as any."""
+    most = max((process.worth for process in processes), default=0)
+    return [process for process in processes if process.worth == most > 0]
+
+
+def _producer(db: Database, suffix: str) -> str:
+    facts = dict(db.all_rows(f"rocpd_metadata{suffix}", ("tag", "value")))
+    version = facts.get("schema_version")
+    return f"rocpd (schema {version})" if isinstance(version, str) and len(version) < 20 else "rocpd"
+
+
+def _trace(path: Path, process: _Process, producer: str, warnings: tuple[str, ...], damage: RankDamage) -> Trace:
+    ordered = sorted_events(_Columns(process), 0)
+    return Trace(
+        path=str(path),
+        format=InputFormat.ROCPD,
+        rank=process.rank,
+        producer=producer,
+        events=ordered.without_comm_args,
+        memory=empty_table(MEMORY),
+        metadata=process.facts,
+        warnings=(*warnings, *ordered.warnings),
+        damage=RankDamage.joined((ordered.damage, damage)),
+    )
+
+
+_FIELDS = ("category", "name", "start_ns", "dur_ns", "device", "lane", "correlation")
+
+
+class _Columns:
+    """The rows of a process as columns for sorting (:class:`pptrace.ingest.common.sort_events.Columns`)."""
+
+    def __init__(self, process: _Process) -> None:
+        self._process = process
+
+    def take(self, column: int) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(rows, _FIELDS[column]) for rows in self._process.rows])
+
+    def names(self) -> Sequence[str]:
+        return self._process.names

@@ -1,0 +1,134 @@
+"""Synthetic rocpd databases, in the columns of the schema of rocprofiler-sdk (3.0 and 4.1) that pptrace reads."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+UUID = "_0197a1b2_c3d4_7e5f_8a9b_0c1d2e3f4a5b"
+SECRET = "hunter2"
+_PLACES = {"pid": 0, "tid": 0, "agent_id": None, "queue_id": None, "stream_id": None}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table: its name and times, the number that joins a call with what it launched, and where it was."""
+
+    name: str
+    start: int
+    end: int
+    stack: int = 0
+    category: str = ""
+    message: str = ""
+    tid: int = 500
+    queue: int = 0
+    stream: int = 0
+    agent: int = 4
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The events of one process."""
+
+    regions: Sequence[Entry] = ()
+    kernels: Sequence[Entry] = ()
+    copies: Sequence[Entry] = ()
+    pid: int = 77
+    environment: dict[str, str] = field(default_factory=dict)
+    uuid: str = UUID
+
+
+def write(path: Path, *recordings: Recording, has_tracks: bool = False) -> Path:
+    connection = sqlite3.connect(path)
+    for recording in recordings:
+        _write_one(connection, recording, has_tracks=has_tracks)
+    connection.commit()
+    connection.close()
+    return path
+
+
+def _write_one(db: sqlite3.Connection, recording: Recording, *, has_tracks: bool) -> None:
+    uuid = recording.uuid
+    where = ["track_id"] if has_tracks else list(_PLACES)
+    key = '"id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT'
+    for table, columns in {
+        "rocpd_metadata": ["tag", "value"],
+        "rocpd_string": ["guid", "string"],
+        "rocpd_info_node": ["hash", "machine_id", "hostname"],
+        "rocpd_info_process": ["nid", "pid", "environment"],
+        "rocpd_info_agent": ["type", "type_index", "product_name"],
+        "rocpd_info_kernel_symbol": ["kernel_name", "display_name"],
+        "rocpd_info_category": ["name"],
+        "rocpd_track": list(_PLACES),
+        "rocpd_event": ["category_id", "stack_id", "correlation_id", "extdata"],
+        "rocpd_region": ["guid", *where, "start", "end", "name_id", "event_id"],
+        "rocpd_kernel_dispatch": ["guid", *where, "kernel_id", "start", "end", "event_id"],
+        "rocpd_memory_copy": [
+            "guid",
+            *where,
+            "start",
+            "end",
+            "name_id",
+            "dst_agent_id",
+            "src_agent_id",
+            "size",
+            "event_id",
+        ],
+    }.items():
+        if table == "rocpd_info_category" and not has_tracks:
+            continue
+        listed = ", ".join(f'"{column}"' for column in columns)
+        db.execute(f"CREATE TABLE IF NOT EXISTS `{table}{uuid}` ({key}, {listed})")
+        db.execute(f"CREATE VIEW IF NOT EXISTS `{table}` AS SELECT * FROM `{table}{uuid}`")
+    strings: dict[str, int] = {}
+
+    def add(table: str, **values: object) -> int:
+        names = ", ".join(f'"{name}"' for name in values)
+        marks = ", ".join("?" * len(values))
+        return int(
+            db.execute(f"INSERT INTO `{table}{uuid}` ({names}) VALUES ({marks})", [*values.values()]).lastrowid or 0
+        )
+
+    def string(text: str) -> int:
+        if text not in strings:
+            strings[text] = add("rocpd_string", string=text)
+        return strings[text]
+
+    def category(text: str) -> int:
+        return add("rocpd_info_category", name=text) if has_tracks else string(text)
+
+    def event(entry: Entry, kind: str) -> int:
+        extdata = json.dumps({"message": entry.message} if entry.message else {})
+        return add("rocpd_event", category_id=category(kind), stack_id=entry.stack, correlation_id=0, extdata=extdata)
+
+    def place(entry: Entry, *, on_device: bool) -> dict[str, object]:
+        values: dict[str, object] = {**_PLACES, "pid": recording.pid, "tid": entry.tid}
+        if on_device:
+            values |= {"agent_id": entry.agent, "queue_id": entry.queue, "stream_id": entry.stream}
+        return {"track_id": add("rocpd_track", **values)} if has_tracks else values
+
+    add("rocpd_metadata", tag="schema_version", value="3.0.3")
+    add("rocpd_info_node", id=9, hash=9, machine_id="m", hostname="node-7")
+    environment = json.dumps({"TOKEN": SECRET, **recording.environment})
+    add("rocpd_info_process", id=recording.pid, nid=9, pid=recording.pid, environment=environment)
+    add("rocpd_info_agent", id=1, type="CPU", type_index=0, product_name="EPYC")
+    for number in range(2):
+        add("rocpd_info_agent", id=4 + number, type="GPU", type_index=number, product_name="MI300X")
+    for entry in recording.regions:
+        kind = entry.category or "HIP_RUNTIME_API_EXT"
+        add("rocpd_region", **place(entry, on_device=False), start=entry.start, end=entry.end,
+            name_id=string(entry.name), event_id=event(entry, kind))  # fmt: skip
+    symbols: dict[str, int] = {}
+    for entry in recording.kernels:
+        if entry.name not in symbols:
+            symbols[entry.name] = add(
+                "rocpd_info_kernel_symbol", kernel_name=f"_Z{entry.name}", display_name=entry.name
+            )
+        add("rocpd_kernel_dispatch", **place(entry, on_device=True), kernel_id=symbols[entry.name], start=entry.start,
+            end=entry.end, event_id=event(entry, "KERNEL_DISPATCH"))  # fmt: skip
+    for entry in recording.copies:
+        add("rocpd_memory_copy", **place(entry, on_device=True), start=entry.start, end=entry.end, name_id=string(entry.name),
+            dst_agent_id=entry.agent, src_agent_id=1, size=64, event_id=event(entry, "MEMORY_COPY"))  # fmt: skip
