@@ -17,9 +17,10 @@ from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
 from instrument.optim.gradient_sync import Averaging, GradientSync
 from instrument.optim.main_parameters import Zero, accumulate_in
+from instrument.pipeline.cell import Cell
 from instrument.pipeline.order import Posting
 from instrument.pipeline.outstanding import recomputed_cells
-from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
+from instrument.pipeline.p2p import Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
 from instrument.pipeline.transport import Mode, make_transport

@@ -23,9 +23,9 @@ from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
 from instrument.expert.pieces import Tape
 from instrument.expert_counts import ExpertCounts
+from instrument.pipeline.cell import Cell
 from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
 from instrument.pipeline.outstanding import Outstanding, outstanding
-from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
 
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from instrument.backward_split.split import WeightWork
 from instrument.expert.pieces import Tape
-from instrument.pipeline.p2p import Cell
+from instrument.pipeline.cell import Cell
 from pptrace.errors import ScheduleError
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,31 +18,13 @@ from instrument.mesh import Mesh
 from instrument.pipeline.order import Posting
 from instrument.pipeline.transport import Parcel, Pending, Transport
 from instrument.recorder import Recorder
-from pptrace.errors import PptraceError, ScheduleError, UsageError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.marks import Axis, Transfer
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import Direction, message_of, peer_of
 from pptrace.schedule.plan import Plan
 
 _HEADER_DIMS = 3  # Megatron's three int64: the dims of an activation
-
-
-class Cell(NamedTuple):
-    """One microbatch in one stage."""
-
-    stage: int
-    microbatch: int
-
-
-def cell_of(action: Action) -> Cell:
-    """The cell of an action on one microbatch.
-
-    Raises:
-        ScheduleError: it has none.
-    """
-    if action.microbatch is None:
-        raise ScheduleError(f"{action} needs a microbatch")
-    return Cell(action.stage, action.microbatch)
 
 
 @dataclass(frozen=True, slots=True)

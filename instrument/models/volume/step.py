@@ -31,6 +31,8 @@ from instrument.models.volume.transformer import (
     total,
     vocabulary_volume,
 )
+from instrument.pipeline.cell import Cell
+from instrument.pipeline.outstanding import recomputed_cells
 from pptrace.marks import Axis, Collective
 from pptrace.schedule.actions import Action, Kind, iter_halves
 from pptrace.schedule.plan import Plan
@@ -212,19 +214,10 @@ class StepVolume:
             return {}
         return times(attention_again_volume(self._attention), self.facts.layers_per_stage[model_stage])
 
-    def fully_recomputed(self, pp_rank: int) -> frozenset[tuple[int, int | None]]:
-        """(stage, microbatch) of the forwards that keep their input alone beyond ``recompute_microbatches_beyond``.
-
-        Every window-th, the window being the most forwards in flight (:mod:`instrument.pipeline.outstanding`).
-        """
-        keep = self.facts.recompute_microbatches_beyond
-        if keep is None:
-            return frozenset()
-        halves = list(iter_halves(self.plan.ranks[pp_rank]))
-        changes = [{Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(half.kind, 0) for half in halves]
-        window = max(sum(changes[: end + 1]) for end in range(len(changes)))
-        forwards = [half for half in halves if half.kind is Kind.F]
-        return frozenset((f.stage, f.microbatch) for index, f in enumerate(forwards) if index % window >= keep)
+    def fully_recomputed(self, pp_rank: int) -> frozenset[Cell]:
+        """The forwards that keep their input alone beyond ``recompute_microbatches_beyond``."""
+        num_unrecomputed = self.facts.recompute_microbatches_beyond
+        return frozenset() if num_unrecomputed is None else recomputed_cells(self.plan, pp_rank, num_unrecomputed)
 
     def _transfers(self, stage: int, target: int | None, source: int | None) -> Volume:
         """b · s/(cp · tp if SP) · h to the stage that reads an action's output, and from the one whose output it reads."""

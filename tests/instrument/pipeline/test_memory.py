@@ -9,8 +9,8 @@ from instrument.backward_split.split import Linear, attach
 from instrument.expert_counts import ExpertCounts
 from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.models.volume.activations import ActivationSizes
+from instrument.pipeline.cell import Cell
 from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
-from instrument.pipeline.p2p import Cell
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator.simulation import peak_inflight
 from tests.instrument.pipeline.buffers import is_empty

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from instrument.models.gpt import Recompute
+from instrument.pipeline.cell import Cell
 from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed_cells
-from instrument.pipeline.p2p import Cell
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Kind, iter_halves, parse_action
 from pptrace.schedule.builders import interleaved, one_f_one_b

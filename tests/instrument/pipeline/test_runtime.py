@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from instrument.backward_split.split import Linear
 from instrument.data.text import Batch
 from instrument.expert.pieces import Pieces, Tape
+from instrument.pipeline.cell import Cell
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
 from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
-from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram, StepRun
 from instrument.recorder import Recorder
