@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.pauses import host_pauses
-from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.stragglers.study import study_steps
@@ -47,12 +46,11 @@ def main() -> None:
         durations = rng.integers(OP_NS, OP_NS + OP_NS // 20, (*shape, len(table)))
         transfers = rng.integers(MESSAGE_NS, 2 * MESSAGE_NS, (*shape, table.num_messages))
         plans = [measured_costs(table, durations, transfers)]
-        measured = measured_lengths(plans)
         parts = {
             "slowdowns": cpu_s(slowdowns, plans),
-            "long sequences": cpu_s(long_sequences, plans, measured),
-            "slow link": cpu_s(slow_link, plans, measured),
-            "pauses": cpu_s(host_pauses, plans, measured),
+            "long sequences": cpu_s(long_sequences, plans),
+            "slow link": cpu_s(slow_link, plans),
+            "pauses": cpu_s(host_pauses, plans),
         }
         whole, num_ops = cpu_s(study_steps, plans), durations.size
         listed = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())

@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.probes.recorded import RecordedProbes, Windows, read_probes
 from pptrace.analysis.probes.signed_rank import middle_of
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import CriticalPath
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import step_lengths
 from pptrace.analysis.whole_run import ProbedTarget
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -60,7 +59,7 @@ class ProbedSteps:
         return cls(plain or windows, probed, recorded)
 
     def studied(
-        self, steps: Sequence[StepReport], costs: Sequence[MeasuredCosts], plan: Plan | None, data: AlignedRun
+        self, steps: Sequence[StepReport], costs: Sequence[StepMatrix], plan: Plan | None, data: AlignedRun
     ) -> tuple[ProbedTarget, ...]:
         """Results of the probe of each target, in the order in which they were asked for.
 
@@ -78,7 +77,7 @@ class _Study:
     windows: ProbedSteps
     recorded: RecordedProbes
     paths: Sequence[CriticalPath]
-    costs: Sequence[MeasuredCosts]
+    costs: Sequence[StepMatrix]
     plan: Plan | None
     data: AlignedRun
 
@@ -166,19 +165,20 @@ def _of_target(probe: Probe, ops: Slice) -> npt.NDArray[np.bool_]:
     return of_target
 
 
-def _replayed(probe: Probe, plans: Sequence[MeasuredCosts]) -> float | None:
+def _replayed(probe: Probe, plans: Sequence[StepMatrix]) -> float | None:
     """The slope that replays of the steps without a probe show, with all but the target longer, messages and pauses as well."""
     slopes = [_replayed_slopes(probe, costs) for costs in plans]
     return float(np.median(np.concatenate(slopes))) if slopes else None
 
 
-def _replayed_slopes(probe: Probe, costs: MeasuredCosts) -> npt.NDArray[np.float64]:
+def _replayed_slopes(probe: Probe, costs: StepMatrix) -> npt.NDArray[np.float64]:
     """The slope of each step."""
     longer = 1 + probe.epsilon
-    transfers, delays, moving = (_times(longer, part) for part in (costs.transfers, costs.lateness, costs.moving))
+    transfers, moving = _times(longer, costs.transfers), _times(longer, costs.moving)
     durations = np.where(_is_target(probe, costs), costs.durations, _times(longer, costs.durations))
-    before = step_lengths(costs, costs.durations, costs.transfers)
-    slopes: npt.NDArray[np.float64] = longer - step_lengths(costs, durations, transfers, delays, moving) / before
+    later = costs.with_lateness(_times(longer, costs.lateness))
+    changed = replace(later, durations=durations, transfers=transfers, moving=moving)
+    slopes: npt.NDArray[np.float64] = longer - changed.lengths / costs.lengths
     return slopes / probe.epsilon
 
 
@@ -188,7 +188,7 @@ def _times(factor: float, values: Int64) -> Int64:
     return longer
 
 
-def _is_target(probe: Probe, costs: MeasuredCosts) -> npt.NDArray[np.bool_]:
+def _is_target(probe: Probe, costs: StepMatrix) -> npt.NDArray[np.bool_]:
     table = costs.table
     is_target: npt.NDArray[np.bool_] = (
         table.stage == probe.target if isinstance(probe.target, int) else table.kind == probe.target.code
