@@ -226,6 +226,8 @@ class StepMatrix:
 
     def without_collections(self) -> StepMatrix:
         """The same costs without what garbage collections took."""
+        if not self.has_collections:
+            return self
         none = np.zeros_like(self.collected_before)
         later = self.with_lateness(self.lateness - self.collected_before)
         durations = self.durations - self.collected_inside

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
-from pptrace.analysis.stragglers.reason import Reason, gains
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 
@@ -28,14 +26,7 @@ class HotSpot:
     num_layers: int
 
 
-def gains_of_equal_routes(plans: Sequence[StepMatrix]) -> Int64 | None:
-    """The gain of each step if all experts had equally many rows, ns; None where that changes nothing."""
-    if not any(len(costs.routed) for costs in plans):
-        return None
-    return gains(plans, (costs.with_equal_routes() for costs in plans))
-
-
-def unequal_routes(gained: Int64, spot: HotSpot) -> Reason:
+def unequal_routes(gains: Int64, spot: HotSpot) -> Reason:
     """The reason that ranks of experts have unequally many rows, with what equal ones would gain."""
     at, evidence = _words(spot)
     return Reason(
@@ -45,7 +36,7 @@ def unequal_routes(gained: Int64, spot: HotSpot) -> Reason:
         "Unequal routes: {share} is waiting for ranks whose experts have more rows than others" + at,
         "balance the routes (auxiliary loss, bias, capacity), or spread experts that are chosen often over the ranks; "
         "`pptrace whatif --ideal routing` replays the run with equal rows",
-        gained,
+        gains,
         evidence,
         is_cause=True,
     )

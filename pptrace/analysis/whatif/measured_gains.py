@@ -16,8 +16,8 @@ from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import Place, gain_of_place
+from pptrace.analysis.stragglers.detectors import SHARED, Known, detect
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
-from pptrace.analysis.stragglers.study import without_shared_reasons
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.model.tables import Int64
 
@@ -47,7 +47,7 @@ class MeasuredGains:
             place = self._place(ideal)
             if place is None:
                 return None
-            plans, _ = without_shared_reasons(self.plans)
+            _, plans = detect(SHARED, self.plans, Known())
             return gain_of_place(plans, place)
         return self.of_parts.get(ideal.name)
 
