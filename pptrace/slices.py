@@ -20,6 +20,11 @@ class Slice:
 
     columns: Mapping[str, Any]
 
+    @classmethod
+    def empty(cls, *names: str, texts: Sequence[str] = ()) -> Slice:
+        """A table without rows, of columns of integers and, those of ``texts``, of texts."""
+        return cls({name: np.zeros(0, np.str_ if name in texts else np.int64) for name in names})
+
     def __getitem__(self, name: str) -> Any:
         return self.columns[name]
 

@@ -23,6 +23,7 @@ from pptrace.analysis.findings.verdict import with_verdict
 from pptrace.analysis.links.join import with_links
 from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
@@ -45,7 +46,6 @@ from pptrace.analysis.steps.outside_pipeline import with_periods
 from pptrace.analysis.steps.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.steps.step_series import series_of
 from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.whole_run import MemoryReport
 from pptrace.clock import Clock, estimate_clock, shift
@@ -100,7 +100,7 @@ class Analysis:
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
-    costs: tuple[MeasuredCosts, ...] = ()
+    costs: tuple[StepMatrix, ...] = ()
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     expert_traffic: TrafficMatrix | None = None

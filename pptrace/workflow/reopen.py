@@ -19,9 +19,9 @@ import numpy as np
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.experts.traffic_matrix import TrafficMatrix
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.steps.op_rows import OpRows
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.errors import PptraceError
 from pptrace.garbage import paused_gc
 from pptrace.ingest import OnProgress, open_inputs
@@ -97,7 +97,7 @@ class ReopenedAnalysis(Analysis):
         return self._whole.data
 
     @property
-    def costs(self) -> tuple[MeasuredCosts, ...]:
+    def costs(self) -> tuple[StepMatrix, ...]:
         return self._whole.costs
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pptrace.analysis.compare.figures import BUBBLE, CAUSE, COMPUTE, EXPOSED, Place
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import StepReport
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 
 _MOST_APART = 0.01
 """Difference of the shares of known transfers from which on it changes what is bubble."""
@@ -68,7 +68,7 @@ class RecordedApart:
         return of_a is not None and of_b is not None and abs(of_a - of_b) > _MOST_APART
 
 
-def recording_of(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> Recording:
+def recording_of(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Recording:
     """The recording of a run.
 
     Args:

@@ -14,8 +14,8 @@ from math import sqrt
 import numpy as np
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, LASTING, USUAL_DEVIATION, Prior
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.message_graph import Messaging, make_graph
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import Int64
 
 _FEWEST_ALIKE = 4
@@ -47,7 +47,7 @@ class Steadiness:
         return Prior(self.share * ops.deviation + rest * USUAL_DEVIATION, self.share * ops.lasting + rest * LASTING)
 
 
-def steadiness_of(costs: MeasuredCosts | None, lengths: Int64) -> Steadiness | None:
+def steadiness_of(costs: StepMatrix | None, lengths: Int64) -> Steadiness | None:
     """Steadiness of a run; None where too few ops show it, and where the steps are many.
 
     Args:
@@ -67,7 +67,7 @@ def steadiness_of(costs: MeasuredCosts | None, lengths: Int64) -> Steadiness | N
     return Steadiness(sqrt(variance), durations.shape[1] / costs.table.pp, share)
 
 
-def _variance(costs: MeasuredCosts) -> float | None:
+def _variance(costs: StepMatrix) -> float | None:
     """The variance of ops about the mean of their kind on their stage in their step, as a share of it; a mean over ops."""
     table = costs.table
     _, of_row, counts = np.unique(

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.compare.bootstrap import RUN_TO_RUN, Typical, block_length, drawn_steps
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.message_graph import Graph, Messaging, make_graph
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.model.tables import Int64
 
 Floats = npt.NDArray[np.float64]
@@ -94,13 +94,13 @@ def _level_of(values: Floats | Int64, level: float) -> Floats:
     return at
 
 
-def usual_plan(plans: tuple[MeasuredCosts, ...]) -> MeasuredCosts | None:
+def usual_plan(plans: tuple[StepMatrix, ...]) -> StepMatrix | None:
     """The costs of the plan that most steps of a run have; None where no step has one."""
     known = [costs for costs in plans if len(costs.step) and costs.plan is not None]
     return max(known, key=lambda part: len(np.unique(part.step)), default=None)
 
 
-def op_times(costs: MeasuredCosts | None) -> OpTimes | None:
+def op_times(costs: StepMatrix | None) -> OpTimes | None:
     """The times of ops and messages of a plan; None without one, or where not all pipelines have all steps."""
     if costs is None or costs.plan is None:
         return None

@@ -24,11 +24,10 @@ from pptrace.analysis.experts.spread import spread_over_layers
 from pptrace.analysis.experts.traffic import NO_TRAFFIC, Traffic, traffic_of
 from pptrace.analysis.experts.traffic_matrix import report_traffic
 from pptrace.analysis.gain_interval import gain_interval
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Report
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import measured_lengths
+from pptrace.analysis.stragglers.reason import gains
 from pptrace.analysis.stragglers.unequal_routes import HotSpot
-from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
@@ -73,9 +72,7 @@ class ExpertsOfRun:
         """The changes that equal rows would make; None without exchanges."""
         return Routing.of(self.exchanges)
 
-    def added_to(
-        self, report: Report, plans: Sequence[MeasuredCosts], facts: Mapping[int, Mapping[str, Any]]
-    ) -> Report:
+    def added_to(self, report: Report, plans: Sequence[StepMatrix], facts: Mapping[int, Mapping[str, Any]]) -> Report:
         """The report with its part on experts, and with the findings that are about them alone.
 
         ``plans`` are the costs of whole steps, with what equal routes would change; ``facts`` those of the ranks.
@@ -88,7 +85,7 @@ class ExpertsOfRun:
 
 def report_experts(
     experts: ExpertsOfRun,
-    plans: Sequence[MeasuredCosts],
+    plans: Sequence[StepMatrix],
     facts: Mapping[int, Mapping[str, Any]],
     steps: Sequence[int] = (),
 ) -> ExpertsReport | None:
@@ -145,26 +142,24 @@ def _not_counted(counts: Mapping[int, RankCounts], sizes: TokenSizes | None) -> 
 _MOST_NAMES = 8
 
 
-def routing_gain(plans: Sequence[MeasuredCosts]) -> RoutingGain | None:
+def routing_gain(plans: Sequence[StepMatrix]) -> RoutingGain | None:
     """The gain of whole steps with equal rows; None without whole steps."""
     whole = [costs for costs in plans if len(costs.step)]
     if not whole:
         return None
     equal = [costs.with_equal_routes() for costs in whole]
-    lengths = [measured_lengths(part) for part in (whole, equal)]
-    before, after = (np.concatenate(part) for part in lengths)
-    gains = before - after
-    low, high = gain_interval(gains)
-    bubbles = [_bubble(part, of_part) // len(gains) for part, of_part in zip((whole, equal), lengths, strict=True)]
-    return RoutingGain(int(gains.sum()) // len(gains), low, high, float(gains.sum() / max(before.sum(), 1)), *bubbles)
+    gained, before = gains(whole, equal), sum(int(costs.lengths.sum()) for costs in whole)
+    low, high = gain_interval(gained)
+    bubbles = [_bubble(part) // len(gained) for part in (whole, equal)]
+    return RoutingGain(int(gained.sum()) // len(gained), low, high, float(gained.sum() / max(before, 1)), *bubbles)
 
 
-def _bubble(plans: Sequence[MeasuredCosts], lengths: Sequence[Int64]) -> int:
+def _bubble(plans: Sequence[StepMatrix]) -> int:
     """The time of all ranks in all steps that no op fills, ns."""
     bubble = 0
-    for costs, of_steps in zip(plans, lengths, strict=True):
+    for costs in plans:
         _, num_windows = np.unique(costs.step, return_counts=True)
-        bubble += int((of_steps * num_windows).sum()) * costs.table.pp - int(costs.durations.sum())
+        bubble += int((costs.lengths * num_windows).sum()) * costs.table.pp - int(costs.durations.sum())
     return bubble
 
 

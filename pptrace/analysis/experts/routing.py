@@ -10,12 +10,12 @@ Of no account: what the calls themselves take, which is communication, and what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import UNKNOWN, Int64
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan_table import PlanTable
@@ -132,9 +132,9 @@ class Routing:
         """The changes of all exchanges; None without any."""
         return cls(exchanges, shortened(exchanges)) if len(exchanges) else None
 
-    def in_costs(self, costs: MeasuredCosts) -> MeasuredCosts:
+    def in_costs(self, costs: StepMatrix) -> StepMatrix:
         """The costs with what equal rows would change of each op (``routed``)."""
-        return costs.with_routed(self.of_windows(costs.table, costs.ranks, costs.step))
+        return replace(costs, routed=self.of_windows(costs.table, costs.ranks, costs.step))
 
     def of_windows(self, table: PlanTable, ranks: Int64, steps: Int64) -> Slice:
         """The changes of the ops of a plan, by window and row.

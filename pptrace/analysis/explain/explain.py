@@ -20,10 +20,9 @@ from pptrace.analysis.explain.inner_waits import InnerWaits, inner_waits
 from pptrace.analysis.explain.late_ops import LateOps, late_ops
 from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes, StepTimes, before_ops, step_times
+from pptrace.analysis.matrix.step_matrix import StepMatrix, in_order, rows_of_windows
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.step_parts import INTERACTION, UNEQUAL_ROUTES, Blame, BlamedOp, Cause, CriticalPath
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -56,7 +55,7 @@ class Explanation:
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
     knows_host: bool = False
-    costs: MeasuredCosts | None = field(default=None, compare=False)
+    costs: StepMatrix | None = field(default=None, compare=False)
 
 
 Steps = Sequence[Sequence[StepWindow]]
@@ -152,7 +151,7 @@ def _explain_part(
     explanations = [Explanation()] * len(steps)
     if not len(explained):
         return explanations
-    outside = of_windows(in_order([rank.outside for rank in ranks]), np.flatnonzero(times.is_whole))
+    outside = rows_of_windows(in_order([rank.outside for rank in ranks]), np.flatnonzero(times.is_whole))
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
     is_whole = times.is_whole
     step, times = step[is_whole], times.whole()

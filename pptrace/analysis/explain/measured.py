@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, holds_of
 from pptrace.analysis.explain.rank_messages import CALLS
 from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.analysis.matrix.step_matrix import StepMatrix, sums_by_row
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.stragglers.costs import MeasuredCosts, sums_by_row
 from pptrace.model.tables import Int64
 from pptrace.slices import Slice
 
@@ -26,7 +26,7 @@ def costs_of_steps(
     sizes: Sequence[int],
     collected_before: Int64,
     posted: PostedCalls | None = None,
-) -> list[MeasuredCosts | None]:
+) -> list[StepMatrix | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
     ``bindings`` tell from when each op had what it needs, ``waits`` are those inside ops, ``outside`` is what else the ranks
@@ -34,33 +34,33 @@ def costs_of_steps(
     whole. ``posted`` is what :func:`posted_calls` finds.
     """
     durations = _compact(times.durations)
-    transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
-    delays = _compact(times.start - bindings.ready - bindings.moving)
-    moving, moved_with = _compact(bindings.moving), _compact(times.moved_with)
-    number = np.array([window.step for window in times.windows], dtype=np.int64)
+    delays = times.start - bindings.ready - bindings.moving
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    holds = holds_of(waits, ranks[:, times.table.rank])
     late = delays if posted is None else delays + posted.late - posted.before_posting
     if posted is not None:
         collected_before = np.maximum(collected_before, posted.collected)
-    before, inside = _compact(np.minimum(collected_before, late)), _compact(np.minimum(times.collected, durations))
-    costs = (durations, transfers, delays, times.sender_is_last, moving, moved_with, _compact(times.communication))
-    every = MeasuredCosts(
-        times.table,
-        number,
-        ranks,
-        *costs,
-        before,
-        inside,
-        times.finish - times.begin,
-        outside,
-        holds,
-        _moved_together(times),
-        _held_by_starts(bindings),
+    every = StepMatrix(
+        table=times.table,
+        step=np.array([window.step for window in times.windows], dtype=np.int64),
+        ranks=ranks,
+        spans=times.finish - times.begin,
+        durations=durations,
+        inner=_compact(times.communication),
+        delays=_compact(delays),
+        moving=_compact(bindings.moving),
+        moved_with=_compact(times.moved_with),
+        collected_before=_compact(np.minimum(collected_before, late)),
+        collected_inside=_compact(np.minimum(times.collected, durations)),
+        transfers=_compact(np.where(times.arrival == UNKNOWN, -1, times.transfer)),
+        sender_is_last=times.sender_is_last,
+        outside=outside,
+        holds=holds_of(waits, ranks[:, times.table.rank]),
+        moved_together=_moved_together(times),
+        held_by_starts=_held_by_starts(bindings),
         receiving=_receiving(times, bindings),
+        posted=None if posted is None else _compact(posted.posted),
+        before_posting=None if posted is None else _compact(posted.before_posting),
     )
-    if posted is not None:
-        every = replace(every, posted=_compact(posted.posted), before_posting=_compact(posted.before_posting))
     of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
     return [
         every.of_windows(windows) if len(windows) == size else None
@@ -70,7 +70,7 @@ def costs_of_steps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PostedCalls:
-    """Lateness of calls, ns: ``posted`` and ``before_posting`` of :class:`MeasuredCosts`.
+    """Lateness of calls, ns: ``posted`` and ``before_posting`` of :class:`StepMatrix`.
 
     By the row that each call belongs to, shape (windows, rows), ``late`` is how late calls are together, and ``collected`` the
     part of it that garbage collections took.

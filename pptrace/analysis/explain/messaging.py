@@ -14,10 +14,9 @@ from pptrace.analysis.explain.explain import Steps, times_of_ranks
 from pptrace.analysis.explain.inner_waits import no_inner_waits
 from pptrace.analysis.explain.measured import costs_of_steps, posted_calls
 from pptrace.analysis.explain.step_times import UNKNOWN, RankTimes, before_ops, step_times
+from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
 from pptrace.analysis.message_graph import Graph
-from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.analysis.stragglers.messaging import with_messaging
-from pptrace.analysis.stragglers.outside import nothing_outside
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice
 
@@ -65,12 +64,12 @@ def _graph_of(plan: Plan, steps: Steps, ranks: Sequence[RankTimes], calls: Calla
         return None
     step, times = np.repeat(np.arange(len(steps)), list(map(len, steps)))[is_whole], times.whole()
     bindings = bindings_of(times, lambda ready: before_ops(ranks, RankTimes.exposed_before, ready, is_whole))
-    nothing = np.zeros_like(times.start)
+    nothing, outside = np.zeros_like(times.start), ranks[0].outside.where(slice(0))  # neither changes the way
     sizes, of_ranks = list(map(len, steps)), cache(calls)
 
-    def costs_along(graph: Graph | None) -> list[MeasuredCosts]:
+    def costs_along(graph: Graph | None) -> list[StepMatrix]:
         posted = None if graph is None else posted_calls(graph, times, bindings, of_ranks(), is_whole)
-        costs = costs_of_steps(times, bindings, no_inner_waits(), nothing_outside(), step, sizes, nothing, posted)
+        costs = costs_of_steps(times, bindings, no_inner_waits(), outside, step, sizes, nothing, posted)
         return [replace(same, plan=plan, graph=graph) for same in joined(known for known in costs if known is not None)]
 
     plain = costs_along(None)

@@ -165,11 +165,6 @@ def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collecti
     return Slice({name: column[known] for name, column in zip(CALLS, columns, strict=True)})
 
 
-def no_calls() -> Slice:
-    """A table of calls without rows."""
-    return Slice({name: np.zeros(0, dtype=np.int64) for name in CALLS})
-
-
 def _places_of(pipeline: Sequence[int], ranks: Int64) -> tuple[Int64, Bool]:
     """(the pipeline rank of each global rank, whether it is in the pipeline)."""
     members = np.array(pipeline, dtype=np.int64)

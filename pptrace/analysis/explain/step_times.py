@@ -15,10 +15,10 @@ import numpy.typing as npt
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.inner_waits import collectives_in_ops
 from pptrace.analysis.explain.rank_messages import (
+    CALLS,
     NEVER,
     calls_of,
     longest_moved_with,
-    no_calls,
     received_messages,
     waits_for_peers,
     with_moved_times,
@@ -221,7 +221,7 @@ class RankTimes:
             collections,
             collectives_in_ops(comms, window_of_comms, ops, lane),
             outside,
-            calls_of(table, comms, window_of_comms, ops, collections) if with_calls else no_calls(),
+            calls_of(table, comms, window_of_comms, ops, collections) if with_calls else Slice.empty(*CALLS),
         )
 
     def compact(self) -> RankTimes:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import MissingEvidence, StepReport
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.links import FEWEST_ALIKE, num_links
 from pptrace.analysis.stragglers.pauses import FEWEST_WINDOWS
 
@@ -23,7 +23,7 @@ _NEEDED_STEPS = (
 )
 
 
-def missing_evidence(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> tuple[MissingEvidence, ...]:
+def missing_evidence(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> tuple[MissingEvidence, ...]:
     """The kinds of findings that this run does not show.
 
     Args:
@@ -33,7 +33,7 @@ def missing_evidence(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]
     return tuple(_missing(steps, plans))
 
 
-def _missing(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
+def _missing(steps: Sequence[StepReport], plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
     known = [step for step in steps if step.span_ns is not None and not step.is_evaluation]
     if not known:
         return
@@ -50,7 +50,7 @@ def _missing(steps: Sequence[StepReport], plans: Sequence[MeasuredCosts]) -> Ite
     yield from _without_like(plans)
 
 
-def _without_transfers(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
+def _without_transfers(plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
     """Evidence that messages without a known transfer cannot give: their readers may wait for them, or begin late."""
     counts = [(int((costs.transfers < 0).sum()), costs.transfers.size) for costs in plans]
     unknown, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
@@ -62,7 +62,7 @@ def _without_transfers(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEviden
         )
 
 
-def _without_like(plans: Sequence[MeasuredCosts]) -> Iterator[MissingEvidence]:
+def _without_like(plans: Sequence[StepMatrix]) -> Iterator[MissingEvidence]:
     """Evidence that a single pipeline cannot give: it has no other to be compared with."""
     if not plans or max(costs.table.pp for costs in plans) == 1:
         return

@@ -19,11 +19,11 @@ from pptrace.analysis.explain.explain import (
     times_of_ranks,
 )
 from pptrace.analysis.explain.messaging import graph_of_ranks, graph_of_run
+from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
-from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.memory import give_back_freed_memory
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
@@ -167,7 +167,7 @@ class StepParts:
             for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
         }
         of_step: dict[int, Explanation] = {}
-        costs: list[MeasuredCosts] = []
+        costs: list[StepMatrix] = []
         for part, explained in zip(self.of_plan, explanations, strict=True):
             of_step |= zip(part.indices, explained, strict=True)
             # What other processes explained has a table of its own.
@@ -188,7 +188,7 @@ class ReportedSteps:
     """A run's steps, and by plan what the ops and messages of those that are whole cost."""
 
     steps: tuple[StepReport, ...]
-    costs: tuple[MeasuredCosts, ...] = ()
+    costs: tuple[StepMatrix, ...] = ()
 
 
 def report_steps(

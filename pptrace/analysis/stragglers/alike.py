@@ -7,13 +7,14 @@ These are replays of all that was measured but for that, so that a gain is that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths, window_lengths
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.model.tables import Int64
 from pptrace.slices import group_sums
 
@@ -31,7 +32,7 @@ _MOST_OF_THEM = 0.5
 Floats = npt.NDArray[np.float64]
 
 
-def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Mapping[Place, Int64]:
+def gains_of_places(plans: Sequence[StepMatrix]) -> Mapping[Place, Int64]:
     """Gain of each step if the slowest stage cost what the others do, and if the slowest rank cost what its replicas do, ns."""
     typical = [costs.typical_cells for costs in plans]
     places: list[Place] = []
@@ -40,10 +41,10 @@ def gains_of_places(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -
     num_stages = {costs.table.num_stages for costs in plans}
     if len(num_stages) == 1 and (stage := _slowest_stage(plans, typical)) is not None:
         places.append(("stage", stage))
-    return {place: gain_of_place(plans, measured, place) for place in places}
+    return {place: gain_of_place(plans, place) for place in places}
 
 
-def gain_of_place(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], place: Place) -> Int64:
+def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
     """Gain of each step if a stage cost what the others do, or a rank what its replicas do, ns.
 
     What a stage costs more because the slowest rank is slower than its replicas is that rank's.
@@ -51,28 +52,22 @@ def gain_of_place(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], pla
     typical = [costs.typical_cells for costs in plans]
     kind, number = place[0], int(place[1])
     rank = number if kind == "rank" else _slowest_rank(plans, typical)
-    durations, lengths = [costs.durations for costs in plans], measured
+    base = plans
     if rank is not None and (kind == "rank" or any(_has_stage(costs, rank, number) for costs in plans)):
-        durations = [
-            _with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)
-        ]
+        base = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
         if kind == "rank":
-            return _gains(plans, measured, durations)
-        lengths = [step_lengths(costs, ns, costs.transfers) for costs, ns in zip(plans, durations, strict=True)]
-    scaled = [
-        _with_stage_as_others(costs, of_cells, number, ns)
-        for costs, of_cells, ns in zip(plans, typical, durations, strict=True)
-    ]
-    return _gains(plans, lengths, scaled)
+            return gains(plans, base)
+    as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
+    return gains(base, as_others)
 
 
-def _has_stage(costs: MeasuredCosts, rank: int, stage: int) -> bool:
+def _has_stage(costs: StepMatrix, rank: int, stage: int) -> bool:
     """Return whether ops of a stage are a rank's."""
     of_stage = costs.table.rank[costs.table.stage == stage]
     return bool((costs.ranks[:, of_stage] == rank).any())
 
 
-def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:
     """Single ops that take far longer than is typical of their kind on their rank; None where there are none."""
     excess = [_excess(costs) for costs in plans]
     num_long = sum(int(np.count_nonzero(ns)) for ns in excess)
@@ -93,22 +88,13 @@ def long_ops(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reaso
         "Long ops: {share} is lost to single ops" + f"{place} that take far longer than is usual",
         f"{num_long} ops ({share:.1%}) typically take {ratio:.1f} times what is usual of their kind on their rank: look for "
         "noise on the hosts, clock throttling, warm-up (compilation, allocator) and sequences of uneven length",
-        _gains(plans, measured, [costs.durations - ns for costs, ns in zip(plans, excess, strict=True)]),
+        gains(plans, (replace(costs, durations=costs.durations - ns) for costs, ns in zip(plans, excess, strict=True))),
         {"num_ops": num_long, "share_of_ops": share, "times_usual": float(ratio)},
         LEAST_ANYWHERE,
     )
 
 
-def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], durations: Sequence[Int64]) -> Int64:
-    return np.concatenate(
-        [
-            lengths - step_lengths(costs, changed, costs.transfers)
-            for costs, changed, lengths in zip(plans, durations, measured, strict=True)
-        ]
-    )
-
-
-def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[Floats, Floats]:
+def _usual_of_stage(costs: StepMatrix, typical: Floats, stage: int) -> tuple[Floats, Floats]:
     """(typical cost of the cells of a stage, that of those of the other stages; NaN where there are none), each of a kind."""
     cells, _ = costs.cells
     kind, of_cell = np.divmod(cells, costs.table.num_stages)
@@ -121,7 +107,7 @@ def _usual_of_stage(costs: MeasuredCosts, typical: Floats, stage: int) -> tuple[
     return lowest[of_stage], np.array(usual)
 
 
-def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> int | None:
+def _slowest_stage(plans: Sequence[StepMatrix], typical: Sequence[Floats]) -> int | None:
     """The stage whose ops exceed those of the others most; None where none does."""
     excess = np.zeros(plans[0].table.num_stages)
     for costs, of_cells in zip(plans, typical, strict=True):
@@ -131,25 +117,25 @@ def _slowest_stage(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) ->
     return int(excess.argmax()) if excess.max() > 0 else None
 
 
-def _with_stage_as_others(costs: MeasuredCosts, typical: Floats, stage: int, durations: Int64) -> Int64:
-    """The durations, those of a stage shortened as much as its typical ones exceed those of the others."""
+def _with_stage_as_others(costs: StepMatrix, typical: Floats, stage: int) -> StepMatrix:
+    """The costs, ops of a stage shortened as much as its typical ones exceed those of the others."""
     cells, of_row = costs.cells
     cost, usual = _usual_of_stage(costs, typical, stage)
     factor = np.ones(len(cells))
     factor[cells % costs.table.num_stages == stage] = np.nan_to_num(
         np.divide(np.minimum(usual, cost), cost, out=np.ones(len(cost)), where=cost > 0), nan=1.0
     )
-    return _rounded(durations * factor[of_row])
+    return replace(costs, durations=_rounded(costs.durations * factor[of_row]))
 
 
-def _replicas(costs: MeasuredCosts, typical: Floats) -> Floats:
+def _replicas(costs: StepMatrix, typical: Floats) -> Floats:
     """Typical cost of each cell in the faster half of the pipelines at most, ns."""
     first = [int(windows[0]) for windows in costs.of_pipelines()]
     ordered: Floats = np.sort(typical[first], axis=0)[(len(first) - 1) // 2]
     return ordered
 
 
-def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> int | None:
+def _slowest_rank(plans: Sequence[StepMatrix], typical: Sequence[Floats]) -> int | None:
     """The rank whose ops exceed those of its replicas most; None where none does."""
     excess: dict[int, float] = {}
     for costs, of_cells in zip(plans, typical, strict=True):
@@ -163,39 +149,39 @@ def _slowest_rank(plans: Sequence[MeasuredCosts], typical: Sequence[Floats]) -> 
     return rank if excess[rank] > 0 else None
 
 
-def _with_rank_as_replicas(costs: MeasuredCosts, typical: Floats, rank: int) -> Int64:
-    """The durations, those of a rank shortened as much as its typical ones exceed those of its replicas."""
+def _with_rank_as_replicas(costs: StepMatrix, typical: Floats, rank: int) -> StepMatrix:
+    """The costs, ops of a rank shortened as much as its typical ones exceed those of its replicas."""
     _, of_row = costs.cells
     factor = np.divide(
         np.minimum(_replicas(costs, typical), typical), typical, out=np.ones(typical.shape), where=typical > 0
     )
     is_of_rank = costs.ranks[:, costs.table.rank] == rank
     durations = _rounded(np.where(is_of_rank, costs.durations * factor[:, of_row], costs.durations))
-    return _with_shorter_waits(costs, durations, rank)
+    return _with_shorter_waits(costs, replace(costs, durations=durations), rank)
 
 
-def _with_shorter_waits(costs: MeasuredCosts, durations: Int64, rank: int) -> Int64:
-    """The durations, ops of other pipelines that wait for the rank in collectives shortened by as much as its own pipeline is."""
+def _with_shorter_waits(costs: StepMatrix, faster: StepMatrix, rank: int) -> StepMatrix:
+    """The costs with a ``faster`` rank, ops of other pipelines that wait for it in collectives shortened by as much as its own
+    pipeline is.
+    """
     holds, place = costs.holds, costs.table.rank
     waits = holds.where((holds["rank"] == rank) & (holds["is_late"] == 0))
     if not len(waits):
-        return durations
+        return faster
     is_own = (costs.ranks == rank).any(axis=1)
-    before, after = (window_lengths(costs, ops, costs.transfers) for ops in (costs.durations, durations))
     steps, number = np.unique(costs.step, return_inverse=True)
     saved = np.zeros(len(steps), dtype=np.int64)
-    np.maximum.at(saved, number[is_own], (before - after)[is_own])
-    waited = np.zeros(durations.shape, dtype=np.int64)
+    np.maximum.at(saved, number[is_own], (costs.window_lengths - faster.window_lengths)[is_own])
+    waited = np.zeros(costs.durations.shape, dtype=np.int64)
     waited[waits["window"], waits["row"]] = costs.inner[waits["window"], waits["row"]]
     waited[is_own] = 0
     of_ranks = group_sums(waited, place, costs.table.pp)
     part: Floats = np.minimum(saved[number][:, np.newaxis] / np.maximum(of_ranks, 1), 1.0)
     taken: Floats = waited * part[:, place]
-    shorter: Int64 = durations - np.minimum(_rounded(taken), durations)
-    return shorter
+    return replace(faster, durations=faster.durations - np.minimum(_rounded(taken), faster.durations))
 
 
-def _excess(costs: MeasuredCosts) -> Int64:
+def _excess(costs: StepMatrix) -> Int64:
     """Excess of long ops over what is typical, shape (windows, rows), ns; 0 of all others."""
     _, of_row = costs.cells
     typical = costs.typical_cells
@@ -211,7 +197,7 @@ def _excess(costs: MeasuredCosts) -> Int64:
     return excess
 
 
-def _where(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> dict[str, int | str]:
+def _where(plans: Sequence[StepMatrix], excess: Sequence[Int64]) -> dict[str, int | str]:
     """The rank that has most of some times; {} where none has."""
     of_rank: dict[int, int] = {}
     for costs, ns in zip(plans, excess, strict=True):

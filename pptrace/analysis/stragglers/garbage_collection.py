@@ -9,21 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.pauses import time_by_rank
-from pptrace.analysis.stragglers.reason import Reason, measured_lengths
-from pptrace.model.tables import Int64
+from pptrace.analysis.stragglers.reason import Reason, gains
 
 GARBAGE_COLLECTION = "garbage collection"
 _MOST_OF_THEM = 0.5
 """A rank with this share of the time of all collections is named."""
 
 
-def garbage_collections(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:
     """Collections that held up ops, and what steps would get back without them; None where there are none."""
     if not any(costs.has_collections for costs in plans):
         return None
-    without = measured_lengths([costs.without_collections() for costs in plans])
     taken = [costs.collected_before.astype(np.int64) + costs.collected_inside for costs in plans]
     times = np.concatenate([ns[ns > 0] for ns in taken])
     of_rank = time_by_rank(plans, taken)
@@ -38,6 +36,6 @@ def garbage_collections(plans: Sequence[MeasuredCosts], measured: Sequence[Int64
         f"{len(times)} ops were held up by it, typically for {np.median(times) / 1e6:,.2f} ms: turn it off (gc.disable), collect "
         "on all ranks at once between steps, every so many of them (gc.collect), and keep what stays out of it (gc.freeze once "
         "the model is built)",
-        np.concatenate([lengths - shorter for lengths, shorter in zip(measured, without, strict=True)]),
+        gains(plans, (costs.without_collections() for costs in plans)),
         {"num_ops": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
-from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains_if_sooner
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
@@ -27,7 +27,7 @@ _ALWAYS = 0.1
 """Ops are always late if the median of their delays is this part of the mean, or more: else a few single ones are."""
 
 
-def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     """Ranks that come late into steps, and what steps would get back if they did not; None where none does.
 
     Nor where several do and no message is known: their first receives would look the same.
@@ -47,14 +47,12 @@ def late_starts(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         "Late start: {share} is lost because " + f"{place} begin{'s' if where else ''} it late",
         f"{counted(len(times), 'time')} the first op of a rank in a step began late with all inputs there, typically by "
         f"{np.median(times) / 1e6:,.2f} ms: look at what that host does between steps (input, checkpoints, logging)",
-        _gains(plans, measured, late_firsts(plans)),
+        gains_if_sooner(plans, late_firsts(plans)),
         {"num_late": len(times), "typical_ns": round(float(np.median(times)))},
     )
 
 
-def late_launches(
-    plans: Sequence[MeasuredCosts], measured: Sequence[Int64], apart: Sequence[Int64] = ()
-) -> Reason | None:
+def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64] = ()) -> Reason | None:
     """The rank whose ops always begin later than those of the others, and what steps would get back if they did not.
 
     Where all ranks are about as late, what they would get back if none was late; not where no message is known, whose transfers
@@ -85,25 +83,25 @@ def late_launches(
         title,
         f"ops that have all they need typically begin {np.median(times) / 1e6:,.2f} ms late, by the median of all ranks "
         f"{max(usual) / 1e6:,.2f} ms: look at the Python between ops there, at other processes on that host and at its clocks",
-        _gains(plans, measured, removed),
+        gains_if_sooner(plans, removed),
         {"typical_ns": round(float(np.median(times))), "usual_ns": round(max(usual))},
         LEAST_SHARE if where else LEAST_ANYWHERE,
     )
 
 
-def _knows_messages(plans: Sequence[MeasuredCosts]) -> bool:
+def _knows_messages(plans: Sequence[StepMatrix]) -> bool:
     """Return whether the transfer of any message is known; else they look like delays."""
     return any((costs.transfers >= 0).any() for costs in plans)
 
 
-def _is_later(plans: Sequence[MeasuredCosts], delays: Sequence[Int64], rank: int) -> bool:
+def _is_later(plans: Sequence[StepMatrix], delays: Sequence[Int64], rank: int) -> bool:
     """Return whether a rank is clearly later than the others, in the mean over its ops and the median over these."""
     means = dict(_mean_by_rank(plans, delays))
     own = means.pop(rank)
     return not means or own >= _CLEARLY * float(np.median(list(means.values())))
 
 
-def _mean_by_rank(plans: Sequence[MeasuredCosts], delays: Sequence[Int64]) -> Iterator[tuple[int, float]]:
+def _mean_by_rank(plans: Sequence[StepMatrix], delays: Sequence[Int64]) -> Iterator[tuple[int, float]]:
     """(rank, mean delay of its ops), ns."""
     for costs, ns in zip(plans, delays, strict=True):
         for windows in costs.of_pipelines():
@@ -112,7 +110,7 @@ def _mean_by_rank(plans: Sequence[MeasuredCosts], delays: Sequence[Int64]) -> It
                 yield int(costs.ranks[windows[0], pp_rank]), float(of_rank.mean()) if of_rank.size else 0.0
 
 
-def _late_firsts(costs: MeasuredCosts) -> Int64:
+def _late_firsts(costs: StepMatrix) -> Int64:
     """Lateness of each rank's first op of a step beyond what is usual of its ops, shape (windows, rows), ns; 0 for all other
     ops, and where a rank is not late in most steps: that is a pause.
     """
@@ -129,12 +127,12 @@ def _late_firsts(costs: MeasuredCosts) -> Int64:
     return late
 
 
-def late_firsts(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+def late_firsts(plans: Sequence[StepMatrix]) -> list[Int64]:
     """The part of the delays that :func:`late_starts` is about: of ranks that come late, and of those that wait for them."""
     return [_with_held(costs, _late_firsts(costs)) for costs in plans]
 
 
-def _with_held(costs: MeasuredCosts, late: Int64) -> Int64:
+def _with_held(costs: StepMatrix, late: Int64) -> Int64:
     """Some late firsts, and what other ranks waited in messages for ranks of their window that came late."""
     is_late: Bool = np.any(late > 0, axis=1)
     held = costs.held_by_starts.where(is_late[costs.held_by_starts["window"]])
@@ -143,7 +141,7 @@ def _with_held(costs: MeasuredCosts, late: Int64) -> Int64:
     return both
 
 
-def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:
+def _usual_delay(costs: StepMatrix, delays: Int64) -> int:
     """The median delay of a rank in a step, of all ranks and steps the lower median, ns: of two ranks that of the better one."""
     table = costs.table
     by_pp_rank = [np.median(delays[:, table.rank == pp_rank], axis=1) for pp_rank in range(table.pp)]
@@ -151,22 +149,13 @@ def _usual_delay(costs: MeasuredCosts, delays: Int64) -> int:
     return round(float(ordered[(len(ordered) - 1) // 2]))
 
 
-def _gains(plans: Sequence[MeasuredCosts], measured: Sequence[Int64], removed: Sequence[Int64]) -> Int64:
-    return np.concatenate(
-        [
-            lengths - step_lengths(costs, costs.durations, costs.transfers, costs.lateness - ns)
-            for costs, ns, lengths in zip(plans, removed, measured, strict=True)
-        ]
-    )
-
-
-def _is_of(costs: MeasuredCosts, rank: int) -> np.typing.NDArray[np.bool_]:
+def _is_of(costs: StepMatrix, rank: int) -> np.typing.NDArray[np.bool_]:
     """Mask of the ops of a global rank, shape (windows, rows)."""
     is_of: np.typing.NDArray[np.bool_] = costs.ranks[:, costs.table.rank] == rank
     return is_of
 
 
-def _worst(plans: Sequence[MeasuredCosts], excess: Sequence[Int64]) -> tuple[int, dict[str, int | str]]:
+def _worst(plans: Sequence[StepMatrix], excess: Sequence[Int64]) -> tuple[int, dict[str, int | str]]:
     """(the rank with most of some times, its place if it has most of all)."""
     of_rank: dict[int, int] = {}
     for costs, ns in zip(plans, excess, strict=True):

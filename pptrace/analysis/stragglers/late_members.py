@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
-from pptrace.model.tables import Int64
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains
 
 LATE_MEMBER = "late member"
 _LEAST_RATIO = 3.0
 """A rank is slow for which others wait so many times as long as for any of those."""
 
 
-def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def late_member(plans: Sequence[StepMatrix]) -> Reason | None:
     """The rank for which others wait longest inside ops, and what steps would get back if it came when the next one does.
 
     None where no rank is slower than those that wait for it: where all come last in turn, ops vary.
@@ -26,10 +26,7 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
     rank = max(caused, key=caused.__getitem__)
     if caused[rank] < _LEAST_RATIO * max(caused.get(peer, 0) for peer in peers[rank]):
         return None
-    gains = [
-        lengths - step_lengths(costs, costs.durations - costs.held(costs.holds["rank"] == rank), costs.transfers)
-        for costs, lengths in zip(plans, measured, strict=True)
-    ]
+    in_time = (replace(costs, durations=costs.durations - costs.held(costs.holds["rank"] == rank)) for costs in plans)
     waiting = ", ".join(map(str, sorted(peers[rank])))
     return Reason(
         LATE_MEMBER,
@@ -38,12 +35,12 @@ def late_member(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         "Late member: {share} is lost to " + f"rank {rank}, for which others wait inside their ops",
         f"it comes last to the collectives that it has with rank {waiting}, with as much to compute: look at its host, clocks "
         "and neighbours",
-        np.concatenate(gains),
+        gains(plans, in_time),
         {"waiting_ranks": sorted(peers[rank])},
     )
 
 
-def _caused(plans: Sequence[MeasuredCosts]) -> tuple[dict[int, int], dict[int, set[int]]]:
+def _caused(plans: Sequence[StepMatrix]) -> tuple[dict[int, int], dict[int, set[int]]]:
     """(the time by which each rank held up its collectives, ns, the ranks that waited for it)."""
     caused: dict[int, int] = {}
     peers: dict[int, set[int]] = {}

@@ -10,18 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, measured_lengths
-from pptrace.model.tables import Int64
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains
 
 LATE_RECEIVES = "late receives"
 _LEAST_WAIT = 0.25
 """Share of a mean op: shorter ones are how kernels end."""
 
 
-def late_receives(
-    plans: Sequence[MeasuredCosts], measured: Sequence[Int64], uncertainty_ns: int | None
-) -> Reason | None:
+def late_receives(plans: Sequence[StepMatrix], uncertainty_ns: int | None) -> Reason | None:
     """Waits for receives whose senders are done, and what steps would get back without them.
 
     None where there are none, and where the clocks of two ranks may be off by as much as is typical of them.
@@ -32,7 +29,6 @@ def late_receives(
     )
     if not len(times) or uncertainty_ns is None or np.median(times) <= 2 * uncertainty_ns:
         return None
-    without = measured_lengths([costs.without_late_receives() for costs in plans])
     return Reason(
         LATE_RECEIVES,
         ("unexplained",),
@@ -41,6 +37,6 @@ def late_receives(
         f"{len(times)} ops waited for receive kernels that ended typically {np.median(times) / 1e6:,.2f} ms after the send "
         "kernel: the network delivers late, or the receiver's device was busy with something else; ranks that share a device "
         "take turns on it: give each one of its own",
-        np.concatenate([lengths - shorter for lengths, shorter in zip(measured, without, strict=True)]),
+        gains(plans, (costs.without_late_receives() for costs in plans)),
         {"num_ops": len(times), "typical_ns": round(float(np.median(times)))},
     )

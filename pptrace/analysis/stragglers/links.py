@@ -6,12 +6,12 @@ Like it are the links between the same two pipeline ranks of the other pipelines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.model.tables import Int64
 
 SLOW_LINK = "slow link"
@@ -33,16 +33,12 @@ class _Link:
     usual: float
 
 
-def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def slow_link(plans: Sequence[StepMatrix]) -> Reason | None:
     """The slowest link against its like, and what steps would get back if it were as fast; None where all are alike."""
     links = [link for link in map(_slowest, plans) if link is not None]
     if not links:
         return None
     link = max(links, key=lambda link: link.typical - link.usual)
-    gains = [
-        lengths - step_lengths(costs, costs.durations, *_as_usual(costs, link))
-        for costs, lengths in zip(plans, measured, strict=True)
-    ]
     name = "-".join(map(str, sorted(link.ranks)))
     return Reason(
         SLOW_LINK,
@@ -51,7 +47,7 @@ def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reas
         "Slow link: {share} goes to messages between ranks " + " and ".join(map(str, sorted(link.ranks))),
         f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: look at "
         "the network between the two, and at what else uses it; on one host, at who else wants its cores",
-        np.concatenate(gains),
+        gains(plans, (_as_usual(costs, link) for costs in plans)),
         {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
     )
 
@@ -62,12 +58,12 @@ def peer_bit(place: Int64 | int) -> Int64:
     return bits
 
 
-def num_links(costs: MeasuredCosts) -> int:
+def num_links(costs: StepMatrix) -> int:
     """Pairs of pipeline ranks with messages between them."""
     return len(np.unique(_ends(costs)))
 
 
-def _ends(costs: MeasuredCosts) -> Int64:
+def _ends(costs: StepMatrix) -> Int64:
     """The pipeline ranks of each message's sender and reader, the smaller first, as one number."""
     table = costs.table
     sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
@@ -75,7 +71,7 @@ def _ends(costs: MeasuredCosts) -> Int64:
     return np.minimum(sender, reader) * table.pp + np.maximum(sender, reader)
 
 
-def _slowest(costs: MeasuredCosts) -> _Link | None:
+def _slowest(costs: StepMatrix) -> _Link | None:
     """The link of a plan's pipelines with the largest excess."""
     ends = _ends(costs)
     pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
@@ -111,8 +107,8 @@ def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int)
     return float(np.median(others)) if len(others) >= FEWEST_ALIKE else None
 
 
-def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
-    """(transfers, delays, times for which transfers kept ops), those of a link no longer than is usual."""
+def _as_usual(costs: StepMatrix, link: _Link) -> StepMatrix:
+    """The costs, messages of a link and what these kept their ranks from no longer than is usual."""
     is_of_link = np.isin(costs.ranks, link.ranks)
     is_window = is_of_link.sum(axis=1) == 2
     place = [costs.ranks[is_window][0].tolist().index(rank) for rank in link.ranks] if is_window.any() else [0, 0]
@@ -128,4 +124,4 @@ def _as_usual(costs: MeasuredCosts, link: _Link) -> tuple[Int64, Int64, Int64]:
     saved = np.int64(round(max(link.typical - link.usual, 0)))
     kept = np.minimum(np.maximum(costs.moving.astype(np.int64) - saved, 0), usual)
     moving = np.where(of_link & is_kept, np.minimum(costs.moving, kept), costs.moving)
-    return transfers, costs.lateness, moving
+    return replace(costs, transfers=transfers, moving=moving)

@@ -13,9 +13,8 @@ from contextlib import suppress
 
 import numpy as np
 
+from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.analysis.message_graph import Graph, Messaging, make_graph
-from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
-from pptrace.analysis.stragglers.reason import step_lengths
 from pptrace.errors import ScheduleError
 from pptrace.schedule.plan import Plan
 
@@ -32,7 +31,7 @@ _WAYS = (
 """Ways other than the measured waits, with how many ops ahead receives are posted."""
 
 
-def with_messaging(costs: MeasuredCosts, along: Callable[[Graph], MeasuredCosts]) -> MeasuredCosts:
+def with_messaging(costs: StepMatrix, along: Callable[[Graph], StepMatrix]) -> StepMatrix:
     """The costs with the graph of the way that comes closest; without one where none is clearly closer than measured waits.
 
     ``along`` returns the costs for replays along a graph.
@@ -55,8 +54,7 @@ def _graphs(plan: Plan) -> Iterator[Graph]:
             yield make_graph(plan, messaging, prefetch)
 
 
-def _error_of(costs: MeasuredCosts) -> float:
+def _error_of(costs: StepMatrix) -> float:
     """Distance of replayed steps from the measured ones, as a part of them: the median of the steps."""
     measured = longest_of_steps(costs.step, costs.spans)
-    replayed = step_lengths(costs, costs.durations, costs.transfers)
-    return float(np.median(np.abs(replayed - measured) / np.maximum(measured, 1)))
+    return float(np.median(np.abs(costs.lengths - measured) / np.maximum(measured, 1)))

@@ -13,9 +13,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.message_graph import spans_of
 from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 
 ORDINARY = 0.1
 """Relative standard deviation of ops that is ordinary."""
@@ -54,7 +54,7 @@ _COMPARED = {"imbalance": "stage", "straggler": "rank"}
 """The places that a cause compares."""
 
 
-def noise_of(plans: Sequence[MeasuredCosts]) -> Noise:
+def noise_of(plans: Sequence[StepMatrix]) -> Noise:
     """Find the places that are slow beyond chance in whole steps, and what ordinary noise costs one of them."""
     slow: frozenset[Place] = frozenset()
     for costs in plans:
@@ -77,7 +77,7 @@ class _Medians:
     rows: Floats
 
     @classmethod
-    def of(cls, costs: MeasuredCosts) -> _Medians:
+    def of(cls, costs: StepMatrix) -> _Medians:
         pipelines, (cells, of_row) = costs.of_pipelines(), costs.cells
         typical = costs.typical_cells
         median = typical[[int(windows[0]) for windows in pipelines]]
@@ -113,7 +113,7 @@ def _beyond_chance(places: Iterator[_Excess]) -> frozenset[Place]:
     return frozenset(entry.place for entry in every if entry.ns > limit * np.sqrt(entry.variance))
 
 
-def _ranks(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
+def _ranks(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
     """Each rank against its replicas."""
     _, of_row = costs.cells
     pipelines = costs.of_pipelines()
@@ -130,7 +130,7 @@ def _ranks(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
             yield _Excess(("rank", rank), float(ns[own].sum()), float(variance[own].sum()))
 
 
-def _stages(costs: MeasuredCosts, medians: _Medians) -> Iterator[_Excess]:
+def _stages(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
     """Each stage against the others, by the medians of its replicas."""
     cells, _ = costs.cells
     kind, stage = np.divmod(cells, costs.table.num_stages)
@@ -165,7 +165,7 @@ def _of_median(num_values: int) -> float:
     return 1.0 if num_values < 3 else _MEDIAN / num_values
 
 
-def _cost_of_ordinary(costs: MeasuredCosts) -> int:
+def _cost_of_ordinary(costs: StepMatrix) -> int:
     """Time by which a step is longer where each op varies by :data:`ORDINARY` around what is typical, ns."""
     windows = np.flatnonzero(costs.step == costs.step[0])
     _, of_row = costs.cells

@@ -5,7 +5,6 @@ Each rank does one thing after the other; a collective goes on when the last of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,6 @@ from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice
 
 BEFORE, AFTER = 0, 1
-_COLUMNS = ("window", "pp_rank", "side", "name", "match", "start", "end", "work")
 _ROUNDING_BITS = 21
 """Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
 _NOT_WORK = ("STEP", "EVAL")
@@ -78,29 +76,6 @@ def is_collective(name: str) -> bool:
 
 def _names(comms: Slice) -> np.typing.NDArray[np.str_]:
     return np.char.add(np.char.add(_texts(comms, "axis"), " "), _texts(comms, "kind"))
-
-
-def nothing_outside() -> Slice:
-    """A table without rows."""
-    none = np.zeros(0, dtype=np.int64)
-    return Slice(dict.fromkeys(_COLUMNS, none) | {"name": np.zeros(0, dtype=np.str_)})
-
-
-def in_order(parts: Sequence[Slice]) -> Slice:
-    """The rows of several parts together, in order of their windows."""
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
-    order = np.argsort(columns["window"], kind="stable")
-    return Slice({name: column[order] for name, column in columns.items()})
-
-
-def of_windows(rows: Slice, windows: Int64) -> Slice:
-    """The rows of some windows, which get the numbers that these have in ``windows``."""
-    order = np.argsort(windows)
-    position = np.searchsorted(windows, rows["window"], sorter=order)
-    number = order[np.minimum(position, len(windows) - 1)] if len(windows) else np.zeros(len(rows), dtype=np.int64)
-    is_kept = windows[number] == rows["window"] if len(windows) else np.zeros(len(rows), dtype=np.bool_)
-    kept = rows.where(is_kept)
-    return in_order([Slice({**kept.columns, "window": number[is_kept]})])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

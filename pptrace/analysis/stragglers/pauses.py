@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.hosts import late_firsts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.stragglers.reason import Reason, gains_if_sooner
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
@@ -32,16 +32,12 @@ _ADVICE = (
 )
 
 
-def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
     """Pauses, and what steps would get back without them; None where there are none."""
     paused = pauses_of(plans)
     times = np.concatenate([pauses[pauses > 0] for pauses in paused])
     if not len(times):
         return None
-    gains = [
-        lengths - step_lengths(costs, costs.durations, costs.transfers, costs.lateness - pauses)
-        for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
-    ]
     of_rank = time_by_rank(plans, paused)
     rank, most = max(of_rank.items(), key=lambda item: item[1])
     where = {"rank": rank} if most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
@@ -52,18 +48,18 @@ def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Re
         where,
         "Pauses: {share} is lost where the host stands still now and then, on " + place,
         f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
-        np.concatenate(gains),
+        gains_if_sooner(plans, paused),
         {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
     )
 
 
-def pauses_of(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
     """The part of the delays that is pauses, shape (windows, rows), ns, in each plan."""
     late = late_firsts(plans)
     return [np.where(starts > 0, 0, _pauses(costs)) for costs, starts in zip(plans, late, strict=True)]
 
 
-def _pauses(costs: MeasuredCosts) -> Int64:
+def _pauses(costs: StepMatrix) -> Int64:
     """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
     pauses = np.zeros_like(costs.lateness)
     for windows in costs.of_pipelines():
@@ -77,7 +73,7 @@ def _pauses(costs: MeasuredCosts) -> Int64:
     return pauses
 
 
-def time_by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:
+def time_by_rank(plans: Sequence[StepMatrix], paused: Sequence[Int64]) -> dict[int, int]:
     """The sum of some times of ops, shape (windows, rows), on each rank that has any, ns."""
     of_rank: dict[int, int] = {}
     for costs, pauses in zip(plans, paused, strict=True):

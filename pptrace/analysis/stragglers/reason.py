@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
-from pptrace.analysis.message_graph import spans_of
-from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
-from pptrace.simulator import makespans
 
 _LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
@@ -49,45 +47,11 @@ class Reason:
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
 
 
-def step_lengths(
-    costs: MeasuredCosts,
-    durations: Int64,
-    transfers: Int64,
-    delays: Int64 | None = None,
-    moving: Int64 | None = None,
-) -> Int64:
-    """The length of each step, ns: :func:`window_lengths` of the pipeline that takes longest."""
-    return longest_of_steps(costs.step, window_lengths(costs, durations, transfers, delays, moving))
+def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:
+    """The gain of each step of all plans if they were as in ``changed``, by replay, ns."""
+    return np.concatenate([costs.lengths - other.lengths for costs, other in zip(plans, changed, strict=True)])
 
 
-def window_lengths(
-    costs: MeasuredCosts,
-    durations: Int64,
-    transfers: Int64,
-    delays: Int64 | None = None,
-    moving: Int64 | None = None,
-) -> Int64:
-    """The length of each window, ns, with some durations and delays (windows, rows) and transfers (windows, messages) of its ops.
-
-    Without ``delays``, ops begin as late as was measured (:attr:`MeasuredCosts.lateness`), and without ``moving`` transfers keep
-    them as long. Where messages are replayed along a graph, it says what they keep.
-    """
-    spans = np.empty(len(costs.step), dtype=np.int64)
-    late = costs.lateness if delays is None else delays
-    moved = costs.moving if moving is None else moving
-    for part in costs.parts():
-        of_messages = np.maximum(transfers[part], 0).astype(np.int64)
-        if costs.graph is not None:
-            before, posted = costs.posted_if(late[part], part)
-            taken = durations[part].astype(np.int64) + before
-            spans[part] = spans_of(costs.table, costs.graph, taken, of_messages, posted)
-            continue
-        taken = durations[part].astype(np.int64) + late[part]
-        latencies = np.where(costs.sender_is_last[part], of_messages, 0)
-        spans[part] = makespans(costs.table, taken + moved[part], latencies)
-    return spans
-
-
-def measured_lengths(plans: Sequence[MeasuredCosts]) -> list[Int64]:
-    """The length of each step of each plan as measured, ns."""
-    return [step_lengths(costs, costs.durations, costs.transfers) for costs in plans]
+def gains_if_sooner(plans: Sequence[StepMatrix], removed: Sequence[Int64]) -> Int64:
+    """The gain of each step of all plans if ranks were less late by some times, shape (windows, rows), ns."""
+    return gains(plans, (costs.with_lateness(costs.lateness - ns) for costs, ns in zip(plans, removed, strict=True)))

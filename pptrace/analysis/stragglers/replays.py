@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts, longest_of_steps
+from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix, longest_of_steps
 from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of
 from pptrace.analysis.stragglers.typical import Typical
 from pptrace.model.tables import GARBAGE_COLLECTION, Int64
@@ -23,7 +23,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.simulator import rank_ends, rank_ends_of_mixtures
 
 
-def replays_of(plans: Sequence[MeasuredCosts]) -> list[Replays]:
+def replays_of(plans: Sequence[StepMatrix]) -> list[Replays]:
     """The replays of each plan, which share what is typical."""
     chains = [_chains(costs) for costs in plans]
     known = [both for both in chains if both is not None]
@@ -34,7 +34,7 @@ def replays_of(plans: Sequence[MeasuredCosts]) -> list[Replays]:
     return [Replays(costs, typical, both) for costs, both in zip(plans, sides, strict=True)]
 
 
-def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
+def _chains(costs: StepMatrix) -> tuple[Chains, Chains] | None:
     """Work before and after the ops; None where steps differ in it."""
     _, num_windows = np.unique(costs.step, return_counts=True)
     of_first = costs.ranks[: num_windows[0]]
@@ -44,7 +44,7 @@ def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
     return None if before is None or after is None else (before, after)
 
 
-def _chains_of_side(costs: MeasuredCosts, side: int) -> Chains | None:
+def _chains_of_side(costs: StepMatrix, side: int) -> Chains | None:
     """Work on one side, without garbage collections where these come now and then, or within other work."""
     chains = chains_of(costs.outside, costs.step, costs.table.pp, side)
     is_collection = costs.outside["name"] == GARBAGE_COLLECTION
@@ -57,7 +57,7 @@ def _chains_of_side(costs: MeasuredCosts, side: int) -> Chains | None:
 class Replays:
     """Time that all steps of one plan take together in replays, ns."""
 
-    costs: MeasuredCosts
+    costs: StepMatrix
     typical: Typical
     chains: tuple[Chains, Chains] | None = None
 

@@ -7,13 +7,13 @@ a while has that too, so the stages have to agree as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -31,11 +31,8 @@ _DETAIL = (
 Floats = npt.NDArray[np.float64]
 
 
-def long_sequences(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
-    """Microbatches of unequal work, and what steps would get back if each cost as the mean one of its step; None without.
-
-    ``measured`` are the lengths of the steps of each plan, ns.
-    """
+def long_sequences(plans: Sequence[StepMatrix]) -> Reason | None:
+    """Microbatches of unequal work, and what steps would get back if each cost as the mean one of its step; None without."""
     of_plans = [_of_microbatches(costs) for costs in plans]
     factors = [part for part in of_plans if part is not None]
     if not factors or len(factors) < len(plans):
@@ -44,17 +41,14 @@ def long_sequences(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) ->
     agreement = _correlation([part.stage_and_others for part in factors])
     if correlation < _LEAST_CORRELATION or agreement < _LEAST_AGREEMENT:
         return None
-    gains = [
-        lengths - step_lengths(costs, part.evened(costs), costs.transfers)
-        for costs, part, lengths in zip(plans, factors, measured, strict=True)
-    ]
+    evened = (replace(costs, durations=part.evened(costs)) for costs, part in zip(plans, factors, strict=True))
     return Reason(
         LONG_SEQUENCES,
         ("jitter", "straggler"),
         {},
         "Long sequences: {share} goes to microbatches of unequal work",
         _DETAIL.format(correlation=correlation),
-        np.concatenate(gains),
+        gains(plans, evened),
         {"correlation": correlation, "agreement_of_stages": agreement},
     )
 
@@ -76,7 +70,7 @@ class _Microbatches:
         both = self.forward + self.backward
         return both, (both.sum(axis=1, keepdims=True) - both) / (both.shape[1] - 1)
 
-    def evened(self, costs: MeasuredCosts) -> Int64:
+    def evened(self, costs: StepMatrix) -> Int64:
         """The costs of all rows if every microbatch were the mean one of its step.
 
         Of a window that is at least half of the stages' excess, as one of two may be of a slow rank; within it, their median.
@@ -92,7 +86,7 @@ class _Microbatches:
         return evened
 
 
-def _of_microbatches(costs: MeasuredCosts) -> _Microbatches | None:
+def _of_microbatches(costs: StepMatrix) -> _Microbatches | None:
     """None where there is nothing to compare, or a stage lacks a forward or backward of its own."""
     table = costs.table
     if table.num_stages < 2 or table.num_microbatches < 2:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.replays import Replays, replays_of
 from pptrace.analysis.whole_run import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
 
@@ -22,7 +22,7 @@ LEAST_SLOWDOWN = 1.03
 SLOWEST_PERCENT = 3
 
 
-def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
+def slowdowns(plans: Sequence[StepMatrix]) -> Stragglers | None:
     """The slowdowns in some steps, of at least one plan; None where they took no time."""
     replays, table = replays_of(plans), plans[0].table
     ideal, measured = (sum(getattr(of_plan, name)() for of_plan in replays) for name in ("ideal", "measured"))

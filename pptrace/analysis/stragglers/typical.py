@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import RECEIVES, MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix
 from pptrace.analysis.stragglers.outside import Chains, is_collective
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -26,7 +26,7 @@ class Typical:
     of_kind: Mapping[str, int]
 
     @classmethod
-    def of(cls, plans: Sequence[MeasuredCosts], chains: Sequence[Chains]) -> Typical:
+    def of(cls, plans: Sequence[StepMatrix], chains: Sequence[Chains]) -> Typical:
         """Typical costs of all plans' steps, and of what is done before and after them."""
         times: dict[str, list[Int64]] = {}
         for name, part in chain.from_iterable((*map(_times_of_ops, plans), *map(_times_of_items, chains))):
@@ -44,11 +44,11 @@ class Typical:
         first = [name for name in _NAMES if name in self.of_kind]
         return (*first, *sorted(set(self.of_kind) - set(first)))
 
-    def durations(self, costs: MeasuredCosts) -> Int64:
+    def durations(self, costs: StepMatrix) -> Int64:
         """The typical cost of each row of a plan, ns."""
         return self._by_code()[costs.table.kind]
 
-    def transfers(self, costs: MeasuredCosts) -> Int64:
+    def transfers(self, costs: StepMatrix) -> Int64:
         """The typical cost of each message of a plan, ns."""
         return self._by_code()[costs.message_kind]
 
@@ -60,7 +60,7 @@ class Typical:
         return np.array([self.of_kind.get(name, 0) for name in _NAMES], dtype=np.int64)
 
 
-def _times_of_ops(costs: MeasuredCosts) -> Iterator[tuple[str, Int64]]:
+def _times_of_ops(costs: StepMatrix) -> Iterator[tuple[str, Int64]]:
     """(kind, what each op or matched message of it cost) in some steps, ns."""
     for code in np.unique(costs.table.kind).tolist():
         yield _NAMES[code], costs.durations[:, costs.table.kind == code]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
-from pptrace.analysis.stragglers.costs import MeasuredCosts
-from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.axes import Axis
 from pptrace.model.tables import Int64
 
@@ -28,15 +24,6 @@ class HotSpot:
     expert_ratio: float | None
     layer: int | None
     num_layers: int
-
-
-def gains_of_equal_routes(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Int64 | None:
-    """The gain of each step if all experts had equally many rows, ns; None where that changes nothing."""
-    if not any(len(costs.routed) for costs in plans):
-        return None
-    every = [costs.with_equal_routes() for costs in plans]
-    lengths = [step_lengths(equal, equal.durations, equal.transfers) for equal in every]
-    return np.concatenate([before - after for before, after in zip(measured, lengths, strict=True)])
 
 
 def unequal_routes(gains: Int64, spot: HotSpot) -> Reason:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pptrace.analysis.findings.reasons import explained_steps
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import Place, gain_of_place
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.detectors import SHARED, Known, detect
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
-from pptrace.analysis.stragglers.reason import measured_lengths
-from pptrace.analysis.stragglers.study import without_shared_reasons
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.model.tables import Int64
 
@@ -34,10 +33,10 @@ class MeasuredGains:
     """
 
     of_parts: Mapping[str, Int64] = field(default_factory=dict)
-    plans: Sequence[MeasuredCosts] = ()
+    plans: Sequence[StepMatrix] = ()
 
     @classmethod
-    def of(cls, report: Report, plans: Sequence[MeasuredCosts]) -> MeasuredGains:
+    def of(cls, report: Report, plans: Sequence[StepMatrix]) -> MeasuredGains:
         """The gains of a run."""
         steps = explained_steps(report.steps, report.step_series)
         return cls(_gains_of_parts(steps) if steps else {}, [costs for costs in plans if len(costs.step)])
@@ -48,8 +47,8 @@ class MeasuredGains:
             place = self._place(ideal)
             if place is None:
                 return None
-            plans, _ = without_shared_reasons(self.plans)
-            return gain_of_place(plans, measured_lengths(plans), place)
+            _, plans = detect(SHARED, self.plans, Known())
+            return gain_of_place(plans, place)
         return self.of_parts.get(ideal.name)
 
     def _place(self, ideal: Ideal) -> Place | None:

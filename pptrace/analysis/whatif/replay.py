@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.message_graph import Graph, Messaging, make_graph
-from pptrace.analysis.stragglers.costs import longest_of_steps
 from pptrace.analysis.whatif.fixed_part import Floats
 from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whatif.fixed_part import Floats, measured_fixed_part
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -180,7 +180,7 @@ class StageCosts:
 
 
 def stage_costs(
-    plan: Plan, costs: MeasuredCosts, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
+    plan: Plan, costs: StepMatrix, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
 ) -> StageCosts:
     """The costs of steps by stage of the model, microbatch and output, from those by row of their plan."""
     of_rows = _OfRows(plan, costs)
@@ -208,8 +208,8 @@ def _routed(of_rows: _OfRows) -> tuple[Floats | None, Floats | None]:
     costs = of_rows.costs
     if not len(costs.routed):
         return None, None
-    shorter = costs.of_routes("ns")
-    waits = shorter - costs.of_routes("compute")
+    shorter = costs.spread(costs.routed)
+    waits = shorter - costs.spread(costs.routed, "compute")
     parts = []
     for gone, whole in ((shorter, costs.durations), (waits, costs.inner)):
         of_row = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
@@ -241,7 +241,7 @@ class _OfRows:
     """Rows and messages of a plan, by model stage, microbatch and output."""
 
     plan: Plan
-    costs: MeasuredCosts
+    costs: StepMatrix
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

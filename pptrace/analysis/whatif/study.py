@@ -15,9 +15,9 @@ from pptrace.analysis.core_waits import USUAL_CORE_WAIT
 from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Finding, Report, typical_of
-from pptrace.analysis.stragglers.costs import MeasuredCosts
 from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework
@@ -258,7 +258,7 @@ def _standing(scenario: Scenario, doubt: str, *, is_lacking: bool) -> Standing:
 
 def study_run(
     report: Report,
-    plans: Sequence[MeasuredCosts],
+    plans: Sequence[StepMatrix],
     schedule: ScheduleInfo,
     layers: tuple[int, ...] | None,
     memory_limit: int | None = None,

@@ -11,7 +11,6 @@ import pytest
 
 from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stragglers.garbage_collection import garbage_collections
-from pptrace.analysis.stragglers.reason import measured_lengths
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
@@ -111,7 +110,7 @@ def test_the_rank_with_half_of_the_time_of_all_collections_is_named(
     before[window, second[1]], inside[window, second[2:5]] = 1, (100, 100, 99)
     before[window, third[0]], inside[window, last[0]] = others // 2, others - others // 2
     costs = replace(costs, delays=costs.delays + before, collected_before=before, collected_inside=inside)
-    reason = garbage_collections([costs], measured_lengths([costs]))
+    reason = garbage_collections([costs])
     assert reason is not None
     assert reason.where == where
     assert (reason.evidence["num_ops"], reason.evidence["num_ranks"], reason.evidence["typical_ns"]) == (6, 3, 100)

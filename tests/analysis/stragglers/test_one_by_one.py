@@ -12,10 +12,9 @@ from statistics import NormalDist, correlation, fmean, median
 import numpy as np
 import pytest
 
+from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
 from pptrace.analysis.stragglers import alike, hosts, messaging, noise, sequences
-from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps, nothing_held
 from pptrace.analysis.stragglers.noise import Noise
-from pptrace.analysis.stragglers.reason import measured_lengths, step_lengths, window_lengths
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -26,7 +25,7 @@ PLANS = (("1f1b", 2, 3), ("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2
 STEPS = 3
 
 
-def random_costs(rng: random.Random, pipelines: int = 2) -> MeasuredCosts:
+def random_costs(rng: random.Random, pipelines: int = 2) -> StepMatrix:
     table = build(*rng.choice(PLANS)).table
     windows = STEPS * pipelines
 
@@ -38,8 +37,8 @@ def random_costs(rng: random.Random, pipelines: int = 2) -> MeasuredCosts:
     )
     window, row, ns, is_late = (np.array(column) for column in zip(*held, strict=True))
     durations = some(900, least=100)
-    return MeasuredCosts(
-        table,
+    return StepMatrix(
+        table=table,
         step=np.repeat(np.arange(STEPS), pipelines),
         ranks=np.array(
             [[10 * place + index for place in range(table.pp)] for _ in range(STEPS) for index in range(pipelines)]
@@ -61,18 +60,18 @@ def random_costs(rng: random.Random, pipelines: int = 2) -> MeasuredCosts:
 SEEDS = range(40)
 
 
-def cell_of(costs: MeasuredCosts, row: int) -> tuple[int, int]:
+def cell_of(costs: StepMatrix, row: int) -> tuple[int, int]:
     return int(costs.table.kind[row]), int(costs.table.stage[row])
 
 
-def rows_of_cells(costs: MeasuredCosts) -> dict[tuple[int, int], list[int]]:
+def rows_of_cells(costs: StepMatrix) -> dict[tuple[int, int], list[int]]:
     cells: dict[tuple[int, int], list[int]] = {}
     for row in range(len(costs.table)):
         cells.setdefault(cell_of(costs, row), []).append(row)
     return dict(sorted(cells.items()))
 
 
-def own_costs(costs: MeasuredCosts) -> Int64:
+def own_costs(costs: StepMatrix) -> Int64:
     """The durations without what ops waited for other members of collectives."""
     own = costs.durations.copy()
     for window, row, ns, is_late in zip(
@@ -82,7 +81,7 @@ def own_costs(costs: MeasuredCosts) -> Int64:
     return np.maximum(own, 0)
 
 
-def usual_of_cells(costs: MeasuredCosts) -> dict[tuple[int, tuple[int, int]], float]:
+def usual_of_cells(costs: StepMatrix) -> dict[tuple[int, tuple[int, int]], float]:
     """By the first rank of the pipeline and by cell."""
     own = own_costs(costs)
     return {
@@ -126,8 +125,10 @@ def test_a_stage_as_the_others_and_a_rank_as_its_replicas() -> None:
         assert found is not None
         assert of_ranks[found] == of_ranks[worst] > 0
         stage, rank = rng.randrange(table.num_stages), int(rng.choice(costs.ranks.ravel().tolist()))
-        as_others = alike._with_stage_as_others(costs, typical, stage, costs.durations)
-        as_replicas = alike._with_rank_as_replicas(replace(costs, holds=nothing_held()), typical, rank)
+        as_others = alike._with_stage_as_others(costs, typical, stage).durations
+        as_replicas = alike._with_rank_as_replicas(
+            replace(costs, holds=costs.holds.where(slice(0))), typical, rank
+        ).durations
         for window, row in np.ndindex(costs.durations.shape):
             cell, duration = cell_of(costs, row), int(costs.durations[window, row])
             others = [lowest[other] for other in cells if other[0] == cell[0] and other[1] != cell[1]]
@@ -142,16 +143,16 @@ def test_what_a_stage_costs_more_because_of_one_of_its_ranks_is_that_ranks() -> 
     """The gains of a stage and of a rank that has it are together what both bring: none is counted twice."""
     num_shared = 0
     for seed in SEEDS:
-        costs = replace(random_costs(random.Random(seed), 2), holds=nothing_held())
+        costs = random_costs(random.Random(seed), 2)
+        costs = replace(costs, holds=costs.holds.where(slice(0)))
         typical = costs.typical_cells
         stage, rank = alike._slowest_stage([costs], [typical]), alike._slowest_rank([costs], [typical])
         if stage is None or rank is None or not alike._has_stage(costs, rank, stage):
             continue
         num_shared += 1
-        both = alike._with_stage_as_others(costs, typical, stage, alike._with_rank_as_replicas(costs, typical, rank))
-        measured, left = (step_lengths(costs, ops, costs.transfers) for ops in (costs.durations, both))
-        gains = alike.gains_of_places([costs], [measured])
-        assert (gains["stage", stage] + gains["rank", rank]).tolist() == (measured - left).tolist()
+        both = alike._with_stage_as_others(alike._with_rank_as_replicas(costs, typical, rank), typical, stage)
+        gains = alike.gains_of_places([costs])
+        assert (gains["stage", stage] + gains["rank", rank]).tolist() == (costs.lengths - both.lengths).tolist()
     assert num_shared > 3
 
 
@@ -163,10 +164,11 @@ def test_what_waits_for_a_rank_in_collectives_gets_shorter_as_its_own_pipeline_d
         waits = Slice({**costs.holds.columns, "rank": np.full(len(costs.holds), rank)})
         costs = replace(costs, holds=waits, inner=costs.durations // 2)
         changed = np.where(costs.ranks[:, costs.table.rank] == rank, costs.durations // 3, costs.durations)
-        before, after = (window_lengths(costs, ops, costs.transfers).tolist() for ops in (costs.durations, changed))
+        faster = replace(costs, durations=changed)
+        before, after = costs.window_lengths.tolist(), faster.window_lengths.tolist()
         pairs = zip(waits["window"].tolist(), waits["row"].tolist(), waits["is_late"].tolist(), strict=True)
         held = {(window, row) for window, row, is_late in pairs if not is_late}
-        got = alike._with_shorter_waits(costs, changed, rank)
+        got = alike._with_shorter_waits(costs, faster, rank).durations
         for window, row in np.ndindex(changed.shape):
             taken = 0.0
             if (window, row) in held and rank not in costs.ranks[window]:
@@ -187,9 +189,8 @@ def test_what_waits_for_a_rank_in_collectives_gets_shorter_as_its_own_pipeline_d
 def test_a_stage_whose_like_cost_nothing_costs_nothing_as_they_do() -> None:
     table = build("gpipe", 3, 2).table
     costs = measured_costs(table, np.where(table.stage == 1, 1, 0)[np.newaxis, np.newaxis])
-    (measured,) = measured_lengths([costs])
-    assert measured.tolist() == [4]
-    assert alike.gains_of_places([costs], [measured])["stage", 1].tolist() == [4]
+    assert costs.lengths.tolist() == [4]
+    assert alike.gains_of_places([costs])["stage", 1].tolist() == [4]
 
 
 def test_the_error_of_a_replay_is_the_median_part_by_which_it_misses_steps() -> None:
@@ -270,7 +271,7 @@ def test_late_launches_are_those_of_the_worst_rank_or_of_all() -> None:
         delays[is_worst] += rng.choice((0, 400))
         costs = replace(costs, delays=delays)
         usual = hosts._usual_delay(costs, delays)
-        reason = hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)])
+        reason = hosts.late_launches([costs])
         assert reason is not None
         if delays.max() == 500:
             assert reason.where == {"rank": worst}
@@ -278,9 +279,9 @@ def test_late_launches_are_those_of_the_worst_rank_or_of_all() -> None:
         else:
             assert reason.where == {}
             assert reason.evidence == {"typical_ns": 100, "usual_ns": 100}
-        assert hosts.late_launches([costs], [np.zeros(STEPS, dtype=np.int64)], [delays]) is None
+        assert hosts.late_launches([costs], [delays]) is None
         unknown = replace(costs, transfers=np.full_like(costs.transfers, -1))
-        reason = hosts.late_launches([unknown], [np.zeros(STEPS, dtype=np.int64)])
+        reason = hosts.late_launches([unknown])
         assert (reason is None) == (delays.max() == 100)  # transfers would make all ranks late alike
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of, in_order, of_windows, outside_of
+from pptrace.analysis.matrix.step_matrix import in_order, rows_of_windows
+from pptrace.analysis.stragglers.outside import AFTER, BEFORE, chains_of, outside_of
 from pptrace.model.tables import MESSAGES
 from pptrace.slices import Slice
 
@@ -123,7 +124,7 @@ def test_rows_of_chosen_windows_are_numbered_as_these_and_in_their_order() -> No
         window = sorted(rng.choices(range(5), k=rng.randint(0, 9)))
         rows = Slice({"window": np.array(window, dtype=np.int64), "at": np.arange(len(window))})
         chosen = rng.sample(range(5), rng.randint(0, 5))
-        found = of_windows(rows, np.array(chosen, dtype=np.int64))
+        found = rows_of_windows(rows, np.array(chosen, dtype=np.int64))
         expected = [(number, at) for number, one in enumerate(chosen) for at, of in enumerate(window) if of == one]
         assert list(zip(found["window"].tolist(), found["at"].tolist(), strict=True)) == expected
         parts = [rows.where(rows["at"] % 2 == side) for side in (1, 0)]

@@ -11,7 +11,7 @@ import pytest
 from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stragglers.links import slow_link
 from pptrace.analysis.stragglers.pauses import host_pauses
-from pptrace.analysis.stragglers.reason import Reason, measured_lengths
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -157,8 +157,7 @@ def of(
 ) -> list[Reason | None]:
     """(long sequences, slow link, pauses) of a run."""
     plans = [measured_costs(table, durations, transfers, delays)]
-    measured = measured_lengths(plans)
-    return [find(plans, measured) for find in (long_sequences, slow_link, host_pauses)]
+    return [find(plans) for find in (long_sequences, slow_link, host_pauses)]
 
 
 def test_nothing_is_a_reason_in_a_healthy_run(table: PlanTable) -> None:
@@ -185,8 +184,8 @@ def test_plans_of_which_one_shows_nothing_show_no_long_sequences(table: PlanTabl
         measured_costs(of_plan, np.rint(usual(of_plan) * work[:, :, of_plan.microbatch]).astype(np.int64))
         for of_plan in (table, build("gpipe", 1, MICROBATCHES).table)
     ]
-    assert long_sequences(plans[:1], measured_lengths(plans[:1])) is not None
-    assert long_sequences(plans, measured_lengths(plans)) is None
+    assert long_sequences(plans[:1]) is not None
+    assert long_sequences(plans) is None
 
 
 def test_one_stage_shows_no_long_sequences() -> None:

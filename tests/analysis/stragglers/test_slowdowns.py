@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.stragglers.costs import RECEIVES, MeasuredCosts, joined
+from pptrace.analysis.matrix.step_matrix import RECEIVES, StepMatrix, joined
 from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.analysis.whole_run import Stragglers
@@ -26,7 +26,7 @@ from tests.support.measured import measured_costs
 CODES = [str(kind) for kind in Kind]
 
 
-def study(costs: MeasuredCosts) -> Stragglers:
+def study(costs: StepMatrix) -> Stragglers:
     stragglers = slowdowns([costs])
     assert stragglers is not None
     return stragglers
@@ -139,7 +139,7 @@ Stays = Callable[[int, int, int, str], bool]
 class _Oracle:
     """Replays action by action, with dicts."""
 
-    def __init__(self, plan: Plan, costs: MeasuredCosts) -> None:
+    def __init__(self, plan: Plan, costs: StepMatrix) -> None:
         self.plan, self.costs = plan, costs
         self.keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
         values: dict[str, list[int]] = {}
@@ -223,7 +223,7 @@ def test_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = build("1f1b", 2, 4).table
     costs = measured_costs(table, np.random.default_rng(5).integers(500, 4_000, (5, 3, len(table))))
     together = study(costs)
-    monkeypatch.setattr("pptrace.analysis.stragglers.costs._CELLS", 2 * len(table))
+    monkeypatch.setattr("pptrace.analysis.matrix.step_matrix._CELLS", 2 * len(table))
     assert study(costs) == together
 
 

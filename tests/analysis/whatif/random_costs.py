@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan
@@ -17,30 +17,28 @@ PLANS = (("1f1b", 3, 3), ("zb-h1", 2, 4), ("interleaved-1f1b", 2, 4), ("zbv", 2,
 STEPS = 3
 
 
-def random_costs(rng: random.Random, plan: Plan) -> MeasuredCosts:
+def random_costs(rng: random.Random, plan: Plan) -> StepMatrix:
     table = plan.table
 
     def some(most: int, columns: int = len(table), least: int = 0) -> Int64:
         return np.array([[rng.randint(least, most) for _ in range(columns)] for _ in range(STEPS)])
 
     none = np.zeros((STEPS, len(table)), dtype=np.int64)
-    transfers, spans = some(40, table.num_messages, -1), np.full(STEPS, 9_999)
-    ranks = np.broadcast_to(np.arange(plan.pp), (STEPS, plan.pp))
-    is_last = transfers > 0
-    return MeasuredCosts(
-        table,
-        np.arange(STEPS),
-        ranks,
-        some(900, least=100),
-        transfers,
-        some(9),
-        is_last,
-        none,
-        none,
-        some(50),
-        none,
-        none,
-        spans,
+    transfers = some(40, table.num_messages, -1)
+    return StepMatrix(
+        table=table,
+        step=np.arange(STEPS),
+        ranks=np.broadcast_to(np.arange(plan.pp), (STEPS, plan.pp)),
+        spans=np.full(STEPS, 9_999),
+        durations=some(900, least=100),
+        delays=some(9),
+        inner=some(50),
+        moving=none,
+        moved_with=none,
+        collected_before=none,
+        collected_inside=none,
+        transfers=transfers,
+        sender_is_last=transfers > 0,
     )
 
 

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.whatif.change import even_split
 from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants, typical
 from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
@@ -30,7 +30,7 @@ from tests.analysis.whatif.random_costs import PLANS, STEPS, random_costs, two_p
 SEEDS = range(20)
 
 
-def measured(seed: int, *names: str) -> tuple[MeasuredCosts, StageCosts]:
+def measured(seed: int, *names: str) -> tuple[StepMatrix, StageCosts]:
     rng = random.Random(seed)
     plan = build(*rng.choice([plan for plan in PLANS if not names or plan[0] in names])).compute_only()
     costs = random_costs(rng, plan)

@@ -1,0 +1,1 @@
+"""What ops and messages cost in measured steps, as one matrix per plan."""

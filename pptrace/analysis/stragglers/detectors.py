@@ -1,0 +1,100 @@
+"""Detectors of reasons why steps are slow: passes over the costs of whole steps, one after the other.
+
+A new detector is a function and its place in :data:`SHARED` or :data:`SINGLE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.stragglers.alike import long_ops
+from pptrace.analysis.stragglers.garbage_collection import garbage_collections
+from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
+from pptrace.analysis.stragglers.late_members import late_member
+from pptrace.analysis.stragglers.late_receives import late_receives
+from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
+from pptrace.analysis.stragglers.reason import Reason, gains
+from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
+from pptrace.analysis.stragglers.unequal_routes import HotSpot, unequal_routes
+
+Plans = Sequence[StepMatrix]
+"""The costs of whole steps, by plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Facts besides the costs: ``hot_spot`` is where most rows of experts are, of runs that have experts on several ranks;
+    ``uncertainty_ns`` is that of the clocks; ``found`` are the reasons of earlier detectors.
+    """
+
+    hot_spot: HotSpot | None = None
+    uncertainty_ns: int | None = 0
+    found: tuple[Reason, ...] = ()
+
+
+Detector = Callable[[Plans, Known], tuple[Reason | None, Plans]]
+"""Returns the reason that it finds, and the costs for the detectors after it: without what it has explained, if it peels that."""
+
+
+def detect(detectors: Sequence[Detector], plans: Plans, known: Known) -> tuple[tuple[Reason, ...], Plans]:
+    """(the reasons that are known and those that the detectors find, the costs that they leave)."""
+    for detector in detectors:
+        reason, plans = detector(plans, known)
+        known = known if reason is None else replace(known, found=(*known.found, reason))
+    return known.found, plans
+
+
+def _collections(plans: Plans, _: Known) -> tuple[Reason | None, Plans]:
+    return garbage_collections(plans), [costs.without_collections() for costs in plans]
+
+
+def _receives(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
+    return late_receives(plans, known.uncertainty_ns), [costs.without_late_receives() for costs in plans]
+
+
+def _routes(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
+    if not any(len(costs.routed) for costs in plans):
+        return None, plans
+    equal = [costs.with_equal_routes() for costs in plans]
+    gained = gains(plans, equal)
+    reason = None if known.hot_spot is None else unequal_routes(gained, known.hot_spot)
+    return reason, equal if gained.sum() > 0 else plans
+
+
+def _long_ops(plans: Plans, known: Known) -> tuple[Reason | None, Plans]:
+    has_long_sequences = any(reason.name == LONG_SEQUENCES for reason in known.found)
+    return None if has_long_sequences else long_ops(plans), plans
+
+
+def _late_launches(plans: Plans, _: Known) -> tuple[Reason | None, Plans]:
+    named = [late + paused for late, paused in zip(late_firsts(plans), pauses_of(plans), strict=True)]
+    return late_launches(plans, named), plans
+
+
+def _only_names(find: Callable[[Plans], Reason | None]) -> Detector:
+    """A detector that peels nothing."""
+    return lambda plans, _: (find(plans), plans)
+
+
+SHARED: tuple[Detector, ...] = (_collections, _receives, _routes)
+"""Detectors of what is no fault of single ops, ranks or hosts: each peels that, so that those after it take nobody to be slow by
+it. What a garbage collection held up is no late op or host, and is recorded, so it comes first. A rank whose device still
+receives is not late, whatever the clocks are. A rank that waits for one with more rows waits for no slow one: what the other two
+explain would look like such waits.
+"""
+SINGLE: tuple[Detector, ...] = (
+    _only_names(long_sequences),
+    _long_ops,
+    _only_names(slow_link),
+    _only_names(late_member),
+    _only_names(late_starts),
+    _only_names(host_pauses),
+    _late_launches,
+)
+"""Detectors of what single ops, links, ranks and hosts do, all in what those before have left. Long sequences come before long
+ops, as they make ops long: with them, ops have no reason of their own. Ops that are always late come last, without late starts
+and pauses.
+"""
