@@ -32,25 +32,25 @@ from pptrace.recognise.groups.mesh import (
     stages_by_rank,
 )
 from pptrace.recognise.groups.rank_layout import with_layout
+from pptrace.recognise.infer.assign_stages import StageAssignment, assign_stages
+from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
+from pptrace.recognise.infer.host_order import shows_operators
+from pptrace.recognise.infer.lone_ranks import JointMatch
+from pptrace.recognise.infer.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
+from pptrace.recognise.infer.mesh_and_stages import JoinedRanks, Partial, read_partial
+from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.directions import with_directions
 from pptrace.recognise.messages.match import match_calls, match_comms, warn_unmatched, with_sizes
 from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork
-from pptrace.recognise.partial.mesh_and_stages import JoinedRanks, Partial, read_partial
-from pptrace.recognise.partial.schedule import schedule_of_partial
-from pptrace.recognise.placement.assign_stages import StageAssignment, assign_stages
 from pptrace.recognise.rank import recognise_rank, without_disagreeing_ops
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans, with_balanced_steps
 from pptrace.recognise.steps.uncounted import with_repeated_steps, without_capturing_steps
-from pptrace.recognise.unlabelled.chunk_checks import contradiction_of_chunks
-from pptrace.recognise.unlabelled.host_order import shows_operators
-from pptrace.recognise.unlabelled.lone_ranks import JointMatch
-from pptrace.recognise.unlabelled.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
 from pptrace.slices import rows_where
 
 UNLABELLED = "unlabelled"

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
+from pptrace.recognise.infer.rank_order import Evidence, MismatchError
 
 Match = TypeVar("Match")
 

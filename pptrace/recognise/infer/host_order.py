@@ -2,7 +2,7 @@
 
 Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
 autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
-forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.unlabelled.match_chain` decides.
+forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.infer.match_chain` decides.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import pandas as pd
 from pptrace.errors import UsageError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
-from pptrace.recognise.partial.mesh_and_stages import Partial
-from pptrace.recognise.partial.readings import Reading, agreed_reading, strides
-from pptrace.recognise.partial.traced_ranks import message_kinds_of
+from pptrace.recognise.infer.mesh_and_stages import Partial
+from pptrace.recognise.infer.readings import Reading, agreed_reading, strides
+from pptrace.recognise.infer.traced_ranks import message_kinds_of
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
 from pptrace.recognise.schedule.recognise_schedule import (
     closest_to_step,

@@ -9,12 +9,12 @@ import numpy as np
 
 from pptrace.model.tables import What
 from pptrace.model.wording import counted
+from pptrace.recognise.infer.match_lone_rank import LoneMatch, UnknownStepEndsError, has_numbers, match_alone
+from pptrace.recognise.infer.match_tables import Assignment, steps_of_units, with_match
+from pptrace.recognise.infer.pipeline_match import RankMatch
+from pptrace.recognise.infer.rank_order import Evidence, MismatchError
+from pptrace.recognise.infer.whole_steps import match_whole_steps
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, UnknownStepEndsError, has_numbers, match_alone
-from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
-from pptrace.recognise.unlabelled.pipeline_match import RankMatch
-from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
-from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.schedule.exact_match import match_registry
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
-from pptrace.recognise.unlabelled.rank_order import (
+from pptrace.recognise.infer.pipeline_match import MessageKind, PipelineMatch, RankMatch
+from pptrace.recognise.infer.rank_order import (
     Evidence,
     Grouped,
     MismatchError,
     check_only_forwards,
     forwards_behind,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Op, Unit, units_of
+from pptrace.recognise.infer.schedule_runs import Op, Unit, units_of
+from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay

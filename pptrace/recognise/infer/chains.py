@@ -8,9 +8,9 @@ from itertools import permutations
 import numpy as np
 
 from pptrace.model.wording import listed
-from pptrace.recognise.unlabelled.match_chain import match_chain
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch
-from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
+from pptrace.recognise.infer.match_chain import match_chain
+from pptrace.recognise.infer.pipeline_match import PipelineMatch
+from pptrace.recognise.infer.rank_order import Evidence, MismatchError
 
 MOST_PERMUTED = 5
 """Pipelines of up to so many ranks are tried in every order, where their messages name no peers."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.rank_order import MismatchError
+from pptrace.recognise.infer.rank_order import MismatchError
 
 Op = tuple[str, int, int]
 """F or B, its number among those of its kind on its rank, and its start in ns."""

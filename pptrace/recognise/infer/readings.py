@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.partial.traced_ranks import Detail, TracedRank
+from pptrace.recognise.infer.traced_ranks import Detail, TracedRank
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import Schedule

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pptrace.axes import SIZED
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
+from pptrace.recognise.infer.match_by_kinds import match_by_kinds
 from pptrace.recognise.schedule.measured_steps import kinds_by_pp_rank
 from pptrace.schedule.registry import SCHEDULES
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
+from pptrace.recognise.infer.match_by_kinds import match_by_kinds, match_schedule_by_kinds
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds, match_schedule_by_kinds
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, steps_of
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan

@@ -20,10 +20,10 @@ from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.stage_texts import with_stage_of_chunk
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
-from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
+from pptrace.recognise.infer.assign_from_schedule import assign_microbatches
+from pptrace.recognise.infer.match_by_kinds import match_by_kinds
+from pptrace.recognise.infer.split_pipelines import is_truncated, split_into_pipelines
 from pptrace.recognise.schedule.exact_match import match_registry
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.recognise.schedule.measured_steps import fullest, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.placement import loop, zigzag

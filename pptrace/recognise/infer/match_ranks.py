@@ -12,14 +12,14 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
+from pptrace.recognise.infer.chains import chains_by_peers, match_pipeline
+from pptrace.recognise.infer.lone_ranks import JointMatch, match_each_alone, num_operators_outside_ops
+from pptrace.recognise.infer.match_tables import Assignment, steps_of_units, with_match
+from pptrace.recognise.infer.pipeline_match import MessageKind, PipelineMatch
+from pptrace.recognise.infer.rank_order import Evidence, MismatchError, evidence_of
+from pptrace.recognise.infer.whole_steps import match_whole_steps
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
-from pptrace.recognise.unlabelled.lone_ranks import JointMatch, match_each_alone, num_operators_outside_ops
-from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch
-from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
-from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 
 def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> JointMatch:

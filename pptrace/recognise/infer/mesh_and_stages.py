@@ -15,7 +15,9 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.recognise.partial.readings import (
+from pptrace.recognise.infer.assign_from_schedule import messages_of_plan
+from pptrace.recognise.infer.assign_stages import StageAssignment, with_stages
+from pptrace.recognise.infer.readings import (
     PipelineFacts,
     Reading,
     agreed_reading,
@@ -23,9 +25,7 @@ from pptrace.recognise.partial.readings import (
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.partial.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
-from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
-from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
+from pptrace.recognise.infer.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
 from pptrace.schedule.plan import Plan
 from pptrace.slices import rows_where

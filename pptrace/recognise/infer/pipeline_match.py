@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.rank_order import Grouped, Messages, Ops
-from pptrace.recognise.unlabelled.schedule_runs import Unit
+from pptrace.recognise.infer.rank_order import Grouped, Messages, Ops
+from pptrace.recognise.infer.schedule_runs import Unit
 from pptrace.schedule.plan import Plan
 
 MessageKind = tuple[str, str]

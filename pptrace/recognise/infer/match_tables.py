@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
+from pptrace.recognise.infer.pipeline_match import MessageKind, RankMatch, numbers_of
+from pptrace.recognise.infer.rank_order import Messages
+from pptrace.recognise.infer.schedule_runs import Unit
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch, numbers_of
-from pptrace.recognise.unlabelled.rank_order import Messages
-from pptrace.recognise.unlabelled.schedule_runs import Unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.match_checks import checked
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
-from pptrace.recognise.unlabelled.rank_order import (
+from pptrace.recognise.infer.match_checks import checked
+from pptrace.recognise.infer.pipeline_match import MessageKind, PipelineMatch, RankMatch
+from pptrace.recognise.infer.rank_order import (
     Bools,
     Channels,
     Evidence,
@@ -34,7 +34,7 @@ from pptrace.recognise.unlabelled.rank_order import (
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, trained_outputs
+from pptrace.recognise.infer.schedule_runs import TrainedOutputs, trained_outputs
 
 
 def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.match_chain import Outputs, forwards_between, outputs_of
-from pptrace.recognise.unlabelled.match_checks import check_between_units, in_order
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch
-from pptrace.recognise.unlabelled.rank_order import (
+from pptrace.recognise.infer.match_chain import Outputs, forwards_between, outputs_of
+from pptrace.recognise.infer.match_checks import check_between_units, in_order
+from pptrace.recognise.infer.pipeline_match import MessageKind, RankMatch
+from pptrace.recognise.infer.rank_order import (
     Channels,
     Evidence,
     Grouped,
@@ -31,7 +31,7 @@ from pptrace.recognise.unlabelled.rank_order import (
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, Unit, units_of
+from pptrace.recognise.infer.schedule_runs import TrainedOutputs, Unit, units_of
 
 
 @dataclass(frozen=True, slots=True)
