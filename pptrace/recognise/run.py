@@ -35,8 +35,13 @@ from pptrace.recognise.groups.rank_layout import with_layout
 from pptrace.recognise.infer.assign_stages import StageAssignment, assign_stages
 from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
 from pptrace.recognise.infer.host_order import shows_operators
-from pptrace.recognise.infer.lone_ranks import JointMatch
-from pptrace.recognise.infer.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
+from pptrace.recognise.infer.match_ranks import (
+    JointMatch,
+    alone_with_messages,
+    is_unsure_alone,
+    match_ranks,
+    without_inferred,
+)
 from pptrace.recognise.infer.mesh_and_stages import JoinedRanks, Partial, read_partial
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from pptrace.model.tables import Int64
+from pptrace.recognise.infer.match import TO_NEXT, TO_PREVIOUS, Match, MessageKind, RankMatch, peers_between
 from pptrace.recognise.infer.match_checks import checked
-from pptrace.recognise.infer.pipeline_match import MessageKind, PipelineMatch, RankMatch
 from pptrace.recognise.infer.rank_order import (
     Bools,
     Channels,
@@ -28,16 +29,17 @@ from pptrace.recognise.infer.rank_order import (
     channels_of,
     cut,
     engine_spans,
+    first_match,
     first_members,
     forwards_of,
     grouped,
     ops_of,
     trimmed,
 )
-from pptrace.recognise.infer.schedule_runs import TrainedOutputs, trained_outputs
+from pptrace.recognise.infer.schedule_runs import Outputs, trained_outputs
 
 
-def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
+def match_chain(evidence: Sequence[Evidence]) -> Match:
     """Match the ranks as a pipeline in this order, with one stage on each.
 
     Raises:
@@ -52,19 +54,14 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
         _check_counts(before, sending.to_next, after, receiving.from_previous)
         _check_counts(after, receiving.to_previous, before, sending.from_next)
     gradients = _gradients(evidence, channels)
-    problem: MismatchError | None = None
-    for by_total in (True, False):
-        try:
-            outputs = [
-                outputs_of(rank_evidence, sending.to_next, gradients.backwards[pp_rank], by_total)
-                for pp_rank, (rank_evidence, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
-            ]
-            ranks = _rank_matches(evidence, channels, gradients, outputs)
-            return checked(evidence, ranks, outputs[0].trained.sizes, gradients.is_engine_complete)
-        except MismatchError as err:
-            problem = problem or err
-    assert problem is not None
-    raise problem
+    senders = list(zip(evidence[:-1], channels, gradients.backwards, strict=False))
+
+    def with_outputs(by_total: bool) -> Match:
+        outputs = [outputs_of(sender, sent.to_next, backwards, by_total) for sender, sent, backwards in senders]
+        ranks = _rank_matches(evidence, channels, gradients, outputs)
+        return checked(evidence, ranks, outputs[0].sizes, gradients.is_engine_complete)
+
+    return first_match(partial(with_outputs, by_total) for by_total in (True, False))
 
 
 def _check_counts(source: int, sends: Messages, target: int, receives: Messages) -> None:
@@ -120,23 +117,6 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
     return _Gradients(backwards, group, kept, bool((kept == ran).all()))
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
-
-    trained: TrainedOutputs
-    num_tensors: int
-
-    def of(self, messages: Messages) -> Grouped:
-        group = np.arange(len(self.trained.messages), dtype=np.int64) // self.num_tensors
-        return grouped(messages.where(self.trained.messages), group)
-
-    def is_unused(self, messages: Messages) -> Bools:
-        """Mark the messages between the ranks that belong to none."""
-        other: Bools = ~np.isin(np.arange(len(messages)), self.trained.messages)
-        return other
-
-
 def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool) -> Outputs:
     """The outputs that a rank sends on.
 
@@ -157,7 +137,7 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
-    outputs = Outputs(trained_outputs(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    outputs = trained_outputs(sent.post_ns, backwards.start_ns, num_tensors)
     _check_close(evidence, outputs.of(sent))
     return outputs
 
@@ -191,31 +171,29 @@ def _rank_matches(
     Raises:
         MismatchError: they do not fit each other.
     """
-    if len({rank_evidence.trained.sizes for rank_evidence in outputs}) > 1:
+    if len({of_edge.sizes for of_edge in outputs}) > 1:
         raise MismatchError("the ranks do not send outputs and gradients of the same steps")
     matches = []
+    order = [rank_evidence.rank for rank_evidence in evidence]
+    around = list(zip([None, *order[:-1]], [*order[1:], None], strict=True))
     for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):
         groups: dict[MessageKind, Grouped] = {}
         unused: dict[MessageKind, Messages] = {}
-        for edge, message_kinds in ((pp_rank, _TO_NEXT), (pp_rank - 1, _TO_PREVIOUS)):
+        for edge, message_kinds in ((pp_rank, TO_NEXT), (pp_rank - 1, TO_PREVIOUS)):
             if not 0 <= edge < len(outputs):
                 continue
             forward, backward = (getattr(rank_channels, name) for name in message_kinds.values())
             output, gradient = message_kinds
             groups[output] = outputs[edge].of(forward)
-            unused[output] = forward.where(outputs[edge].is_unused(forward))
+            unused[output] = outputs[edge].others(forward)
             kept = gradients.kept[gradients.group[edge]]
             groups[gradient] = grouped(backward.where(kept), _renumbered(gradients.group[edge][kept]))
             unused[gradient] = backward.where(~kept)
         forwards = forwards_between(rank_evidence, rank_channels, groups)
-        matches.append(RankMatch(rank_evidence.rank, forwards, gradients.backwards[pp_rank], groups, unused))
+        peers = peers_between(*around[pp_rank])
+        backwards = gradients.backwards[pp_rank]
+        matches.append(RankMatch(rank_evidence.rank, pp_rank, forwards, backwards, groups, unused, peers))
     return matches
-
-
-_TO_NEXT: Mapping[MessageKind, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
-
-
-_TO_PREVIOUS: Mapping[MessageKind, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
 
 
 def _renumbered(group: Int64) -> Int64:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.match_chain import Outputs, forwards_between, outputs_of
+from pptrace.recognise.infer.match import Match, MessageKind, RankMatch, peers_between
+from pptrace.recognise.infer.match_chain import forwards_between, outputs_of
 from pptrace.recognise.infer.match_checks import check_between_units, in_order
-from pptrace.recognise.infer.pipeline_match import MessageKind, RankMatch
 from pptrace.recognise.infer.rank_order import (
     Channels,
     Evidence,
@@ -26,40 +27,14 @@ from pptrace.recognise.infer.rank_order import (
     channels_of,
     cut,
     engine_spans,
+    first_match,
     forwards_behind,
     grouped,
     ops_of,
+    outcome_of,
     trimmed,
 )
-from pptrace.recognise.infer.schedule_runs import TrainedOutputs, Unit, units_of
-
-
-@dataclass(frozen=True, slots=True)
-class LoneMatch:
-    """Ops of one rank: ``peers`` are the ranks at the other ends of its messages by way, -1 where nothing names them, and
-    ``behind`` is for each backward the index of its forward.
-    """
-
-    rank: RankMatch
-    units: tuple[Unit, ...]
-    behind: Int64
-    peers: Mapping[MessageKind, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Neighbours:
-    """Peers of a rank: None where there is no such neighbour, -1 where it is unknown."""
-
-    previous: int | None
-    following: int | None
-
-    @property
-    def description(self) -> str:
-        if self.previous is None:
-            return "the first rank of a pipeline"
-        if self.following is None:
-            return "the last rank of a pipeline"
-        return "a rank in the middle of a pipeline"
+from pptrace.recognise.infer.schedule_runs import Outputs, units_of
 
 
 def has_numbers(evidence: Evidence) -> bool:
@@ -67,11 +42,7 @@ def has_numbers(evidence: Evidence) -> bool:
     return bool((evidence.engine.number >= 0).any())
 
 
-class UnknownStepEndsError(MismatchError):
-    """The rank belongs to a pipeline, but the ends of its steps are unknown."""
-
-
-def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
+def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> Match:
     """Match the rank as part of a pipeline with one stage per rank.
 
     Args:
@@ -83,27 +54,19 @@ def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
     """
     if not len(evidence.engine.start_ns):
         raise MismatchError(f"autograd's engine runs nothing on rank {evidence.rank}: no backward")
-    matches: list[tuple[_Neighbours, LoneMatch]] = []
-    open_steps: list[UnknownStepEndsError] = []
-    problems: dict[str, None] = {}
-    for around in _neighbours(evidence):
-        try:
-            matches.append((around, _match_between(evidence, around, sizes)))
-        except UnknownStepEndsError as err:
-            open_steps.append(err)
-        except MismatchError as err:
-            problems.setdefault(f"not as {around.description} ({err})")
-    if len(matches) == 1 and not open_steps:
-        return matches[0][1]
-    if len(open_steps) == 1 and not matches:
-        raise open_steps[0]
-    if matches or open_steps:
+    around = _neighbours(evidence)
+    outcomes = [outcome_of(partial(_match_between, evidence, *ranks, sizes)) for ranks in around]
+    matches = [match for match in outcomes if isinstance(match, Match)]
+    if len(matches) > 1:
         raise MismatchError(f"rank {evidence.rank} may have several positions in a pipeline")
-    raise MismatchError("; ".join(problems))
+    if not matches:
+        reasons = (f"not as {_description(*ranks)} ({err})" for ranks, err in zip(around, outcomes, strict=True))
+        raise MismatchError("; ".join(dict.fromkeys(reasons)))
+    return matches[0]
 
 
-def _neighbours(evidence: Evidence) -> list[_Neighbours]:
-    """Candidates for the ranks next to this one.
+def _neighbours(evidence: Evidence) -> list[tuple[int | None, int | None]]:
+    """Candidates for the previous and the next rank: None where there is none, −1 where it is unknown.
 
     Raises:
         MismatchError: it exchanges messages with more than two ranks, or with none.
@@ -112,41 +75,48 @@ def _neighbours(evidence: Evidence) -> list[_Neighbours]:
     if not len(peers):
         raise MismatchError(f"rank {evidence.rank} exchanges no messages")
     if (peers < 0).any():
-        return [_Neighbours(None, -1), _Neighbours(-1, None), _Neighbours(-1, -1)]
+        return [(None, -1), (-1, None), (-1, -1)]
     known = sorted(set(peers.tolist()))
     if len(known) > 2:
         raise MismatchError(
             f"rank {evidence.rank} exchanges messages with {len(known)} ranks ({', '.join(map(str, known[:4]))}, …)"
         )
     if len(known) == 1:
-        return [_Neighbours(None, known[0]), _Neighbours(known[0], None)]
-    return [_Neighbours(*known), _Neighbours(*known[::-1])]
+        return [(None, known[0]), (known[0], None)]
+    return [(known[0], known[1]), (known[1], known[0])]
 
 
-def _match_between(evidence: Evidence, around: _Neighbours, sizes: tuple[int, ...]) -> LoneMatch:
+def _description(previous: int | None, following: int | None) -> str:
+    where = "the first rank" if previous is None else "the last rank" if following is None else "a rank in the middle"
+    return f"{where} of a pipeline"
+
+
+def _match_between(evidence: Evidence, previous: int | None, following: int | None, sizes: tuple[int, ...]) -> Match:
     """The rank between these neighbours; of an output are as many tensors as make forwards and backwards equally many, else as
     are sent most often without an operator between them.
 
     Raises:
         MismatchError
     """
-    channels = channels_of(evidence, around.previous, around.following)
-    for name, neighbour in (("next", around.following), ("previous", around.previous)):
+    channels = channels_of(evidence, previous, following)
+    for name, neighbour in (("next", following), ("previous", previous)):
         to, back = (getattr(channels, f"{message_kind}_{name}") for message_kind in ("to", "from"))
         if (neighbour is not None) and not (len(to) and len(back)):
             raise MismatchError(f"messages with the {name} rank go one way only")
     gradients = _gradients(evidence, channels)
-    if around.following is None:
-        return _check_match(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around, sizes)
-    problem: MismatchError | None = None
-    for by_total in (True, False):
-        try:
-            forwards = _forwards_with_outputs(evidence, channels, gradients.ops, by_total)
-            return _check_match(evidence, gradients, forwards, around, sizes)
-        except MismatchError as err:
-            problem = problem or err
-    assert problem is not None
-    raise problem
+
+    def checked_with(forwards: _Side) -> Match:
+        groups, others = {**forwards.groups, **gradients.groups}, {**forwards.others, **gradients.others}
+        peers = peers_between(previous, following)
+        match = RankMatch(evidence.rank, None, forwards.ops, gradients.ops, groups, others, peers)
+        return _checked(evidence, match, sizes, is_first=previous is None)
+
+    def with_outputs(by_total: bool) -> Match:
+        return checked_with(_forwards_with_outputs(evidence, channels, gradients.ops, by_total))
+
+    if following is None:
+        return checked_with(_forwards_of_last(evidence, channels, gradients.ops))
+    return first_match(partial(with_outputs, by_total) for by_total in (True, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +186,15 @@ def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Op
     sent = channels.to_next
     outputs = outputs_of(evidence, sent, backwards, by_total)
     groups: dict[MessageKind, Grouped] = {("F", "send"): outputs.of(sent)}
-    left: dict[MessageKind, Messages] = {("F", "send"): sent.where(outputs.is_unused(sent))}
+    left: dict[MessageKind, Messages] = {("F", "send"): outputs.others(sent)}
     came = channels.from_previous
     if len(came):
         total = len(sent) // outputs.num_tensors
         op_of = _evenly_split(evidence, came, total, "inputs", "outputs")
-        ops = np.unique(outputs.trained.messages // outputs.num_tensors)
+        ops = np.unique(outputs.messages // outputs.num_tensors)
         rows = np.flatnonzero(np.isin(op_of, ops))
-        each = len(came) // total
-        inputs = Outputs(TrainedOutputs(outputs.trained.sizes, rows.astype(np.int64)), each)
-        groups["F", "recv"], left["F", "recv"] = inputs.of(came), came.where(inputs.is_unused(came))
+        inputs = Outputs(rows.astype(np.int64), len(came) // total)
+        groups["F", "recv"], left["F", "recv"] = inputs.of(came), inputs.others(came)
     return _Side(forwards_between(evidence, channels, groups), groups, left)
 
 
@@ -243,13 +212,10 @@ def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) ->
     behind = _behind(evidence, forwards, backwards)
     kept = np.sort(behind)
     rows = np.flatnonzero(np.isin(np.arange(len(came)) // num_tensors, kept))
-    inputs = Outputs(TrainedOutputs((), rows.astype(np.int64)), num_tensors)
+    inputs = Outputs(rows.astype(np.int64), num_tensors)
     trained = ops_of(evidence.operators, forwards.low[kept], forwards.high[kept])
-    message_kind_of_inputs: MessageKind = ("F", "recv")
     ops = trimmed(evidence.operators, trained, at_end=False)
-    return _Side(
-        ops, {message_kind_of_inputs: inputs.of(came)}, {message_kind_of_inputs: came.where(inputs.is_unused(came))}
-    )
+    return _Side(ops, {("F", "recv"): inputs.of(came)}, {("F", "recv"): inputs.others(came)})
 
 
 def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
@@ -266,17 +232,14 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
     return behind
 
 
-def _check_match(
-    evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours, declared_sizes: tuple[int, ...]
-) -> LoneMatch:
+def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ...], is_first: bool) -> Match:
     """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
+
+    Without units where nothing tells when steps end: one microbatch at a time, and no optimizer.
 
     Raises:
         MismatchError
     """
-    groups = {**forwards.groups, **gradients.groups}
-    others = {**forwards.others, **gradients.others}
-    match = RankMatch(evidence.rank, forwards.ops, gradients.ops, groups, others)
     behind = _behind(evidence, match.forwards, match.backwards)
     if len(behind) != len(match.forwards):
         raise MismatchError(
@@ -284,20 +247,16 @@ def _check_match(
         )
     row = in_order(match, behind)
     sizes = tuple(_sizes([kind for kind, _, _ in row]))
-    is_open = around.previous is not None and set(sizes) == {1} and not len(evidence.optimizers)
-    if is_open and sum(declared_sizes) == len(sizes):
+    if not is_first and set(sizes) == {1} and not len(evidence.optimizers):
+        if sum(declared_sizes) != len(sizes):
+            return Match((match,), (), behind)
         sizes = declared_sizes
-    elif is_open:
-        raise UnknownStepEndsError(
-            f"the ends of the steps of rank {evidence.rank} are unknown: no range of an optimizer or of a step"
-        )
     units = units_of(sizes, [row], [evidence.optimizers])
-    check_between_units(row, match, units, message_kinds=tuple(others))
-    for message_kind, group in groups.items():
+    check_between_units(row, match, units, message_kinds=tuple(match.others))
+    for message_kind, group in match.groups.items():
         _check_no_bound(evidence, match.forwards if message_kind[0] == "F" else match.backwards, message_kind, group)
     _check_backward_follows_gradient(evidence, match)
-    peers = {message_kind: _peer(message_kind, around) for message_kind in groups}
-    return LoneMatch(match, units, behind, peers)
+    return Match((match,), units, behind)
 
 
 def _sizes(kinds: list[str]) -> Iterator[int]:
@@ -347,8 +306,3 @@ def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> No
         raise MismatchError(
             f"rank {evidence.rank} makes nodes between what it receives and the backward that runs them"
         )
-
-
-def _peer(message_kind: MessageKind, around: _Neighbours) -> int:
-    peer = around.following if message_kind in (("F", "send"), ("B", "recv")) else around.previous
-    return -1 if peer is None else peer

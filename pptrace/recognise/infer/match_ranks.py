@@ -1,25 +1,39 @@
-"""Match unlabelled ranks to pipelines, or give the reason why they do not match."""
+"""Match unlabelled ranks to pipelines, all of them together or each alone, or give the reason why they do not match."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, What
 from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
-from pptrace.recognise.infer.chains import chains_by_peers, match_pipeline
-from pptrace.recognise.infer.lone_ranks import JointMatch, match_each_alone, num_operators_outside_ops
-from pptrace.recognise.infer.match_tables import Assignment, steps_of_units, with_match
-from pptrace.recognise.infer.pipeline_match import MessageKind, PipelineMatch
+from pptrace.recognise.infer.chains import find_pipelines
+from pptrace.recognise.infer.match import Match, RankMatch
+from pptrace.recognise.infer.match_lone_rank import has_numbers, match_alone
+from pptrace.recognise.infer.match_tables import with_matches
 from pptrace.recognise.infer.rank_order import Evidence, MismatchError, evidence_of
 from pptrace.recognise.infer.whole_steps import match_whole_steps
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
+
+
+@dataclass(frozen=True, slots=True)
+class JointMatch:
+    """The ranks, with ops and messages where they form pipelines; the pipelines; and warnings.
+
+    ``refused`` are ranks with messages between operators that no pipeline explains.
+    """
+
+    ranks: tuple[RecognisedRank, ...]
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    refused: frozenset[int] = frozenset()
 
 
 def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> JointMatch:
@@ -32,37 +46,66 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
         return JointMatch(tuple(ranks))
     world = num_ranks or groups.world_size or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
     if len(evidence) == len(ranks) == 1:
-        return match_each_alone(ranks, evidence)
-    try:
-        matches, cut = _pipelines_of_whole_steps(evidence, groups, world)
-    except MismatchError as err:
-        problem = f"not one stage of a pipeline on each rank: {err}"
-        matched_alone = (
-            match_each_alone(ranks, evidence) if world > len(ranks) or not groups.world_size else JointMatch(())
-        )
-        return (
-            matched_alone
-            if matched_alone.notes and not matched_alone.refused
-            else JointMatch(tuple(ranks), (), (problem,), frozenset(evidence))
-        )
+        return _match_each_alone(ranks, evidence)
+    pipelines, cut = match_whole_steps(evidence, lambda parts: find_pipelines(parts, groups, world))
+    if not isinstance(pipelines, MismatchError):
+        matched = with_matches(ranks, pipelines)
+        chains = tuple(match.chain for match in pipelines)
+        return JointMatch(matched, chains, (*_notes(pipelines, matched), *cut))
+    if world > len(ranks) or not groups.world_size:
+        alone = _match_each_alone(ranks, evidence)
+        if alone.notes and not alone.refused:
+            return alone
+    problem = f"not one stage of a pipeline on each rank: {pipelines}"
+    return JointMatch(tuple(ranks), notes=(problem,), refused=frozenset(evidence))
+
+
+def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:
+    """Match each of the ranks alone; their results have to agree.
+
+    A trace without autograd's sequence numbers proves nothing, and is left to its own order.
+    """
+    if not all(map(has_numbers, evidence.values())):
+        return JointMatch(tuple(ranks))
     by_rank = {recognised.number: recognised for recognised in ranks}
-    for match in matches:
-        steps = steps_of_units(match.units, [(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks])
-        for stage, rank_match in enumerate(match.ranks):
-            assignment = Assignment(match.units, steps, match.behind, stage, _peers(match.chain, stage))
-            by_rank[rank_match.rank] = with_match(by_rank[rank_match.rank], rank_match, assignment)
-    matched_ranks = tuple(by_rank.values())
-    return JointMatch(matched_ranks, tuple(match.chain for match in matches), (*_notes(matches, matched_ranks), *cut))
+    ending = {rank: _with_step_ends(of_rank, by_rank[rank]) for rank, of_rank in evidence.items()}
+    match, cut = match_whole_steps(ending, _consistent_match)
+    if isinstance(match, MismatchError):
+        who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
+        line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {match}"
+        return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
+    return JointMatch(with_matches(ranks, [match]), notes=(_note_alone(match, by_rank), *cut))
 
 
-def _peers(chain: Sequence[int], stage: int) -> Mapping[MessageKind, int]:
-    """The ranks at the other ends of a stage's messages."""
-    following = {message_kind: chain[stage + 1] for message_kind in _WITH_NEXT if stage + 1 < len(chain)}
-    return {**following, **{message_kind: chain[stage - 1] for message_kind in _WITH_PREVIOUS if stage}}
+def _with_step_ends(evidence: Evidence, recognised: RecognisedRank) -> Evidence:
+    """The evidence in which numbered ranges of steps separate steps as optimizers do."""
+    host = recognised.host
+    starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
+    return replace(evidence, optimizers=np.sort(np.concatenate((evidence.optimizers, starts))))
 
 
-_WITH_NEXT: tuple[MessageKind, ...] = (("F", "send"), ("B", "recv"))
-_WITH_PREVIOUS: tuple[MessageKind, ...] = (("F", "recv"), ("B", "send"))
+def _consistent_match(evidence: Mapping[int, Evidence]) -> Match:
+    """The matches of the ranks alone as one, whose microbatches and steps are the same on all of them.
+
+    Raises:
+        MismatchError: one proves nothing, or they do not run the same steps.
+    """
+    matches = {rank: match_alone(of_rank) for rank, of_rank in evidence.items()}
+    sizes = next((tuple(unit.count for unit in match.units) for match in matches.values() if match.units), ())
+    for rank, match in matches.items():
+        if not match.units and sizes:
+            matches[rank] = match_alone(evidence[rank], sizes)
+        if not matches[rank].units:
+            raise MismatchError(
+                f"the ends of the steps of rank {rank} are unknown: no range of an optimizer or of a step"
+            )
+    first, *others = matches.values()
+    for later in others:
+        if later.units != first.units or not np.array_equal(later.behind, first.behind):
+            raise MismatchError(
+                f"ranks {first.chain[0]} and {later.chain[0]} do not run the same microbatches in the same steps"
+            )
+    return replace(first, ranks=tuple(of_rank for match in matches.values() for of_rank in match.ranks))
 
 
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
@@ -113,67 +156,16 @@ def _evidence(recognised: RecognisedRank, groups: Groups) -> Evidence:
     return evidence_of(rank, recognised.host, calls, peers)
 
 
-def _pipelines_of_whole_steps(
-    evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int
-) -> tuple[list[PipelineMatch], tuple[str, ...]]:
-    """The pipelines, where they need it of a part of the traces, and a line that says so.
-
-    Raises:
-        MismatchError: there are none either way.
-    """
-    return match_whole_steps(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
-
-
-def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
-    """The pipelines that all of these ranks form, of ``num_ranks`` that have a trace.
-
-    Raises:
-        MismatchError: they form none.
-    """
-    chains = chains_by_peers(evidence)
-    if not chains and groups.pipelines and {r for p in groups.pipelines for r in p} == set(evidence):
-        chains = list(groups.pipelines)
-    if chains:
-        return [match_pipeline(evidence, chain) for chain in chains]
-    ranks = sorted(evidence)
-    absent = max(num_ranks, groups.world_size or 0) - len(ranks)
-    if absent:
-        raise MismatchError(
-            f"{counted(absent, 'rank')} of the run show no messages, and those of the others name no peers"
-        )
-    try:
-        return [match_pipeline(evidence, ranks)]
-    except MismatchError as err:
-        problem = err
-    replicas = list(_replicas(evidence, ranks))
-    if len(replicas) != 1:
-        raise problem
-    return replicas[0]
-
-
-def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterator[list[PipelineMatch]]:
-    """The ways to read the ranks as several pipelines of equal length, next to each other or one within the other."""
-    size = len(ranks)
-    for length in (length for length in range(2, size // 2 + 1) if size % length == 0):
-        count = size // length
-        for chains in (
-            [ranks[index * length : (index + 1) * length] for index in range(count)],
-            [ranks[index::count] for index in range(count)],
-        ):
-            try:
-                yield [match_pipeline(evidence, chain) for chain in chains]
-            except MismatchError:
-                continue
-
-
-def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
+def _notes(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
     by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
+        assert match.plan is not None
         counts = sorted({unit.count for unit in match.units})
-        microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        num_outside = sum(num_operators_outside_ops(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks)
+        num_outside = sum(
+            _num_operators_outside_ops(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks
+        )
         yield (
-            f"ranks {_range_of(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            f"ranks {_range_of(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {_from_to(counts)} "
             "microbatches explain all messages between them and all that autograd's engine ran; "
             f"{counted(num_outside, 'operator')} of their threads belong to no op"
         )
@@ -189,3 +181,26 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) ->
 
 def _range_of(ranks: Sequence[int]) -> str:
     return f"{ranks[0]} to {ranks[-1]}" if list(ranks) == list(range(ranks[0], ranks[-1] + 1)) else listed(ranks)
+
+
+def _note_alone(match: Match, by_rank: Mapping[int, RecognisedRank]) -> str:
+    """Describe what was recognised; all ranks run the same steps."""
+    units = match.units
+    sizes = sorted({unit.count for unit in units})
+    lefts = sorted(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
+    where = "" if len(match.ranks) == 1 else "on each rank "
+    return (
+        f"no labels of ops: {where}forwards and backwards recognised by messages and autograd's sequence numbers, "
+        f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; "
+        f"{_from_to(lefts)} operators of the thread belong to no op"
+    )
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _num_operators_outside_ops(recognised: RecognisedRank, match: RankMatch) -> int:
+    """The operators of a rank's thread that are of no forward."""
+    total = int((recognised.host["what"] == What.OPERATOR.value).sum())
+    return total - int((match.forwards.high - match.forwards.low).sum())

@@ -8,8 +8,9 @@ messages, or between a message and an op. What lies elsewhere (gradients set to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,32 @@ def _messages(calls: pd.DataFrame, peers: Sequence[int], kind: str) -> Messages:
 
 class MismatchError(Exception):
     """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
+
+
+Match = TypeVar("Match")
+
+
+def outcome_of(hypothesis: Callable[[], Match]) -> Match | MismatchError:
+    """What explains the evidence if a hypothesis holds, or the reason against it."""
+    try:
+        return hypothesis()
+    except MismatchError as err:
+        return err
+
+
+def first_match(hypotheses: Iterable[Callable[[], Match]]) -> Match:
+    """That of the first hypothesis that explains the evidence.
+
+    Raises:
+        MismatchError: none does; the reason is that against the first.
+    """
+    reasons: list[MismatchError] = []
+    for hypothesis in hypotheses:
+        match = outcome_of(hypothesis)
+        if not isinstance(match, MismatchError):
+            return match
+        reasons.append(match)
+    raise reasons[0]
 
 
 @dataclass(frozen=True, slots=True)

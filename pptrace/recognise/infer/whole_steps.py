@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 
-from pptrace.recognise.infer.rank_order import Evidence, MismatchError
-
-Match = TypeVar("Match")
+from pptrace.recognise.infer.rank_order import Evidence, Match, MismatchError, outcome_of
 
 
 def match_whole_steps(
     evidence: Mapping[int, Evidence], match: Callable[[Mapping[int, Evidence]], Match]
-) -> tuple[Match, tuple[str, ...]]:
+) -> tuple[Match | MismatchError, tuple[str, ...]]:
     """The result of ``match``; if needed, without the part of the traces before the first optimizer step that all ranks have,
-    or after the last one, with a warning: traces may be cut off within a step.
-
-    Raises:
-        MismatchError: there is no match either way.
+    or after the last one, with a warning: traces may be cut off within a step. The reason where there is no match either way.
     """
-    try:
-        return match(evidence), ()
-    except MismatchError as err:
-        problem = err
+    problem = outcome_of(partial(match, evidence))
+    if not isinstance(problem, MismatchError):
+        return problem, ()
     count = min(len(rank_evidence.optimizers) for rank_evidence in evidence.values())
-    for first, last in ((None, count), (-count, None), (-count, -1)):
-        if count < (1 if first is None else 2):
-            continue
-        parts = {rank: _cut(rank_evidence, first, last) for rank, rank_evidence in evidence.items()}
-        try:
-            matched = match(parts)
-        except MismatchError:
-            continue
-        where = (
-            "behind the last"
-            if first is None
-            else "before the first"
-            if last is None
-            else "before the first or behind the last"
-        )
-        return matched, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
-    raise problem
+    both = "before the first or behind the last"
+    for first, last, where in (
+        (None, count, "behind the last"),
+        (-count, None, "before the first"),
+        (-count, -1, both),
+    ):
+        if count >= (1 if first is None else 2):
+            parts = {rank: _cut(of_rank, first, last) for rank, of_rank in evidence.items()}
+            matched = outcome_of(partial(match, parts))
+            if not isinstance(matched, MismatchError):
+                return matched, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
+    return problem, ()
 
 
 def _cut(evidence: Evidence, first: int | None, last: int | None) -> Evidence:
