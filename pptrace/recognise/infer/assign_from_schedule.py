@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.infer.match_by_kinds import match_by_kinds, match_schedule_by_kinds
+from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, steps_of
 from pptrace.schedule.actions import Action
@@ -40,7 +40,7 @@ def assign_microbatches(
     plans = {
         step.step: plan_of_other_length
         for step in steps
-        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds)) is not None
+        if (plan_of_other_length := match_by_kinds(plan.pp, step.kinds, like=plan)) is not None
     }
     filled = _with_stages_and_microbatches(ops, steps, plan, plans)
 

@@ -21,7 +21,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.stage_texts import with_stage_of_chunk
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.infer.assign_from_schedule import assign_microbatches
-from pptrace.recognise.infer.match_by_kinds import match_by_kinds
+from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.infer.split_pipelines import is_truncated, split_into_pipelines
 from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.measured_steps import fullest, steps_of

@@ -11,6 +11,7 @@ import pandas as pd
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
+from pptrace.recognise.infer.candidates import num_leading
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -99,7 +100,7 @@ class TracedRank:
     @property
     def num_leading(self) -> int:
         """The forwards before any other op."""
-        return next((index for index, kind in enumerate(self.kinds) if kind != "F"), len(self.kinds))
+        return num_leading(self.kinds)
 
     @property
     def is_last_first(self) -> bool:
