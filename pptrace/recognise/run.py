@@ -23,7 +23,7 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import (
     mesh_with_absent_ranks,
 )
-from pptrace.recognise.infer.assign_stages import StageAssignment
+from pptrace.recognise.infer.assign_from_schedule import StageAssignment
 from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls

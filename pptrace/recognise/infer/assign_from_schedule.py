@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -16,18 +16,18 @@ from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class MicrobatchAssignment:
-    """The tables with stages and microbatches, the plan that they follow, and lines about what was inferred."""
+class StageAssignment:
+    """The tables with stages, the mesh with its number of chunks, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
-    plan: Plan
-    notes: tuple[str, ...]
+    mesh: MeshInfo
+    notes: tuple[str, ...] = ()
 
 
 def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
-) -> MicrobatchAssignment | None:
+) -> StageAssignment | None:
     """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
@@ -52,7 +52,7 @@ def assign_microbatches(
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
     messages, message_warnings = messages_of_plan(comms, filled, plan_of, mesh)
-    return MicrobatchAssignment(filled, messages, plan, (note, *message_warnings))
+    return StageAssignment(filled, messages, replace(mesh, vpp=plan.num_chunks), (note, *message_warnings))
 
 
 def messages_of_plan(

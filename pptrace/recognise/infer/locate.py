@@ -31,7 +31,8 @@ from pptrace.recognise.groups.mesh import (
     stages_by_rank,
 )
 from pptrace.recognise.groups.rank_layout import with_layout
-from pptrace.recognise.infer.assign_stages import StageAssignment, assign_stages
+from pptrace.recognise.infer.assign_from_schedule import StageAssignment
+from pptrace.recognise.infer.assign_stages import assign_stages
 from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
 from pptrace.recognise.infer.host_order import shows_operators
 from pptrace.recognise.infer.match_ranks import (

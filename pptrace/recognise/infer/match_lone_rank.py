@@ -7,26 +7,29 @@ one between them only where one of these alone explains every message of its ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.match import Match, MessageKind, RankMatch, peers_between
-from pptrace.recognise.infer.match_chain import forwards_between, outputs_of
+from pptrace.recognise.infer.match import Match, MessageKind, RankMatch
+from pptrace.recognise.infer.match_chain import (
+    find_gradients,
+    forwards_between,
+    outputs_of,
+    rank_matches,
+    split_evenly,
+)
 from pptrace.recognise.infer.match_checks import check_between_units, in_order
 from pptrace.recognise.infer.rank_order import (
     Channels,
     Evidence,
     Grouped,
-    Messages,
     MismatchError,
     Ops,
     channels_of,
-    cut,
-    engine_spans,
     first_match,
     forwards_behind,
     grouped,
@@ -103,103 +106,43 @@ def _match_between(evidence: Evidence, previous: int | None, following: int | No
         to, back = (getattr(channels, f"{message_kind}_{name}") for message_kind in ("to", "from"))
         if (neighbour is not None) and not (len(to) and len(back)):
             raise MismatchError(f"messages with the {name} rank go one way only")
-    gradients = _gradients(evidence, channels)
+    gradients = find_gradients([evidence], [channels])
+    (backwards,) = gradients.backwards
 
-    def checked_with(forwards: _Side) -> Match:
-        groups, others = {**forwards.groups, **gradients.groups}, {**forwards.others, **gradients.others}
-        peers = peers_between(previous, following)
-        match = RankMatch(evidence.rank, None, forwards.ops, gradients.ops, groups, others, peers)
+    def with_edges(inputs: Outputs | None, outputs: Outputs | None, forwards: Ops | None = None) -> Match:
+        (match,) = rank_matches([evidence], [channels], gradients, [inputs, outputs])
+        match = replace(match, stage=None, forwards=match.forwards if forwards is None else forwards)
         return _checked(evidence, match, sizes, is_first=previous is None)
 
     def with_outputs(by_total: bool) -> Match:
-        return checked_with(_forwards_with_outputs(evidence, channels, gradients.ops, by_total))
+        outputs = outputs_of(evidence, channels.to_next, backwards, by_total)
+        return with_edges(_inputs_for(evidence, channels, outputs), outputs)
 
     if following is None:
-        return checked_with(_forwards_of_last(evidence, channels, gradients.ops))
+        inputs, forwards = _inputs_of_last(evidence, channels, backwards)
+        return with_edges(inputs, None, forwards)
     return first_match(partial(with_outputs, by_total) for by_total in (True, False))
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """Forwards or backwards with their messages; ``others`` are messages of none of them."""
-
-    ops: Ops
-    groups: Mapping[MessageKind, Grouped]
-    others: Mapping[MessageKind, Messages]
-
-
-def _gradients(evidence: Evidence, channels: Channels) -> _Side:
-    """The backwards: what the engine ran between two messages.
-
-    Raises:
-        MismatchError: the engine ran elsewhere as well, or gradients are not received for each.
-    """
-    received, sent = channels.from_next, channels.to_previous
-    group = None
-    if len(sent):
-        others = (channels.to_next.post_ns, channels.from_next.post_ns, channels.from_previous.post_ns)
-        group = cut(sent, evidence.engine.start_ns, *others)
-        count = int(group[-1]) + 1
-    else:
-        posts = np.sort(evidence.postings.start_ns)
-        count = len(np.unique(np.searchsorted(posts, evidence.engine.start_ns)))
-    came = None
-    if len(received):
-        came = grouped(received, _evenly_split(evidence, received, count, "gradients", "backwards"))
-    low, high = engine_spans(evidence, came, None if group is None else grouped(sent, group))
-    kept = high > low
-    if not kept.any():
-        raise MismatchError("autograd's engine runs nothing between the messages: no backward")
-    groups: dict[MessageKind, Grouped] = {}
-    left: dict[MessageKind, Messages] = {}
-    for message_kind, messages, of_op in (
-        (("B", "recv"), received, None if came is None else came.group),
-        (("B", "send"), sent, group),
-    ):
-        if of_op is not None:
-            is_kept = kept[of_op]
-            groups[message_kind] = grouped(
-                messages.where(is_kept), np.unique(of_op[is_kept], return_inverse=True)[1].astype(np.int64)
-            )
-            left[message_kind] = messages.where(~is_kept)
-    return _Side(ops_of(evidence.engine, low[kept], high[kept]), groups, left)
-
-
-def _evenly_split(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
-    """Op of each message, where each of ``count`` ops has equally many, one after the other.
+def _inputs_for(evidence: Evidence, channels: Channels, outputs: Outputs) -> Outputs | None:
+    """The inputs of those forwards whose outputs a backward followed; None of a first rank.
 
     Raises:
         MismatchError
     """
-    each, remainder = divmod(len(messages), count)
-    if remainder or not each:
-        raise MismatchError(f"rank {evidence.rank} has {len(messages)} messages with {what} and {count} {of}")
-    return np.arange(len(messages), dtype=np.int64) // each
-
-
-def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Ops, by_total: bool) -> _Side:
-    """The forwards whose outputs are sent on, with the inputs of those that read some.
-
-    Raises:
-        MismatchError
-    """
-    sent = channels.to_next
-    outputs = outputs_of(evidence, sent, backwards, by_total)
-    groups: dict[MessageKind, Grouped] = {("F", "send"): outputs.of(sent)}
-    left: dict[MessageKind, Messages] = {("F", "send"): outputs.others(sent)}
     came = channels.from_previous
-    if len(came):
-        total = len(sent) // outputs.num_tensors
-        op_of = _evenly_split(evidence, came, total, "inputs", "outputs")
-        ops = np.unique(outputs.messages // outputs.num_tensors)
-        rows = np.flatnonzero(np.isin(op_of, ops))
-        inputs = Outputs(rows.astype(np.int64), len(came) // total)
-        groups["F", "recv"], left["F", "recv"] = inputs.of(came), inputs.others(came)
-    return _Side(forwards_between(evidence, channels, groups), groups, left)
+    if not len(came):
+        return None
+    total = len(channels.to_next) // outputs.num_tensors
+    op_of = split_evenly(evidence, came, total, "inputs", "outputs")
+    trained = np.flatnonzero(np.isin(op_of, np.unique(outputs.messages // outputs.num_tensors)))
+    return Outputs(trained.astype(np.int64), len(came) // total, outputs.sizes)
 
 
-def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) -> _Side:
-    """The forwards of a last rank, which sends no outputs: those whose nodes a backward ran, of all that read an input.
+def _inputs_of_last(evidence: Evidence, channels: Channels, backwards: Ops) -> tuple[Outputs, Ops]:
+    """The inputs of a last rank, which sends no outputs, and the forwards that read them: those whose nodes a backward ran.
+
+    What most forwards consist of, those of evaluation tell as well.
 
     Raises:
         MismatchError
@@ -207,15 +150,12 @@ def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) ->
     came = channels.from_previous
     num_tensors, remainder = divmod(len(came), len(backwards))
     num_tensors = 1 if remainder or not num_tensors else num_tensors
-    groups = {("F", "recv"): grouped(came, np.arange(len(came), dtype=np.int64) // num_tensors)}
-    forwards = forwards_between(evidence, channels, groups)
-    behind = _behind(evidence, forwards, backwards)
-    kept = np.sort(behind)
-    rows = np.flatnonzero(np.isin(np.arange(len(came)) // num_tensors, kept))
-    inputs = Outputs(rows.astype(np.int64), num_tensors)
-    trained = ops_of(evidence.operators, forwards.low[kept], forwards.high[kept])
-    ops = trimmed(evidence.operators, trained, at_end=False)
-    return _Side(ops, {("F", "recv"): inputs.of(came)}, {("F", "recv"): inputs.others(came)})
+    op_of = np.arange(len(came), dtype=np.int64) // num_tensors
+    forwards = forwards_between(evidence, channels, {("F", "recv"): grouped(came, op_of)})
+    trained = np.sort(_behind(evidence, forwards, backwards))
+    ops = ops_of(evidence.operators, forwards.low[trained], forwards.high[trained])
+    messages = np.flatnonzero(np.isin(op_of, trained)).astype(np.int64)
+    return Outputs(messages, num_tensors), trimmed(evidence.operators, ops, at_end=False)
 
 
 def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:

@@ -156,8 +156,13 @@ def first_match(hypotheses: Iterable[Callable[[], Match]]) -> Match:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The messages of a rank by what they carry: outputs sent on, inputs received, gradients received and sent back."""
+    """The messages of a rank by what they carry: outputs sent on, inputs received, gradients received and sent back.
 
+    ``previous`` and ``following`` are the ranks that they are exchanged with: None where there is none, −1 where it is unknown.
+    """
+
+    previous: int | None
+    following: int | None
     to_next: Messages
     from_next: Messages
     to_previous: Messages
@@ -185,7 +190,14 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
         from_next = np.full(len(recvs), following is not None)
     else:
         to_next, from_next = _by_ops(evidence)
-    return Channels(sends.where(to_next), recvs.where(from_next), sends.where(~to_next), recvs.where(~from_next))
+    return Channels(
+        previous=previous,
+        following=following,
+        to_next=sends.where(to_next),
+        from_next=recvs.where(from_next),
+        to_previous=sends.where(~to_next),
+        from_previous=recvs.where(~from_next),
+    )
 
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:

@@ -26,7 +26,7 @@ class Detail(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class StepMessages:
     """Messages of a rank in one step: their (kind, direction), and the global ranks of their peers.
 
     ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
@@ -90,7 +90,7 @@ class TracedRank:
     kinds: tuple[str, ...]
     stages: tuple[int, ...]
     num_microbatches: int
-    messages: Messages
+    messages: StepMessages
     pairs: tuple[int, ...] | None = None
 
     @property
@@ -175,7 +175,7 @@ def find_traced_ranks(
     return traced_ranks
 
 
-def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> TracedRank | None:
+def _traced_rank(rank: int, ops: pd.DataFrame, messages: StepMessages, is_paired: bool) -> TracedRank | None:
     has_stage = ops["stage"] >= 0
     if has_stage.any() and not has_stage.all():
         return None
@@ -214,7 +214,7 @@ def _stages_in(pair: str) -> Iterator[int]:
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 
 
-def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> Messages:
+def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> StepMessages:
     pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     kinds_and_directions = (
         frozenset(zip(pipeline_messages["kind"], pipeline_messages["direction"], strict=True))
@@ -222,7 +222,9 @@ def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> M
         else frozenset()
     )
     peers = {int(peer) for peer in pipeline_messages["peer"].tolist() if peer >= 0}
-    return Messages(kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact)
+    return StepMessages(
+        kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact
+    )
 
 
 def _has_messages(calls: pd.DataFrame | None) -> bool:

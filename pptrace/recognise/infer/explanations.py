@@ -1,4 +1,4 @@
-"""Readings of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
+"""Explanations of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
 
 One rank's order is that of a single schedule of the registry, of several, or of none. What all of them have in common is known.
 """
@@ -17,7 +17,7 @@ from pptrace.schedule.replay import replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Explanation:
     """A plan that the traced ranks match in ops and messages, with their pipeline ranks in it."""
 
     plan: Plan
@@ -79,11 +79,11 @@ def strides(pp: int, world: int) -> list[int]:
     return [stride for stride in range(1, world // pp + 1) if (world // pp) % stride == 0]
 
 
-def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Reading, ...], bool]:
-    """Every reading of the traced ranks, and whether all candidates were tried."""
+def find_explanations(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Explanation, ...], bool]:
+    """Every explanation of the traced ranks, and whether all candidates were tried."""
     if any(traced.is_last_first for traced in traced_ranks):
         return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
-    readings: list[Reading] = []
+    explanations: list[Explanation] = []
     is_complete = True
     for plan in _plans(traced_ranks, facts):
         if plan is None:
@@ -91,9 +91,9 @@ def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> t
             continue
         for pp_ranks in facts.pp_ranks(traced_ranks, plan):
             if all(_is_possible(traced, plan, pp_ranks[traced.rank]) for traced in traced_ranks):
-                reading = Reading(plan, pp_ranks)
-                readings += [] if reading in readings else [reading]
-    return tuple(readings), is_complete
+                explanation = Explanation(plan, pp_ranks)
+                explanations += [] if explanation in explanations else [explanation]
+    return tuple(explanations), is_complete
 
 
 def _is_possible(traced: TracedRank, plan: Plan, pp_rank: int) -> bool:
@@ -177,21 +177,23 @@ def pipeline_lengths_of_stages(stage_sets: Iterable[Sequence[int]]) -> set[int]:
     return common or set()
 
 
-def agreed_reading(readings: Sequence[Reading]) -> Reading | None:
-    """The first reading, if all others agree with it on the schedule and the traced ranks; else None.
+def agreed_explanation(explanations: Sequence[Explanation]) -> Explanation | None:
+    """The first explanation, if all others agree with it on the schedule and the traced ranks; else None.
 
     Plans of one schedule may differ elsewhere: in how ranks without a trace warm up, for one.
     """
-    if not readings:
+    if not explanations:
         return None
-    first, *rest = readings
+    first, *rest = explanations
     return first if all(_visible_part(other) == _visible_part(first) for other in rest) else None
 
 
-def _visible_part(reading: Reading) -> tuple[object, ...]:
-    plan = reading.plan
+def _visible_part(explanation: Explanation) -> tuple[object, ...]:
+    plan = explanation.plan
     timeline = replay(plan, unit_cost)
-    rows = [timeline.ranks[pp_rank] for pp_rank in reading.pp_ranks.values()]
+    rows = [timeline.ranks[pp_rank] for pp_rank in explanation.pp_ranks.values()]
     spans = [(row[0].start, row[-1].end) for row in rows if row]
-    actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.pp_ranks.values()]
-    return plan.name, plan.num_microbatches, plan.placement, reading.pp_ranks, timeline.makespan, spans, actions
+    actions = [
+        [(action.key, action.phase) for action in plan.compute_actions(p)] for p in explanation.pp_ranks.values()
+    ]
+    return plan.name, plan.num_microbatches, plan.placement, explanation.pp_ranks, timeline.makespan, spans, actions
