@@ -10,6 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import union_categoricals
 
+from pptrace.model.categories import with_categories
+from pptrace.model.tables import Schema, empty_table
+
 
 def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
     """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
@@ -103,3 +106,25 @@ def _owner(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array if array.base is None and array.flags.c_contiguous else None
+
+
+def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
+    """Concatenate the tables of all ranks, each row with its rank."""
+    filled = [(rank, table) for rank, table in tables if len(table)]
+    if not filled:
+        return with_categories(empty_table(schema))
+    joined = join_adjacent([table for _, table in filled], without=("rank",))
+    ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
+    joined.insert(0, "rank", ranks.astype(np.int64, copy=False))
+    return _with_constants(with_categories(joined))
+
+
+def _with_constants(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns of one integer alone, of which it has some, as that integer: they take no memory."""
+    columns = {
+        str(name): np.broadcast_to(values[0], len(values)) if (values == values[0]).all() else values
+        for name in table.columns
+        if table[name].dtype == np.int64
+        for values in (table[name].to_numpy(),)
+    }
+    return pd.DataFrame({str(name): columns.get(str(name), table[name]) for name in table.columns}, copy=False)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pandas as pd
 
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.infer.match_ranks import without_inferred
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.match_ranks import without_inferred
 
 
 def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[RecognisedRank], tuple[int, ...]]:

@@ -20,6 +20,7 @@ from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.graphs import inside
 from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
+from pptrace.recognise.infer.host_order import find_host_order
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
@@ -34,7 +35,6 @@ from pptrace.recognise.repeats.captures import capture_times, capturing_steps, w
 from pptrace.recognise.repeats.loop import steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
 from pptrace.recognise.repeats.steps_on_device import with_steps_on_device
-from pptrace.recognise.unlabelled.host_order import find_host_order
 from pptrace.slices import rows_among
 
 

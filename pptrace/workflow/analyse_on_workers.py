@@ -41,12 +41,13 @@ from pptrace.analysis.steps.steps import RankPart, StepParts
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.categories import with_categories
+from pptrace.model.join_tables import join_ranks
 from pptrace.model.predicted import predictions_of
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import steps_of_unmatched, warn_of_unknown, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, join_ranks, recognise_ranks
+from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, recognise_ranks
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import step_windows
 from pptrace.workflow.analyse import (

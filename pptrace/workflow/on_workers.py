@@ -29,6 +29,7 @@ from pptrace.analysis.steps.steps import PlanPart, RankPart
 from pptrace.clock import Clock, shift
 from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
+from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.predicted import RankPrediction
 from pptrace.model.schedule_info import ScheduleInfo
@@ -42,7 +43,7 @@ from pptrace.recognise.messages.match import (
     without_group_or_peer,
 )
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
-from pptrace.recognise.run import RecognisedRun, join_ranks, with_ends
+from pptrace.recognise.run import RecognisedRun, with_ends
 from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops
 from pptrace.workflow.analyse import device_of_rank, with_lanes

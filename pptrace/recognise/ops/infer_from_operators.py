@@ -27,7 +27,7 @@ from pptrace.recognise.ops.label_columns import LabelTable, Ranges
 from pptrace.schedule.actions import Kind
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
-_ENGINE = "autograd::engine::evaluate_function"
+ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 _COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
 _LEAST_FRACTION = 4
@@ -87,7 +87,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
     that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
     """
-    thread = _pipeline_thread(events)
+    thread = pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
         return Inference([])
     segments = _segments(events, thread, optimizers, steps)
@@ -171,9 +171,14 @@ def _outermost_around(ops: Ranges, events: Events, rows: npt.NDArray[np.intp]) -
     return around
 
 
-def _pipeline_thread(events: Events) -> int | None:
+def is_message(events: Events) -> npt.NDArray[np.bool_]:
+    """Mark the operators that post a send or a receive."""
+    return _named(events, (_SENDS, *_RECVS))
+
+
+def pipeline_thread(events: Events) -> int | None:
     """The thread that posts most sends and receives."""
-    rows = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
+    rows = np.flatnonzero(is_message(events))
     if not len(rows):
         return None
     threads, counts = np.unique(events.thread[rows], return_counts=True)
@@ -182,8 +187,8 @@ def _pipeline_thread(events: Events) -> int | None:
 
 def _mostly_inside_backwards(events: Events) -> bool:
     """Return whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
-    messages = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
-    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
+    messages = np.flatnonzero(is_message(events))
+    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id]
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
     for thread, thread_rows in events.rows_by_thread(rows).items():
@@ -221,7 +226,7 @@ def _segments(
 
 def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
-    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
+    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
     is_communication = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
     send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)

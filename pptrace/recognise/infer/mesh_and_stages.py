@@ -15,17 +15,17 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.recognise.partial.readings import (
+from pptrace.recognise.infer.assign_from_schedule import StageAssignment, messages_of_plan
+from pptrace.recognise.infer.assign_stages import with_stages
+from pptrace.recognise.infer.explanations import (
+    Explanation,
     PipelineFacts,
-    Reading,
-    agreed_reading,
-    find_readings,
+    agreed_explanation,
+    find_explanations,
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.partial.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
-from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
-from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
+from pptrace.recognise.infer.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
 from pptrace.schedule.plan import Plan
 from pptrace.slices import rows_where
@@ -39,7 +39,7 @@ class Partial:
     """
 
     placed: StageAssignment
-    readings: tuple[Reading, ...]
+    explanations: tuple[Explanation, ...]
     is_complete: bool
 
 
@@ -95,22 +95,26 @@ def read_partial(joined: JoinedRanks) -> Partial | None:
     }:
         return None
     facts = PipelineFacts(mesh.pipelines) if joined.is_declared else _pipeline_facts(traced_ranks, joined)
-    readings, is_complete = find_readings(traced_ranks, facts)
-    chosen = agreed_reading(readings) if is_complete else None
+    explanations, is_complete = find_explanations(traced_ranks, facts)
+    chosen = agreed_explanation(explanations) if is_complete else None
     is_open = traced_ranks[0].detail is not Detail.STAGES
     is_proved = bool(joined.paired)
-    if len(traced_ranks) > 1 and not is_proved and ((is_open and chosen is None) or (facts.pipelines and not readings)):
+    if (
+        len(traced_ranks) > 1
+        and not is_proved
+        and ((is_open and chosen is None) or (facts.pipelines and not explanations))
+    ):
         return None
-    if not readings and is_open and _is_inferred(joined.ops) and not is_proved:
+    if not explanations and is_open and _is_inferred(joined.ops) and not is_proved:
         return None
     if not joined.is_declared:
-        mesh = _mesh(traced_ranks, readings if is_complete else (), facts, mesh, groups)
+        mesh = _mesh(traced_ranks, explanations if is_complete else (), facts, mesh, groups)
     ops, comms, notes = _with_stages(
-        joined.ops, joined.comms, traced_ranks, chosen, readings if is_complete else (), mesh
+        joined.ops, joined.comms, traced_ranks, chosen, explanations if is_complete else (), mesh
     )
     if mesh.pp is None:
         notes = (*notes, _unknown_length(traced_ranks, mesh))
-    return Partial(StageAssignment(ops, comms, mesh, notes), readings, is_complete)
+    return Partial(StageAssignment(ops, comms, mesh, notes), explanations, is_complete)
 
 
 def _unknown_length(traced_ranks: Sequence[TracedRank], mesh: MeshInfo) -> str:
@@ -182,15 +186,15 @@ def _sizes_of_groups(rank: int, distributed: Mapping[int, Mapping[str, Any]]) ->
 
 def _mesh(
     traced_ranks: Sequence[TracedRank],
-    readings: Sequence[Reading],
+    explanations: Sequence[Explanation],
     facts: PipelineFacts,
     mesh: MeshInfo,
     groups: Groups,
 ) -> MeshInfo:
-    """The mesh with the sizes and pipeline ranks that all readings have in common."""
-    lengths = {reading.plan.pp for reading in readings}
-    chunks = {reading.plan.num_chunks for reading in readings}
-    if not readings and traced_ranks[0].detail is Detail.STAGES:
+    """The mesh with the sizes and pipeline ranks that all explanations have in common."""
+    lengths = {explanation.plan.pp for explanation in explanations}
+    chunks = {explanation.plan.num_chunks for explanation in explanations}
+    if not explanations and traced_ranks[0].detail is Detail.STAGES:
         lengths = (
             pipeline_lengths_of_stages([traced.stages for traced in traced_ranks])
             if len(traced_ranks[0].stages) > 1
@@ -200,13 +204,14 @@ def _mesh(
         chunks = {len(traced.stages) for traced in traced_ranks}
     pp = lengths.pop() if len(lengths) == 1 else None
     pp_ranks = {
-        traced.rank: _only_value({reading.pp_ranks[traced.rank] for reading in readings}) for traced in traced_ranks
+        traced.rank: _only_value({explanation.pp_ranks[traced.rank] for explanation in explanations})
+        for traced in traced_ranks
     }
-    if not readings and traced_ranks[0].detail is Detail.STAGES and pp is not None:
+    if not explanations and traced_ranks[0].detail is Detail.STAGES and pp is not None:
         pp_ranks = {
             traced.rank: traced.stages[0] for traced in traced_ranks
         }  # the first chunk's stage, on a loop as well as on a V
-    pipelines = facts.pipelines or _pipelines(traced_ranks, readings, pp_ranks, pp, facts.world)
+    pipelines = facts.pipelines or _pipelines(traced_ranks, explanations, pp_ranks, pp, facts.world)
     sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in SIZED}
     if pp is not None and pp == facts.world:
         sizes = {axis: size or 1 for axis, size in sizes.items()}
@@ -229,7 +234,7 @@ def _only_value(values: set[int]) -> int | None:
 
 def _pipelines(
     traced_ranks: Sequence[TracedRank],
-    readings: Sequence[Reading],
+    explanations: Sequence[Explanation],
     pp_ranks: Mapping[int, int | None],
     pp: int | None,
     world: int | None,
@@ -245,7 +250,7 @@ def _pipelines(
             pipelines
             for stride in options
             if (pipelines := _pipelines_of_stride(known_pp_ranks, pp, stride)) is not None
-            and _are_peers_neighbours(traced_ranks, readings, known_pp_ranks, pipelines)
+            and _are_peers_neighbours(traced_ranks, explanations, known_pp_ranks, pipelines)
         }
         if len(fitting) == 1:
             return fitting.pop()
@@ -274,7 +279,7 @@ def _pipelines_of_stride(pp_ranks: Mapping[int, int], pp: int, stride: int) -> t
 
 def _are_peers_neighbours(
     traced_ranks: Sequence[TracedRank],
-    readings: Sequence[Reading],
+    explanations: Sequence[Explanation],
     pp_ranks: Mapping[int, int],
     pipelines: Sequence[Sequence[int]],
 ) -> bool:
@@ -282,7 +287,9 @@ def _are_peers_neighbours(
     for traced in traced_ranks:
         pipeline = next(pipeline for pipeline in pipelines if traced.rank in pipeline)
         neighbours = {
-            pipeline[pp_rank] for reading in readings for pp_rank in peers_of(reading.plan, pp_ranks[traced.rank])
+            pipeline[pp_rank]
+            for explanation in explanations
+            for pp_rank in peers_of(explanation.plan, pp_ranks[traced.rank])
         }
         if not traced.messages.peers <= neighbours:
             return False
@@ -293,17 +300,17 @@ def _with_stages(
     ops: pd.DataFrame,
     comms: pd.DataFrame,
     traced_ranks: Sequence[TracedRank],
-    chosen: Reading | None,
-    readings: Sequence[Reading],
+    chosen: Explanation | None,
+    explanations: Sequence[Explanation],
     mesh: MeshInfo,
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """Fill in the stages, chunks and microbatches that all readings agree on; others are unknown."""
-    if chosen is None and readings:
-        ops = _with_phases(ops, traced_ranks, readings)
-    detail, num_chunks = traced_ranks[0].detail, {reading.plan.num_chunks for reading in readings}
+    """Fill in the stages, chunks and microbatches that all explanations agree on; others are unknown."""
+    if chosen is None and explanations:
+        ops = _with_phases(ops, traced_ranks, explanations)
+    detail, num_chunks = traced_ranks[0].detail, {explanation.plan.num_chunks for explanation in explanations}
     if detail is Detail.STAGES:
         return ops, comms, ()
-    stages = _common_stages(readings)
+    stages = _common_stages(explanations)
     if stages is not None and (detail is Detail.CHUNKS or num_chunks == {1}):
         pp_ranks = dict.fromkeys({*ops["rank"].tolist(), *comms["rank"].tolist()}, -1)
         pp_ranks |= {traced.rank: index for index, traced in enumerate(traced_ranks)}
@@ -318,12 +325,13 @@ def _with_stages(
     return *_without_stages(ops, comms, keep=detail is Detail.CHUNKS or num_chunks == {1}), ()
 
 
-def _common_stages(readings: Sequence[Reading]) -> list[tuple[int, ...]] | None:
-    """The stages of each rank with a trace, by chunk, where all readings have the same."""
-    stages_by_reading = {
-        tuple(reading.plan.stages_of(pp_rank) for pp_rank in reading.pp_ranks.values()) for reading in readings
+def _common_stages(explanations: Sequence[Explanation]) -> list[tuple[int, ...]] | None:
+    """The stages of each rank with a trace, by chunk, where all explanations have the same."""
+    stages_by_explanation = {
+        tuple(explanation.plan.stages_of(pp_rank) for pp_rank in explanation.pp_ranks.values())
+        for explanation in explanations
     }
-    return list(stages_by_reading.pop()) if len(stages_by_reading) == 1 else None
+    return list(stages_by_explanation.pop()) if len(stages_by_explanation) == 1 else None
 
 
 def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -337,17 +345,19 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     return ops, comms.assign(microbatch=comms["microbatch"].where(comms["stage"] >= 0, UNKNOWN))
 
 
-def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings: Sequence[Reading]) -> pd.DataFrame:
-    """Fill in the phases that all readings agree on; others are cleared."""
+def _with_phases(
+    ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], explanations: Sequence[Explanation]
+) -> pd.DataFrame:
+    """Fill in the phases that all explanations agree on; others are cleared."""
     ops = ops.copy()
     for traced, rows in _rows_of_steps(ops, traced_ranks):
-        phases = {tuple(reading.phases_of(traced.rank)) for reading in readings}
+        phases = {tuple(explanation.phases_of(traced.rank)) for explanation in explanations}
         is_known = len(phases) == 1 and tuple(rows["kind"]) == traced.kinds
         ops.loc[rows.index, "phase"] = list(phases.pop()) if is_known else ""
     return ops
 
 
-def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Reading) -> pd.DataFrame:
+def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Explanation) -> pd.DataFrame:
     """Fill in stages, chunks and microbatches of each step's plan; rows that do not match it have none."""
     ops = ops.assign(pair=ops["pair"].astype(object))  # texts that are no category yet
     for traced, rows in _rows_of_steps(ops, traced_ranks):
@@ -370,7 +380,7 @@ def _rows_of_steps(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank]) -> Ite
             yield traced, rows
 
 
-def _plan_of_step(chosen: Reading, ops: pd.DataFrame, step: int) -> Plan | None:
+def _plan_of_step(chosen: Explanation, ops: pd.DataFrame, step: int) -> Plan | None:
     """The plan with as many microbatches as a step has."""
     plan, kinds = chosen.plan, ops.loc[(ops["step"] == step) & ops["rank"].isin(chosen.pp_ranks), ["rank", "kind"]]
     forwards = kinds["kind"].isin(("F", "OVERLAP_F_B")).groupby(kinds["rank"]).sum().max()

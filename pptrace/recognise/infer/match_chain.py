@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.match_checks import checked
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
-from pptrace.recognise.unlabelled.rank_order import (
+from pptrace.recognise.infer.match import TO_NEXT, TO_PREVIOUS, Match, MessageKind, RankMatch, peers_between
+from pptrace.recognise.infer.match_checks import checked
+from pptrace.recognise.infer.rank_order import (
     Bools,
     Channels,
     Evidence,
@@ -28,16 +29,17 @@ from pptrace.recognise.unlabelled.rank_order import (
     channels_of,
     cut,
     engine_spans,
+    first_match,
     first_members,
     forwards_of,
     grouped,
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, trained_outputs
+from pptrace.recognise.infer.schedule_runs import Outputs, trained_outputs
 
 
-def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
+def match_chain(evidence: Sequence[Evidence]) -> Match:
     """Match the ranks as a pipeline in this order, with one stage on each.
 
     Raises:
@@ -51,20 +53,15 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
     for (before, sending), (after, receiving) in pairwise(zip(order, channels, strict=True)):
         _check_counts(before, sending.to_next, after, receiving.from_previous)
         _check_counts(after, receiving.to_previous, before, sending.from_next)
-    gradients = _gradients(evidence, channels)
-    problem: MismatchError | None = None
-    for by_total in (True, False):
-        try:
-            outputs = [
-                outputs_of(rank_evidence, sending.to_next, gradients.backwards[pp_rank], by_total)
-                for pp_rank, (rank_evidence, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
-            ]
-            ranks = _rank_matches(evidence, channels, gradients, outputs)
-            return checked(evidence, ranks, outputs[0].trained.sizes, gradients.is_engine_complete)
-        except MismatchError as err:
-            problem = problem or err
-    assert problem is not None
-    raise problem
+    gradients = find_gradients(evidence, channels)
+    senders = list(zip(evidence[:-1], channels, gradients.backwards, strict=False))
+
+    def with_outputs(by_total: bool) -> Match:
+        outputs = [outputs_of(sender, sent.to_next, backwards, by_total) for sender, sent, backwards in senders]
+        ranks = rank_matches(evidence, channels, gradients, [None, *outputs, None])
+        return checked(evidence, ranks, outputs[0].sizes, gradients.is_engine_complete)
+
+    return first_match(partial(with_outputs, by_total) for by_total in (True, False))
 
 
 def _check_counts(source: int, sends: Messages, target: int, receives: Messages) -> None:
@@ -77,38 +74,46 @@ def _check_counts(source: int, sends: Messages, target: int, receives: Messages)
 
 
 @dataclass(frozen=True, slots=True)
-class _Gradients:
-    """The backwards by pipeline rank; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
-    of each message. ``are_whole``: no rank's engine ran next to those that are not kept.
+class Gradients:
+    """The backwards by rank; ``kept`` are the groups of gradients that are theirs, ``group`` has by edge the group of each
+    message.
+
+    Edge i is between rank i − 1 and rank i; None where none of both is of the pipeline. ``is_engine_complete``: no rank's
+    engine ran next to those that are not kept.
     """
 
     backwards: list[Ops]
-    group: list[Int64]
+    group: list[Int64 | None]
     kept: Bools
     is_engine_complete: bool
 
 
-def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
+def find_gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> Gradients:
     """Work of each rank's engine before it sent gradients. Those next to which the engine of a rank ran nothing are of no
     backward: ranks may agree on shapes both ways.
 
     Raises:
         MismatchError: the ranks do not have as many.
     """
-    group = []
-    for rank_evidence, rank_channels in zip(evidence[1:], channels[1:], strict=True):
-        unused = (rank_channels.to_next.post_ns, rank_channels.from_next.post_ns, rank_channels.from_previous.post_ns)
-        group.append(cut(rank_channels.to_previous, rank_evidence.engine.start_ns, *unused))
-    counts = {int(rank_evidence[-1]) + 1 for rank_evidence in group}
+    group: list[Int64 | None] = []
+    for rank_evidence, of_rank in zip(evidence, channels, strict=True):
+        unused = (of_rank.to_next.post_ns, of_rank.from_next.post_ns, of_rank.from_previous.post_ns)
+        sent = of_rank.to_previous
+        group.append(cut(sent, rank_evidence.engine.start_ns, *unused) if len(sent) else None)
+    counts = {int(of_edge[-1]) + 1 for of_edge in group if of_edge is not None}
     if len(counts) > 1:
         raise MismatchError(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
-    kept = np.ones(counts.pop(), dtype=bool)
+    count = counts.pop() if counts else _num_engine_runs(evidence[0])
+    came = channels[-1].from_next  # of a rank without a trace
+    group.append(split_evenly(evidence[-1], came, count, "gradients", "backwards") if len(came) else None)
+    kept = np.ones(count, dtype=bool)
     ran = ~kept
     spans = []
-    for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):
-        received = grouped(rank_channels.from_next, group[pp_rank]) if pp_rank < len(group) else None
-        sent = grouped(rank_channels.to_previous, group[pp_rank - 1]) if pp_rank else None
-        spans.append(engine_spans(rank_evidence, received, sent))
+    for index, (rank_evidence, of_rank) in enumerate(zip(evidence, channels, strict=True)):
+        before, after = group[index : index + 2]
+        received = None if after is None else grouped(of_rank.from_next, after)
+        sent_back = None if before is None else grouped(of_rank.to_previous, before)
+        spans.append(engine_spans(rank_evidence, received, sent_back))
         kept &= spans[-1][1] > spans[-1][0]
         ran |= spans[-1][1] > spans[-1][0]
     if not kept.any():
@@ -117,24 +122,25 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
         ops_of(rank_evidence.engine, low[kept], high[kept])
         for rank_evidence, (low, high) in zip(evidence, spans, strict=True)
     ]
-    return _Gradients(backwards, group, kept, bool((kept == ran).all()))
+    return Gradients(backwards, group, kept, bool((kept == ran).all()))
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
+def _num_engine_runs(evidence: Evidence) -> int:
+    """Times that the engine ran between two messages."""
+    posts = np.sort(evidence.postings.start_ns)
+    return len(np.unique(np.searchsorted(posts, evidence.engine.start_ns)))
 
-    trained: TrainedOutputs
-    num_tensors: int
 
-    def of(self, messages: Messages) -> Grouped:
-        group = np.arange(len(self.trained.messages), dtype=np.int64) // self.num_tensors
-        return grouped(messages.where(self.trained.messages), group)
+def split_evenly(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
+    """Op of each message, where each of ``count`` ops has equally many, one after the other.
 
-    def is_unused(self, messages: Messages) -> Bools:
-        """Mark the messages between the ranks that belong to none."""
-        other: Bools = ~np.isin(np.arange(len(messages)), self.trained.messages)
-        return other
+    Raises:
+        MismatchError
+    """
+    each, remainder = divmod(len(messages), count)
+    if remainder or not each:
+        raise MismatchError(f"rank {evidence.rank} has {len(messages)} messages with {what} and {count} {of}")
+    return np.arange(len(messages), dtype=np.int64) // each
 
 
 def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool) -> Outputs:
@@ -157,7 +163,7 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
-    outputs = Outputs(trained_outputs(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    outputs = trained_outputs(sent.post_ns, backwards.start_ns, num_tensors)
     _check_close(evidence, outputs.of(sent))
     return outputs
 
@@ -183,39 +189,35 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
         raise MismatchError(f"rank {evidence.rank} computes between messages that would be of one output")
 
 
-def _rank_matches(
-    evidence: Sequence[Evidence], channels: Sequence[Channels], gradients: _Gradients, outputs: Sequence[Outputs]
+def rank_matches(
+    evidence: Sequence[Evidence], channels: Sequence[Channels], gradients: Gradients, outputs: Sequence[Outputs | None]
 ) -> list[RankMatch]:
-    """The ops and messages of each rank.
+    """The ops and messages of each rank; ``outputs`` are by edge, as the groups of gradients are.
 
     Raises:
         MismatchError: they do not fit each other.
     """
-    if len({rank_evidence.trained.sizes for rank_evidence in outputs}) > 1:
+    if len({of_edge.sizes for of_edge in outputs if of_edge is not None}) > 1:
         raise MismatchError("the ranks do not send outputs and gradients of the same steps")
     matches = []
-    for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):
+    for index, (rank_evidence, of_rank) in enumerate(zip(evidence, channels, strict=True)):
         groups: dict[MessageKind, Grouped] = {}
         unused: dict[MessageKind, Messages] = {}
-        for edge, message_kinds in ((pp_rank, _TO_NEXT), (pp_rank - 1, _TO_PREVIOUS)):
-            if not 0 <= edge < len(outputs):
+        for edge, message_kinds in ((index + 1, TO_NEXT), (index, TO_PREVIOUS)):
+            of_edge, group = outputs[edge], gradients.group[edge]
+            if of_edge is None or group is None:
                 continue
-            forward, backward = (getattr(rank_channels, name) for name in message_kinds.values())
+            forward, backward = (getattr(of_rank, name) for name in message_kinds.values())
             output, gradient = message_kinds
-            groups[output] = outputs[edge].of(forward)
-            unused[output] = forward.where(outputs[edge].is_unused(forward))
-            kept = gradients.kept[gradients.group[edge]]
-            groups[gradient] = grouped(backward.where(kept), _renumbered(gradients.group[edge][kept]))
+            groups[output], unused[output] = of_edge.of(forward), of_edge.others(forward)
+            kept = gradients.kept[group]
+            groups[gradient] = grouped(backward.where(kept), _renumbered(group[kept]))
             unused[gradient] = backward.where(~kept)
-        forwards = forwards_between(rank_evidence, rank_channels, groups)
-        matches.append(RankMatch(rank_evidence.rank, forwards, gradients.backwards[pp_rank], groups, unused))
+        forwards = forwards_between(rank_evidence, of_rank, groups)
+        peers = peers_between(of_rank.previous, of_rank.following)
+        backwards = gradients.backwards[index]
+        matches.append(RankMatch(rank_evidence.rank, index, forwards, backwards, groups, unused, peers))
     return matches
-
-
-_TO_NEXT: Mapping[MessageKind, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
-
-
-_TO_PREVIOUS: Mapping[MessageKind, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
 
 
 def _renumbered(group: Int64) -> Int64:

@@ -8,8 +8,9 @@ messages, or between a message and an op. What lies elsewhere (gradients set to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,10 +128,41 @@ class MismatchError(Exception):
     """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
 
 
+Match = TypeVar("Match")
+
+
+def outcome_of(hypothesis: Callable[[], Match]) -> Match | MismatchError:
+    """What explains the evidence if a hypothesis holds, or the reason against it."""
+    try:
+        return hypothesis()
+    except MismatchError as err:
+        return err
+
+
+def first_match(hypotheses: Iterable[Callable[[], Match]]) -> Match:
+    """That of the first hypothesis that explains the evidence.
+
+    Raises:
+        MismatchError: none does; the reason is that against the first.
+    """
+    reasons: list[MismatchError] = []
+    for hypothesis in hypotheses:
+        match = outcome_of(hypothesis)
+        if not isinstance(match, MismatchError):
+            return match
+        reasons.append(match)
+    raise reasons[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The messages of a rank by what they carry: outputs sent on, inputs received, gradients received and sent back."""
+    """The messages of a rank by what they carry: outputs sent on, inputs received, gradients received and sent back.
 
+    ``previous`` and ``following`` are the ranks that they are exchanged with: None where there is none, −1 where it is unknown.
+    """
+
+    previous: int | None
+    following: int | None
     to_next: Messages
     from_next: Messages
     to_previous: Messages
@@ -158,7 +190,14 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
         from_next = np.full(len(recvs), following is not None)
     else:
         to_next, from_next = _by_ops(evidence)
-    return Channels(sends.where(to_next), recvs.where(from_next), sends.where(~to_next), recvs.where(~from_next))
+    return Channels(
+        previous=previous,
+        following=following,
+        to_next=sends.where(to_next),
+        from_next=recvs.where(from_next),
+        to_previous=sends.where(~to_next),
+        from_previous=recvs.where(~from_next),
+    )
 
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.rank_order import MismatchError
+from pptrace.recognise.infer.rank_order import Bools, Grouped, Messages, MismatchError, grouped
 
 Op = tuple[str, int, int]
 """F or B, its number among those of its kind on its rank, and its start in ns."""
@@ -33,14 +33,27 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedOutputs:
-    """Messages of outputs that backwards followed: the sizes of units in order, and the indices of messages."""
+class Outputs:
+    """Messages between two ranks with outputs that backwards followed: their indices, of ``num_tensors`` for each forward.
 
-    sizes: tuple[int, ...]
+    ``sizes`` are those of units in order.
+    """
+
     messages: Int64
+    num_tensors: int
+    sizes: tuple[int, ...] = ()
+
+    def of(self, messages: Messages) -> Grouped:
+        group = np.arange(len(self.messages), dtype=np.int64) // self.num_tensors
+        return grouped(messages.where(self.messages), group)
+
+    def others(self, messages: Messages) -> Messages:
+        """The messages between the ranks that belong to none."""
+        is_other: Bools = ~np.isin(np.arange(len(messages)), self.messages)
+        return messages.where(is_other)
 
 
-def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> TrainedOutputs:
+def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Outputs:
     """The units of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
     no backward follows (evaluation, the agreeing on shapes) is none.
 
@@ -67,7 +80,7 @@ def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Tra
             num_sent = num_backwards = 0
     if num_backwards:
         raise MismatchError("more backwards than forwards: some forwards were not recorded")
-    return TrainedOutputs(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
+    return Outputs(np.array(kept[::-1], dtype=np.int64), num_tensors, tuple(sizes[::-1]))
 
 
 def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Sequence[Int64]) -> tuple[Unit, ...]:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
+from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds, match_schedule_by_kinds
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, steps_of
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class MicrobatchAssignment:
-    """The tables with stages and microbatches, the plan that they follow, and lines about what was inferred."""
+class StageAssignment:
+    """The tables with stages, the mesh with its number of chunks, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
-    plan: Plan
-    notes: tuple[str, ...]
+    mesh: MeshInfo
+    notes: tuple[str, ...] = ()
 
 
 def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
-) -> MicrobatchAssignment | None:
+) -> StageAssignment | None:
     """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
@@ -40,7 +40,7 @@ def assign_microbatches(
     plans = {
         step.step: plan_of_other_length
         for step in steps
-        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds)) is not None
+        if (plan_of_other_length := match_by_kinds(plan.pp, step.kinds, like=plan)) is not None
     }
     filled = _with_stages_and_microbatches(ops, steps, plan, plans)
 
@@ -52,7 +52,7 @@ def assign_microbatches(
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
     messages, message_warnings = messages_of_plan(comms, filled, plan_of, mesh)
-    return MicrobatchAssignment(filled, messages, plan, (note, *message_warnings))
+    return StageAssignment(filled, messages, replace(mesh, vpp=plan.num_chunks), (note, *message_warnings))
 
 
 def messages_of_plan(

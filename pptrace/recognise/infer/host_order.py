@@ -2,7 +2,7 @@
 
 Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
 autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
-forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.unlabelled.match_chain` decides.
+forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.infer.match_chain` decides.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import pandas as pd
 
 from pptrace.model.tables import HOST_ORDER, What, empty_table
 from pptrace.model.traces import Category, Events
+from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, pipeline_thread
 from pptrace.recognise.ops.label_columns import Ranges
 from pptrace.recognise.ops.labelled_ranges import labelled_ops, labelled_ranges
 from pptrace.recognise.ops.named_ranges import DATA, found_ranges
 
-_P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
-_ENGINE = "autograd::engine::evaluate_function"
 _COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
 _VIEW = re.compile(
     r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
@@ -40,7 +39,7 @@ def shows_operators(host: pd.DataFrame) -> bool:
 
 def find_host_order(events: Events) -> pd.DataFrame:
     """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message."""
-    thread = _thread_of_messages(events)
+    thread = pipeline_thread(events)
     if thread is None:
         return empty_table(HOST_ORDER)
     ranges = labelled_ranges(events)
@@ -57,15 +56,6 @@ def find_host_order(events: Events) -> pd.DataFrame:
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def _thread_of_messages(events: Events) -> int | None:
-    """The thread that posts most sends and receives."""
-    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
-    if not len(rows):
-        return None
-    threads, counts = np.unique(events.thread[rows], return_counts=True)
-    return int(threads[counts.argmax()])
-
-
 def _named(events: Events, test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
     return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
 
@@ -73,7 +63,7 @@ def _named(events: Events, test: Callable[[str], object]) -> npt.NDArray[np.bool
 def _operators(events: Events, thread: int) -> pd.DataFrame:
     """The outermost operators of the thread that compute, and the engine's nodes of all threads."""
     is_operator = events.category == Category.CPU_OP
-    engine = _named(events, lambda name: name.startswith(_ENGINE))
+    engine = _named(events, lambda name: name.startswith(ENGINE))
     rows = np.flatnonzero(is_operator & (engine | (events.thread == thread)))
     rows = _outermost(events, rows)
     rows = rows[~_named(events, _COMMUNICATION.match)[rows] & ~_named(events, _VIEW.fullmatch)[rows]]
@@ -84,8 +74,7 @@ def _operators(events: Events, thread: int) -> pd.DataFrame:
 
 def _messages(events: Events, thread: int) -> pd.DataFrame:
     """The postings of the thread's sends and receives."""
-    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
-    rows = rows[events.thread[rows] == thread]
+    rows = np.flatnonzero(is_message(events) & (events.thread == thread))
     return _table(What.MESSAGE.value, -1, events.correlation[rows], events.start_ns[rows], events.ends_of(rows))
 
 

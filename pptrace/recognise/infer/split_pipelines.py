@@ -9,7 +9,7 @@ import pandas as pd
 
 from pptrace.axes import SIZED
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
+from pptrace.recognise.infer.candidates import match_by_kinds, num_leading
 from pptrace.recognise.schedule.measured_steps import kinds_by_pp_rank
 from pptrace.schedule.registry import SCHEDULES
 
@@ -63,8 +63,7 @@ def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
     if not kinds_by_rank:
         return False
     last = kinds_by_rank[max(kinds_by_rank)]
-    leading = next((index for index, kind in enumerate(last) if kind != "F"), len(last))
-    return 1 < leading < last.count("F") and match_by_kinds(len(mesh.pipelines[0]), kinds_by_rank) is None
+    return 1 < num_leading(last) < last.count("F") and match_by_kinds(len(mesh.pipelines[0]), kinds_by_rank) is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ it to order: the kinds of a rank's ops, in order, are compared with those of eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,10 @@ from pptrace.model.categories import with_categories
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.stage_texts import with_stage_of_chunk
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
-from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
+from pptrace.recognise.infer.assign_from_schedule import StageAssignment, assign_microbatches
+from pptrace.recognise.infer.candidates import match_by_kinds
+from pptrace.recognise.infer.split_pipelines import is_truncated, split_into_pipelines
 from pptrace.recognise.schedule.exact_match import match_registry
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.recognise.schedule.measured_steps import fullest, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.placement import loop, zigzag
@@ -34,16 +34,6 @@ from pptrace.slices import distinct_rows
 
 Layout = Callable[[int, int, int], int]
 """(chunk, pipeline rank, p) → stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageAssignment:
-    """The tables with stages, the mesh with its number of chunks, and lines about what was inferred."""
-
-    ops: pd.DataFrame
-    comms: pd.DataFrame
-    mesh: MeshInfo
-    notes: tuple[str, ...] = ()
 
 
 def assign_stages(
@@ -64,9 +54,7 @@ def assign_stages(
     if chunks == 1 and (unknown := _why_unknown(ops, comms, mesh, lacking)):
         return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
     if chunks == 1 and (assignment := assign_microbatches(ops, comms, mesh, calls)) is not None:
-        return StageAssignment(
-            assignment.ops, assignment.comms, replace(mesh, vpp=assignment.plan.num_chunks), (*notes, *assignment.notes)
-        )
+        return replace(assignment, notes=(*notes, *assignment.notes))
     if chunks == 1 and (why := _cannot_run(ops[lacking], mesh)):
         filled = ops.copy()
         filled.loc[lacking, "microbatch"] = -1

@@ -11,6 +11,7 @@ import pandas as pd
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
+from pptrace.recognise.infer.candidates import num_leading
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -25,7 +26,7 @@ class Detail(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class StepMessages:
     """Messages of a rank in one step: their (kind, direction), and the global ranks of their peers.
 
     ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
@@ -89,7 +90,7 @@ class TracedRank:
     kinds: tuple[str, ...]
     stages: tuple[int, ...]
     num_microbatches: int
-    messages: Messages
+    messages: StepMessages
     pairs: tuple[int, ...] | None = None
 
     @property
@@ -99,7 +100,7 @@ class TracedRank:
     @property
     def num_leading(self) -> int:
         """The forwards before any other op."""
-        return next((index for index, kind in enumerate(self.kinds) if kind != "F"), len(self.kinds))
+        return num_leading(self.kinds)
 
     @property
     def is_last_first(self) -> bool:
@@ -174,7 +175,7 @@ def find_traced_ranks(
     return traced_ranks
 
 
-def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> TracedRank | None:
+def _traced_rank(rank: int, ops: pd.DataFrame, messages: StepMessages, is_paired: bool) -> TracedRank | None:
     has_stage = ops["stage"] >= 0
     if has_stage.any() and not has_stage.all():
         return None
@@ -213,7 +214,7 @@ def _stages_in(pair: str) -> Iterator[int]:
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 
 
-def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> Messages:
+def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> StepMessages:
     pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     kinds_and_directions = (
         frozenset(zip(pipeline_messages["kind"], pipeline_messages["direction"], strict=True))
@@ -221,7 +222,9 @@ def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> M
         else frozenset()
     )
     peers = {int(peer) for peer in pipeline_messages["peer"].tolist() if peer >= 0}
-    return Messages(kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact)
+    return StepMessages(
+        kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact
+    )
 
 
 def _has_messages(calls: pd.DataFrame | None) -> bool:

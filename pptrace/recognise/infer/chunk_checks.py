@@ -14,8 +14,8 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.infer.rank_order import MismatchError, Ops, evidence_of, forwards_behind
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.rank_order import MismatchError, Ops, evidence_of, forwards_behind
 
 
 def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:

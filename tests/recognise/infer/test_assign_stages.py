@@ -10,11 +10,11 @@ import pytest
 from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
+from pptrace.recognise.infer.candidates import match_by_kinds
 from pptrace.recognise.labels import Label, LabelledAction, read_label
 from pptrace.recognise.ops.label_actions import LabelledActions, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, KINDS, NONE, Range, Ranges
 from pptrace.recognise.run import RecognisedRun, recognise
-from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.registry import build

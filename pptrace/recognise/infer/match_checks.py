@@ -9,16 +9,16 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.schedule.exact_match import match_registry
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
-from pptrace.recognise.unlabelled.rank_order import (
+from pptrace.recognise.infer.match import Match, MessageKind, RankMatch
+from pptrace.recognise.infer.rank_order import (
     Evidence,
     Grouped,
     MismatchError,
     check_only_forwards,
     forwards_behind,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Op, Unit, units_of
+from pptrace.recognise.infer.schedule_runs import Op, Unit, units_of
+from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -27,7 +27,7 @@ from pptrace.schedule.text import from_rows
 
 def checked(
     evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], is_engine_complete: bool
-) -> PipelineMatch:
+) -> Match:
     """The match, if all ranks ran the same units, in an order that can run to its end.
 
     Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``are_whole``: whether each rank's engine
@@ -57,7 +57,7 @@ def checked(
         cells = tuple(tuple(unit.cells(row, index)) for index, row in enumerate(rows))
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
-    return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+    return Match(tuple(ranks), units, behind, is_known, plans[max(plans)], by_peers)
 
 
 def _check_apart(match: RankMatch) -> None:

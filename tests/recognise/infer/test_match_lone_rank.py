@@ -17,7 +17,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.workflow.analyse import analyse
-from tests.recognise.unlabelled.test_match_chain import NODE, Program
+from tests.recognise.infer.test_match_chain import NODE, Program
 from tests.support.extent import ALL
 from tests.support.lanes import bubble_ns
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

@@ -1,25 +1,23 @@
-"""Readings of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
+"""Explanations of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
 
 One rank's order is that of a single schedule of the registry, of several, or of none. What all of them have in common is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
-from pptrace.errors import ScheduleError
-from pptrace.recognise.partial.traced_ranks import Detail, TracedRank
-from pptrace.schedule import registry
+from pptrace.recognise.infer.candidates import CandidatePlan, candidates_by_kinds, has_kinds, variants_of
+from pptrace.recognise.infer.traced_ranks import Detail, TracedRank
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.registry import Schedule
+from pptrace.schedule.registry import SCHEDULES
 from pptrace.schedule.replay import replay, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Explanation:
     """A plan that the traced ranks match in ops and messages, with their pipeline ranks in it."""
 
     plan: Plan
@@ -81,11 +79,11 @@ def strides(pp: int, world: int) -> list[int]:
     return [stride for stride in range(1, world // pp + 1) if (world // pp) % stride == 0]
 
 
-def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Reading, ...], bool]:
-    """Every reading of the traced ranks, and whether all candidates were tried."""
+def find_explanations(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Explanation, ...], bool]:
+    """Every explanation of the traced ranks, and whether all candidates were tried."""
     if any(traced.is_last_first for traced in traced_ranks):
         return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
-    readings: list[Reading] = []
+    explanations: list[Explanation] = []
     is_complete = True
     for plan in _plans(traced_ranks, facts):
         if plan is None:
@@ -93,9 +91,9 @@ def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> t
             continue
         for pp_ranks in facts.pp_ranks(traced_ranks, plan):
             if all(_is_possible(traced, plan, pp_ranks[traced.rank]) for traced in traced_ranks):
-                reading = Reading(plan, pp_ranks)
-                readings += [] if reading in readings else [reading]
-    return tuple(readings), is_complete
+                explanation = Explanation(plan, pp_ranks)
+                explanations += [] if explanation in explanations else [explanation]
+    return tuple(explanations), is_complete
 
 
 def _is_possible(traced: TracedRank, plan: Plan, pp_rank: int) -> bool:
@@ -113,77 +111,41 @@ _MOST_SEARCHED = 2_000
 def _plans(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> Iterator[Plan | None]:
     """The plans worth comparing; None in place of one that is too large to build."""
     total = 0
+    for candidate in _candidates(traced_ranks, facts):
+        size = candidate.num_forwards
+        if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
+            yield None
+        elif not (candidate.entry.searches and size > _MOST_SEARCHED) and (plan := candidate.build()) is not None:
+            total += size
+            yield plan
+
+
+def _candidates(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> Iterator[CandidatePlan]:
+    """The plans that the ranks may have run by their kinds and sizes, and by the labels of the first."""
+    kinds, first = {kind for traced in traced_ranks for kind in traced.kinds}, traced_ranks[0]
     for pp in _lengths(traced_ranks, facts):
-        for entry in registry.SCHEDULES.values():
-            if (facts.names and entry.name not in facts.names) or not _has_kinds(entry, traced_ranks):
-                continue
-            for chunks, microbatches in _sizes(entry, traced_ranks[0], pp):
-                if pp == 1 and chunks > 1:
-                    continue  # nobody cuts a model for one rank
-                size = pp * chunks * microbatches
-                if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
-                    yield None
-                elif not (entry.searches and size > _MOST_SEARCHED):
-                    for plan in _variants_of(entry, pp, microbatches, chunks, traced_ranks):
-                        total += size
-                        yield plan
-
-
-def _variants_of(
-    entry: Schedule, pp: int, microbatches: int, chunks: int, traced_ranks: Sequence[TracedRank]
-) -> Iterator[Plan]:
-    """The plan of a schedule with this shape, and those of its variants."""
-    variants: list[tuple[int | None, bool]] = [(None, False)]
-    if entry.takes_group_size:
-        variants += [(None, True), *((size, False) for size in _group_sizes(traced_ranks[0], pp, microbatches, chunks))]
-    has_labels = traced_ranks[0].detail is not Detail.KINDS
-    for group_size, lean in variants:
-        if not (has_labels or entry.runs_without_labels(pp, microbatches, group_size)):
+        if first.num_chunks is None:
+            candidates = candidates_by_kinds(pp, kinds, first.num_microbatches, first.num_leading)
+        elif pp > 1 or first.num_chunks == 1:  # nobody cuts a model for one rank
+            candidates = _labelled_candidates(pp, kinds, first, first.num_chunks)
+        else:
             continue
-        try:
-            plan = registry.build(entry.name, pp, microbatches, chunks, group_size, lean)
-        except ScheduleError:
-            continue
-        yield plan
+        yield from (candidate for candidate in candidates if candidate.entry.name in (facts.names or SCHEDULES))
 
 
-def _group_sizes(traced: TracedRank, pp: int, microbatches: int, chunks: int) -> Iterable[int]:
-    """The sizes N of microbatch groups that let a rank run so many forwards before its first backward: at least (v−1)·N."""
-    if traced.detail is Detail.KINDS:
-        return range(pp + 1, min(microbatches, traced.num_leading // (chunks - 1)) + 1)
+def _labelled_candidates(pp: int, kinds: Collection[str], traced: TracedRank, chunks: int) -> Iterator[CandidatePlan]:
+    for entry in SCHEDULES.values():
+        if has_kinds(entry, kinds):
+            microbatches = traced.num_microbatches
+            for group_size, lean in variants_of(entry, _group_sizes(traced, pp, microbatches)):
+                yield CandidatePlan(entry, pp, chunks, microbatches, group_size, lean)
+
+
+def _group_sizes(traced: TracedRank, pp: int, microbatches: int) -> Sequence[int]:
+    """The size N > p of microbatch groups: as many ops as a rank runs on its first chunk before it turns to another."""
     first = traced.cells[0].partition("F")[0]
     turn = next((index for index, cell in enumerate(traced.cells) if cell.partition("F")[0] != first), microbatches)
     return (min(turn, microbatches),) if turn > pp else ()
-
-
-@cache
-def _splits(name: str) -> tuple[bool, bool]:
-    """Return whether a schedule has weight gradients of their own, and whether it has overlapped pairs, whatever its shape."""
-    plan = registry.build(name, 2, 4)
-    return plan.splits_backward, any(action.parts for row in plan.ranks for action in row)
-
-
-def _has_kinds(entry: Schedule, traced_ranks: Sequence[TracedRank]) -> bool:
-    kinds = {kind for traced in traced_ranks for kind in traced.kinds}
-    return _splits(entry.name) == (bool(kinds & {"I", "W"}), "OVERLAP_F_B" in kinds)
-
-
-def _sizes(entry: Schedule, traced: TracedRank, pp: int) -> Iterator[tuple[int, int]]:
-    """(v, m) that a schedule may have with so many chunks and forwards on a rank."""
-    if traced.num_chunks is not None:
-        yield traced.num_chunks, traced.num_microbatches
-        return
-    total = traced.num_microbatches
-    if entry.bidirectional:
-        yield 2, total
-        return
-    if entry.default_chunks == 1:
-        yield 1, total
-        return
-    most = total if entry.takes_any_chunks else entry.default_chunks
-    for chunks in range(2, most + 1):
-        if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= traced.num_leading:
-            yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 
 
 def _lengths(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> list[int]:
@@ -215,21 +177,23 @@ def pipeline_lengths_of_stages(stage_sets: Iterable[Sequence[int]]) -> set[int]:
     return common or set()
 
 
-def agreed_reading(readings: Sequence[Reading]) -> Reading | None:
-    """The first reading, if all others agree with it on the schedule and the traced ranks; else None.
+def agreed_explanation(explanations: Sequence[Explanation]) -> Explanation | None:
+    """The first explanation, if all others agree with it on the schedule and the traced ranks; else None.
 
     Plans of one schedule may differ elsewhere: in how ranks without a trace warm up, for one.
     """
-    if not readings:
+    if not explanations:
         return None
-    first, *rest = readings
+    first, *rest = explanations
     return first if all(_visible_part(other) == _visible_part(first) for other in rest) else None
 
 
-def _visible_part(reading: Reading) -> tuple[object, ...]:
-    plan = reading.plan
+def _visible_part(explanation: Explanation) -> tuple[object, ...]:
+    plan = explanation.plan
     timeline = replay(plan, unit_cost)
-    rows = [timeline.ranks[pp_rank] for pp_rank in reading.pp_ranks.values()]
+    rows = [timeline.ranks[pp_rank] for pp_rank in explanation.pp_ranks.values()]
     spans = [(row[0].start, row[-1].end) for row in rows if row]
-    actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.pp_ranks.values()]
-    return plan.name, plan.num_microbatches, plan.placement, reading.pp_ranks, timeline.makespan, spans, actions
+    actions = [
+        [(action.key, action.phase) for action in plan.compute_actions(p)] for p in explanation.pp_ranks.values()
+    ]
+    return plan.name, plan.num_microbatches, plan.placement, explanation.pp_ranks, timeline.makespan, spans, actions

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
+from pptrace.recognise.infer.match import Match, RankMatch, numbers_of
+from pptrace.recognise.infer.rank_order import Messages
+from pptrace.recognise.infer.schedule_runs import Unit
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch, numbers_of
-from pptrace.recognise.unlabelled.rank_order import Messages
-from pptrace.recognise.unlabelled.schedule_runs import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,65 +51,57 @@ def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Uni
     return step_numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Assignment of a match to the ops and messages of a rank: a step to each unit, to each backward its forward (``behind``),
-    the rank's stage (None if unknown), and the peers of its messages.
-    """
-
-    units: tuple[Unit, ...]
-    steps: Steps
-    behind: Int64
-    stage: int | None
-    peers: Mapping[MessageKind, int]
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """The columns ``stage`` and ``chunk``: −1 where the stage is unknown."""
-        return {"stage": -1, "chunk": -1} if self.stage is None else {"stage": self.stage, "chunk": 0}
+def with_matches(ranks: Sequence[RecognisedRank], matches: Sequence[Match]) -> tuple[RecognisedRank, ...]:
+    """The ranks with the ops and messages of the matches."""
+    by_rank = {recognised.number: recognised for recognised in ranks}
+    for match in matches:
+        steps = steps_of_units(match.units, [(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks])
+        for of_rank in match.ranks:
+            by_rank[of_rank.rank] = _with_match(by_rank[of_rank.rank], of_rank, match, steps)
+    return tuple(by_rank.values())
 
 
-def with_match(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> RecognisedRank:
-    """The rank with the ops and messages of a match."""
+def _with_match(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> RecognisedRank:
     return replace(
         recognised,
         framework=recognised.framework or "unlabelled",
-        ops=_ops(recognised, match, assignment),
-        comms=_comms(recognised, match, assignment),
+        ops=_ops(recognised, of_rank, match, steps),
+        comms=_comms(recognised, of_rank, match, steps),
         warnings=warnings_of_marks(recognised.warnings),
-        is_paired=assignment.stage is None,
+        is_paired=of_rank.stage is None,
     )
 
 
-def _ops(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> pd.DataFrame:
+def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> pd.DataFrame:
     launches = LaunchIndex(recognised.work)
-    unit, microbatch = numbers_of(assignment.units)
-    common: dict[str, Any] = {**assignment.columns, "source": "inferred"}
+    unit, microbatch = numbers_of(match.units)
+    stage, chunk = (-1, -1) if of_rank.stage is None else (of_rank.stage, 0)
+    common: dict[str, Any] = {"stage": stage, "chunk": chunk, "source": "inferred"}
     rows: list[dict[str, Any]] = []
-    for kind, ops, of_op in (("F", match.forwards, slice(None)), ("B", match.backwards, assignment.behind)):
-        columns = (ops.start_ns, ops.end_ns, assignment.steps.of_unit[unit][of_op], microbatch[of_op])
+    for kind, ops, of_op in (("F", of_rank.forwards, slice(None)), ("B", of_rank.backwards, match.behind)):
+        columns = (ops.start_ns, ops.end_ns, steps.of_unit[unit][of_op], microbatch[of_op])
         for start, end, step, number in zip(*(column.tolist() for column in columns), strict=True):
             span = launches.span(start, end, communication=False)
             clock = "host" if span is None else "device"
             start, end = (start, end) if span is None else span[:2]
             rows.append(_row(kind, step, start, end, microbatch=number, clock=clock, **common))
-    rows += _spans(recognised, match, assignment)
+    rows += _spans(recognised, of_rank, match, steps)
     rows.sort(key=lambda row: row["start_ns"])
     return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
 
 
-def _spans(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> Iterator[dict[str, Any]]:
+def _spans(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> Iterator[dict[str, Any]]:
     """The optimizer's runs, each of the last step that began before it, data of the step that begins next, and the numbered
     ranges of steps.
     """
-    numbers = assignment.steps.of_unit
-    begun = match.backwards.start_ns[[unit.first for unit in assignment.units]]
+    numbers = steps.of_unit
+    begun = of_rank.backwards.start_ns[[unit.first for unit in match.units]]
     for what, number, start, end in recognised.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
         if what == What.OPTIMIZER and (at := int(np.searchsorted(begun, start)) - 1) >= 0:
             yield _row("OPTIMIZER", int(numbers[at]), start, end)
         elif what == What.DATA:
             yield _row("DATA", int(numbers[min(int(np.searchsorted(begun, start)), len(numbers) - 1)]), start, end)
-        elif what == What.STEP and assignment.steps.by_ranges and number >= 0 and number in numbers:
+        elif what == What.STEP and steps.by_ranges and number >= 0 and number in numbers:
             yield _row("STEP", number, start, end)
 
 
@@ -119,20 +111,20 @@ def _row(kind: str, step: int, start_ns: int, end_ns: int, **more: Any) -> dict[
     return row | more
 
 
-def _comms(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> pd.DataFrame:
+def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> pd.DataFrame:
     """The messages of the ops, and those that are of none."""
-    unit, microbatch = numbers_of(assignment.units)
+    unit, microbatch = numbers_of(match.units)
     parts = []
-    for (direction, kind), group in match.groups.items():
-        row = {"kind": kind, "direction": direction, "peer": assignment.peers[direction, kind]}
-        of_op = group.group if direction == "F" else assignment.behind[group.group]
+    for (direction, kind), group in of_rank.groups.items():
+        row = {"kind": kind, "direction": direction, "peer": of_rank.peers[direction, kind]}
+        of_op = group.group if direction == "F" else match.behind[group.group]
         named = {
-            "step": assignment.steps.of_unit[unit[of_op]],
-            "stage": assignment.columns["stage"],
+            "step": steps.of_unit[unit[of_op]],
+            "stage": -1 if of_rank.stage is None else of_rank.stage,
             "microbatch": microbatch[of_op],
         }
         parts.append(_messages(recognised, group.messages, row | named))
-        parts.append(_messages(recognised, match.others[direction, kind], row | dict.fromkeys(named, -1)))
+        parts.append(_messages(recognised, of_rank.others[direction, kind], row | dict.fromkeys(named, -1)))
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 

@@ -1,0 +1,261 @@
+"""Locate what the ranks of a run did: which ops those without labels ran, in which groups, mesh and stages.
+
+What becomes known, in this order: the process groups, by the calls of the ranks; the ops of ranks whose labels name none, by
+the messages between them; the mesh, by facts, groups and ops; the stages, chunks and microbatches that labels leave open, by
+the plans that explain the order of ops on all ranks of a pipeline, or on those that have a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from pptrace.model.join_tables import join_ranks
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
+from pptrace.model.traces import InputFormat
+from pptrace.recognise.groups.axes import Groups, find_groups
+from pptrace.recognise.groups.communicators import Members, with_members
+from pptrace.recognise.groups.descriptions import framework_of_descriptions
+from pptrace.recognise.groups.mesh import (
+    mesh_from_metadata,
+    mesh_from_stages,
+    mesh_in_order,
+    mesh_with_collectives,
+    mesh_with_declared_pipelines,
+    mesh_with_groups,
+    mesh_with_messages,
+    stages_by_rank,
+)
+from pptrace.recognise.groups.rank_layout import with_layout
+from pptrace.recognise.infer.assign_from_schedule import StageAssignment
+from pptrace.recognise.infer.assign_stages import assign_stages
+from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
+from pptrace.recognise.infer.host_order import shows_operators
+from pptrace.recognise.infer.match_ranks import (
+    JointMatch,
+    alone_with_messages,
+    is_unsure_alone,
+    match_ranks,
+    without_inferred,
+)
+from pptrace.recognise.infer.mesh_and_stages import JoinedRanks, Partial, read_partial
+from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.steps.cut_by_balance import with_balanced_spans
+from pptrace.slices import rows_where
+
+UNLABELLED = "unlabelled"
+"""The framework of traces without any framework's labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The ranks with the ops that they ran; facts of the run, its groups and framework; ops and mesh with the stages assigned
+    (``placed``).
+
+    ``partial`` is set where ranks of the pipelines have no trace. ``framework_evidence`` says what told the framework, if not
+    labels.
+    """
+
+    ranks: Sequence[RecognisedRank]
+    facts: Mapping[int, Mapping[str, Any]]
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    placed: StageAssignment
+    partial: Partial | None
+    framework: str
+    framework_evidence: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def locate(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]) -> Located:
+    """Match ranks without labels jointly and locate all; once more without what order alone inferred, where that is refuted.
+
+    Args:
+        num_ranks: the ranks that the run had, when known.
+        spanned: the ranks of OpenTelemetry spans.
+    """
+    ranks = tuple(ranks)
+    groups = _groups(ranks)
+    joint = match_ranks(ranks, groups[1], num_ranks)
+    groups = groups if joint.ranks is ranks else _groups(joint.ranks)
+    located = _locate(joint.ranks, groups, joint.pipelines, num_ranks, spanned)
+    unproved, against = _unproved(ranks, joint, located.placed)
+    if unproved:
+        no_pipeline = [
+            recognised.number
+            for recognised in ranks
+            if recognised.number in unproved & joint.refused and shows_operators(recognised.host)
+        ]
+        proved = [without_inferred(rank) if rank.number in unproved else rank for rank in ranks]
+        located = _locate(proved, _groups(proved, no_pipeline), joint.pipelines, num_ranks, spanned)
+    lines = joint.notes if not joint.refused or (located.placed.mesh.vpp or 1) == 1 else ()
+    lines += alone_with_messages(located.ranks) if not joint.notes else ()
+    lines += (f"several stages per rank are ruled out as well: {against}",) if against else ()
+    return replace(located, warnings=(*lines, *located.warnings))
+
+
+def _unproved(
+    ranks: Sequence[RecognisedRank], joint: JointMatch, placed: StageAssignment
+) -> tuple[frozenset[int], str]:
+    """The ranks of which order alone inferred ops that may be none, and what speaks against several stages on each."""
+    has_chunks = (placed.mesh.vpp or 1) > 1
+    refused = [recognised for recognised in ranks if recognised.number in joint.refused]
+    against = contradiction_of_chunks(refused, placed.ops, placed.mesh) if has_chunks and refused else ""
+    if refused and (against or not (has_chunks or _is_split(placed.ops))):
+        return joint.refused, against
+    if not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, placed.ops):
+        return frozenset(recognised.number for recognised in ranks), ""
+    return frozenset(), ""
+
+
+def _locate(
+    ranks: Sequence[RecognisedRank],
+    found: tuple[Members, Groups],
+    matched: Sequence[tuple[int, ...]],
+    num_ranks: int | None,
+    spanned: Sequence[int],
+) -> Located:
+    """The mesh by facts, groups and ops, then the stages. ``matched`` are pipelines whose messages were."""
+    ops = join_ranks([(recognised.number, recognised.ops) for recognised in ranks], OPS)
+    comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
+    facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
+    members, groups = found
+    metadata = list(facts.values())
+    world = num_ranks or _least_world(ranks, comms)
+    mesh = replace(_mesh(metadata, ops, comms, groups, world), is_guess=num_ranks is None and not groups.world_size)
+    mesh = replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp)
+    if matched and mesh.pp == len(matched[0]):
+        mesh = replace(mesh, pipelines=tuple(matched), in_order=False)
+    ops, cut = with_balanced_spans(ops, mesh, spanned)
+    framework, evidence = _framework(ranks, groups)
+    partial = None
+    if not spanned and not any(
+        facts_of_rank.get("plan") for facts_of_rank in metadata
+    ):  # spans tell sizes of their own
+        joined = JoinedRanks(
+            ops,
+            comms,
+            mesh,
+            members.calls,
+            groups,
+            members.distributed,
+            framework=framework,
+            is_declared=any("pp_ranks" in facts_of_rank for facts_of_rank in metadata) and bool(mesh.pipelines),
+            paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
+        )
+        partial = read_partial(joined)
+    placed = assign_stages(ops, comms, mesh, members.calls) if partial is None else partial.placed
+    is_explained = any(recognised.by_gaps or recognised.is_paired for recognised in ranks)
+    inferences = _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_explained)
+    return Located(
+        ranks=ranks,
+        facts=facts,
+        calls=members.calls,
+        groups=groups,
+        placed=placed,
+        partial=partial,
+        framework=framework,
+        framework_evidence=evidence,
+        warnings=(*layout, *members.warnings, *cut, *inferences, *placed.notes),
+    )
+
+
+def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
+    """The process groups, and the calls with the members of their communicators."""
+    members = with_members(
+        {recognised.number: recognised.calls for recognised in ranks},
+        {recognised.number: recognised.info.metadata for recognised in ranks},
+        {recognised.number: recognised.info.distributed for recognised in ranks},
+    )
+    groups = find_groups(
+        members.calls,
+        members.distributed,
+        {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},
+        by_use=any(recognised.info.format is not InputFormat.NCCL_INSPECTOR for recognised in ranks),
+        no_pipeline=no_pipeline,
+    )
+    return members, groups
+
+
+def _least_world(ranks: Sequence[RecognisedRank], comms: pd.DataFrame) -> int:
+    """Least number of ranks that the run can have: those with a trace, and the peers of their messages, have numbers below it."""
+    highest = int(comms["peer"].max()) if len(comms) else -1
+    return max(len(ranks), highest + 1, *(recognised.number + 1 for recognised in ranks))
+
+
+def _is_split(ops: pd.DataFrame) -> bool:
+    """Return whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
+    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
+
+
+def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
+    """(framework, warnings): that of the labels, else of the names of process groups, else "unlabelled"."""
+    labels = {recognised.framework for recognised in ranks} - {"", UNLABELLED}
+    if labels:
+        return min(labels), ()
+    framework, description = framework_of_descriptions(group.description for group in groups.axes)
+    if framework:
+        return framework, (
+            f"no labels of a framework; {framework} recognised by the names of its process groups ({description})",
+        )
+    return UNLABELLED, ()
+
+
+def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: Groups) -> str:
+    """The source of the stages where no label names them; "" where the facts of the run do."""
+    if any("pp_ranks" in facts_of_rank for facts_of_rank in metadata):
+        return ""
+    if groups.pipelines and mesh.pipelines == groups.pipelines:
+        return "the order of ranks in the pipeline's process group is"
+    return "ascending order of ranks is"
+
+
+def _inferences(
+    ops: pd.DataFrame, placed: StageAssignment, mesh: MeshInfo, order: str, is_explained: bool
+) -> list[str]:
+    """Warnings about what was inferred because no label names it.
+
+    Args:
+        ops, mesh: as labels and groups tell them.
+        placed: with what followed from the order of ops.
+        order: what was taken for the stages; "" where they are known.
+        has_own_lines: whether lines of the ranks say how their ops were inferred.
+    """
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    lines = []
+    is_inferred = bool((compute["source"] == "inferred").any())
+    if is_inferred and not is_explained:
+        lines.append(
+            "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
+            "autograd's threads and messages of each rank"
+        )
+    is_assumed = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
+    if compute["rank"].nunique() > 1 and is_assumed and not (is_inferred and mesh.is_open):
+        lines.append(f"no label names the stages: {order} assumed")
+    return lines
+
+
+def _mesh(
+    metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, comms: pd.DataFrame, groups: Groups, num_ranks: int
+) -> MeshInfo:
+    """The mesh declared in the facts, else that of process groups and ops; pipelines that the facts lack come from the ops."""
+    declared = mesh_from_metadata(metadata, num_ranks)
+    if declared is None:
+        mesh = mesh_with_messages(_mesh_of_ops(ops, num_ranks), comms)
+        mesh = mesh_with_groups(mesh_with_collectives(mesh, comms), ops, groups)
+        return mesh_with_declared_pipelines(mesh, metadata)
+    if declared.pipelines:
+        return declared
+    return replace(declared, pipelines=mesh_with_messages(_mesh_of_ops(ops, num_ranks), comms).pipelines)
+
+
+def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
+    compute = rows_where(ops[["rank", "stage"]], ops["kind"].isin(COMPUTE_KINDS))
+    if len(compute) and (compute["stage"] < 0).all():
+        return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
+    return mesh_from_stages(stages_by_rank(compute), num_ranks)
