@@ -75,10 +75,10 @@ def estimate_clock(
 
 
 def _is_closer(clock: Clock, violated: int) -> bool:
-    """Return whether a clock is known better than readings of one clock, which messages contradict by ``violated`` ns."""
-    return clock.method is ClockMethod.SAME_HOST or (
-        clock.method is ClockMethod.BOUNDS and clock.uncertainty_ns is not None and 2 * clock.uncertainty_ns < violated
-    )
+    """Return whether a clock is as good as readings of one clock, which messages contradict by ``violated`` ns."""
+    if clock.method is ClockMethod.BOUNDS:
+        return clock.uncertainty_ns is not None and 2 * clock.uncertainty_ns < violated
+    return clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
 
 
 def _clock(

@@ -421,7 +421,7 @@ def test_an_order_of_forwards_alone_bounds_one_side_and_relates_nothing() -> Non
 
 
 def test_no_message_moves_the_processes_of_one_recording() -> None:
-    same: dict[int, dict[str, object]] = {rank: {"one_clock": "session 17"} for rank in (0, 1)}
+    same: dict[int, dict[str, object]] = {rank: {"one_clock": "session 17", **facts("a")} for rank in (0, 1)}
     assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], same) == Clock(ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 0)
     bad = estimate_clock(comms_of([*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000)]), [0, 1], same)
     assert (bad.method, bad.offsets_ns, bad.uncertainty_ns) == (ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 0)
