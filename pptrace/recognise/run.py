@@ -21,9 +21,7 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, Int64
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.axes import Groups
-from pptrace.recognise.groups.mesh import (
-    mesh_with_absent_ranks,
-)
+from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
 from pptrace.recognise.infer.assign_from_schedule import StageAssignment
 from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial

@@ -1,4 +1,4 @@
-"""What explains the evidence of ranks of a pipeline: ops and messages of each, and the runs of the schedule."""
+"""Match of the evidence of ranks of a pipeline: ops and messages of each, and the runs of the schedule."""
 
 from __future__ import annotations
 

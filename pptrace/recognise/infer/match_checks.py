@@ -30,8 +30,8 @@ def checked(
 ) -> Match:
     """The match, if all ranks ran the same units, in an order that can run to its end.
 
-    Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``are_whole``: whether each rank's engine
-    ran wherever another's did.
+    Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``is_engine_complete``:
+    whether each rank's engine ran wherever another's did.
 
     Raises:
         MismatchError
@@ -100,7 +100,7 @@ def check_between_units(
 ) -> None:
     """Check that unused messages come between units: ranks agree on shapes while no microbatch is in flight.
 
-    ``ways`` are those of the messages that have to.
+    ``message_kinds`` are those of the messages that have to.
 
     Raises:
         MismatchError: it comes within one, whose own gradient may be lost.

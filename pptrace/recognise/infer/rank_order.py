@@ -132,7 +132,7 @@ Match = TypeVar("Match")
 
 
 def outcome_of(hypothesis: Callable[[], Match]) -> Match | MismatchError:
-    """What explains the evidence if a hypothesis holds, or the reason against it."""
+    """The match of a hypothesis with the evidence, or the reason against it."""
     try:
         return hypothesis()
     except MismatchError as err:
@@ -140,7 +140,7 @@ def outcome_of(hypothesis: Callable[[], Match]) -> Match | MismatchError:
 
 
 def first_match(hypotheses: Iterable[Callable[[], Match]]) -> Match:
-    """That of the first hypothesis that explains the evidence.
+    """The match of the first hypothesis that explains the evidence.
 
     Raises:
         MismatchError: none does; the reason is that against the first.
