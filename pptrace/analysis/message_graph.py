@@ -2,15 +2,14 @@
 
 The simulator's replays (:mod:`pptrace.schedule.replay_table`) have messages that cost their readers time and their ranks none. A
 runtime that posts a receive when it needs it lets the transfer begin then, and one whose sends and receives meet holds up the
-sender too: there a message is a node of its own.
+sender too: there a message is a node of its own, and the same engine replays rows and messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.simulator import makespans
+from pptrace.schedule.replay_program import Program, compile_nodes
+from pptrace.schedule.replay_table import ends_of_nodes, makespans
 
 Times = npt.NDArray[Any]
 """Times of one unit: integers, or of predictions floats."""
@@ -38,58 +38,42 @@ class Messaging(StrEnum):
     ONE_CALL_AT_A_TIME = "sends and receives wait for each other, and each for the call before it"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """Nodes that need nothing but what earlier levels have: ``needs`` are the places of what each needs, filled up with nothing.
-
-    ``needs_at_once`` are the same if every call is posted as soon as it can be. ``calls`` are those after nodes of this level,
-    ``after`` these.
-    """
-
-    nodes: Index
-    needs: Index
-    needs_at_once: Index
-    calls: Index
-    after: Index
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes are the rows of a plan's table, then its messages. Places are those of nodes, then nothing, then calls.
+    """Nodes are the rows of a plan's table, then its messages; ``level`` is the longest chain of nodes that leads to each.
 
     A call posts messages of one rank together: those of which it is an end (``call_of_end``, by the numbers of :func:`end_of`; −1
     where its rank has done nothing before). ``call_row`` is the row that its rank runs next or, after the last one, that.
+    ``edges`` are (needed node, node, the call that is posted between them or −1), ``at_once`` is the program of what each node
+    needs if every call is posted as soon as it can be.
     """
 
     num_rows: int
-    num_nodes: int
     call_row: Index
     call_of_end: Index
-    levels: tuple[_Level, ...]
+    level: Index
+    edges: Index
+    at_once: Program
+
+    @cached_property
+    def late(self) -> Program:
+        """The same with calls that are posted late: by the latency of their number."""
+        source, node, call = self.edges[:, np.lexsort((self.edges[0], self.edges[2], self.edges[1]))]
+        is_other = np.ones(len(node), dtype=np.bool_)
+        is_other[1:] = (node[1:] != node[:-1]) | (source[1:] != source[:-1]) | (call[1:] != call[:-1])
+        return _compiled(self.level, source[is_other], node[is_other], call[is_other])
 
     def ends(self, durations: Times, transfers: Times, posted: Times | None = None) -> Times:
-        """End of each row, shape (rows, replays).
+        """End of each row, shape (replays, rows).
 
         Args:
             durations: shape (replays, rows).
             transfers: shape (replays, messages).
             posted: how long after what comes before it each call is posted, shape (replays, calls); None for at once.
         """
-        taken = np.ascontiguousarray(np.concatenate((durations, transfers), axis=1).T)
-        calls = self.num_nodes + 1
-        ends = np.zeros((calls + (0 if posted is None else len(self.call_row)), len(durations)), taken.dtype)
-        for level in self.levels:
-            needs = level.needs_at_once if posted is None else level.needs
-            of_level = taken.take(level.nodes, axis=0)
-            if needs.shape[1]:
-                latest = ends.take(needs[:, 0], axis=0)
-                for column in needs.T[1:]:
-                    np.maximum(latest, ends.take(column, axis=0), out=latest)
-                of_level += latest
-            ends[level.nodes] = of_level
-            if posted is not None:
-                ends[calls + level.calls] = ends[level.after] + posted.T[level.calls]
-        return ends[: self.num_rows]
+        taken, is_late = np.concatenate((durations, transfers), axis=1), posted is not None and len(self.call_row) > 0
+        program, late = (self.late, posted) if is_late else (self.at_once, None)
+        return ends_of_nodes(program, self.num_rows, taken, late)
 
 
 def end_of(message: npt.NDArray[Any], is_send: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
@@ -117,7 +101,7 @@ def spans_of(
         return makespans(table, durations, 0 if transfers is None else transfers)
     if transfers is None:
         transfers = np.zeros((len(durations), table.num_messages), durations.dtype)
-    lengths: Times = graph.ends(durations, transfers, posted).max(axis=0)
+    lengths: Times = graph.ends(durations, transfers, posted).max(axis=1)
     return lengths
 
 
@@ -134,16 +118,29 @@ def make_graph(plan: Plan, messaging: Messaging, prefetch: int = 0) -> Graph:
     else:
         posts, waits = _meetings(plan, one_by_one=messaging is Messaging.ONE_CALL_AT_A_TIME)
     end, after, row = posts
-    (after_of_call, row_of_call), call = _unique_pairs(posts[1:])
+    (_, row_of_call), call = _unique_pairs(posts[1:])
     call_of_end = np.full(2 * table.num_messages, -1, dtype=np.intp)
     call_of_end[end] = call
-    place = num_nodes + 1 + call
     begins = (end % 2 == 0) | (messaging is not Messaging.AHEAD)  # of receives posted ahead it is not known when
     has_next = row > after  # what a rank does before it posts keeps it from its next op too
-    of_calls = np.stack((place, len(table) + end // 2))[:, begins], np.stack((place, row))[:, has_next]
-    edges = np.concatenate((_edges_of_rows(table), waits, *of_calls), axis=1)
-    levels = _levels(_unique_pairs(edges)[0], num_nodes, after_of_call, plan.name)
-    return Graph(len(table), num_nodes, row_of_call, call_of_end, tuple(levels))
+    nodes = np.stack((after, len(table) + end // 2, call))[:, begins], np.stack((after, row, call))[:, has_next]
+    direct = np.concatenate((_edges_of_rows(table), waits), axis=1)
+    edges = np.concatenate((np.pad(direct, ((0, 1), (0, 0)), constant_values=-1), *nodes), axis=1)
+    (node, source), _ = _unique_pairs(edges[1::-1])
+    level = _level_of_nodes(source, node, num_nodes)
+    if num_nodes and level.min() < 0:
+        raise ScheduleError(f"{plan.name}: its sends and receives cannot all meet where both ends wait")
+    at_once = _compiled(level, source, node, np.full(len(node), -1))
+    return Graph(len(table), row_of_call, call_of_end, level, edges, at_once)
+
+
+def _compiled(level: Index, source: Index, node: Index, call: Index) -> Program:
+    """The program of nodes with edges in their order, of one node those without a call first."""
+    before = np.full(len(level), len(level), dtype=np.intp)
+    is_before = (np.diff(node, prepend=-1) != 0) & (call < 0)
+    before[node[is_before]] = source[is_before]
+    rest = ~is_before
+    return compile_nodes(level, before, (node[rest], source[rest], call[rest]), np.zeros(0, dtype=np.intp))
 
 
 def _unique_pairs(pairs: Index) -> tuple[Index, Index]:
@@ -217,26 +214,8 @@ def _message_of(plan: Plan, action: Action) -> int:
     return int(plan.table.slot_to_message[cell * len(Output) + output])
 
 
-def _levels(edges: Index, num_nodes: int, after: Index, name: str) -> Iterator[_Level]:
-    """The nodes level by level; ``edges`` are (needed place, node), ``after`` is the node that each call comes after."""
-    node_of_place = np.concatenate((np.arange(num_nodes + 1), after))
-    at_once, _ = _unique_pairs(np.stack((node_of_place[edges[0]], edges[1])))
-    level = _level_of_nodes(at_once, num_nodes)
-    if num_nodes and level.min() < 0:
-        raise ScheduleError(f"{name}: its sends and receives cannot all meet where both ends wait")
-    bounds = np.arange(int(level.max(initial=-1)) + 2)
-    nodes, calls = np.argsort(level, kind="stable"), np.argsort(level[after], kind="stable")
-    begins, begins_of_calls = np.searchsorted(level[nodes], bounds), np.searchsorted(level[after][calls], bounds)
-    needs, needs_at_once = _Needs(edges, nodes, num_nodes), _Needs(at_once, nodes, num_nodes)
-    for number in range(len(bounds) - 1):
-        of_level = slice(begins[number], begins[number + 1])
-        posted = calls[begins_of_calls[number] : begins_of_calls[number + 1]]
-        yield _Level(nodes[of_level], needs.of(of_level), needs_at_once.of(of_level), posted, after[posted])
-
-
-def _level_of_nodes(edges: Index, num_nodes: int) -> Index:
+def _level_of_nodes(needed: Index, reader: Index, num_nodes: int) -> Index:
     """The length of the longest chain of nodes that leads to each; −1 where it is never reached."""
-    needed, reader = edges
     order = np.argsort(needed, kind="stable")
     readers, pointer = reader[order].tolist(), np.searchsorted(needed[order], np.arange(num_nodes + 1)).tolist()
     missing = np.bincount(reader, minlength=num_nodes).tolist()
@@ -252,23 +231,3 @@ def _level_of_nodes(edges: Index, num_nodes: int) -> Index:
                     following.append(after)
         ready, number = following, number + 1
     return np.array(level, dtype=np.intp)
-
-
-class _Needs:
-    """Needs of nodes, in an order of these, from pairs (needed place, node)."""
-
-    def __init__(self, pairs: Index, nodes: Index, num_nodes: int) -> None:
-        member, node = pairs
-        order = np.argsort(node, kind="stable")
-        members, pointer = member[order], np.searchsorted(node[order], np.arange(num_nodes + 1))
-        begin = pointer[nodes]
-        self._counts = pointer[nodes + 1] - begin
-        column = np.arange(int(self._counts.max(initial=0)))
-        places = np.minimum(begin[:, np.newaxis] + column, max(len(members) - 1, 0))
-        is_needed = column < self._counts[:, np.newaxis]
-        self._filled = np.where(is_needed, members[places], num_nodes) if len(members) else places
-
-    def of(self, nodes: slice) -> Index:
-        """The needs of some nodes, shape (nodes, the most that one has); nothing's place where one has fewer."""
-        needs: Index = self._filled[nodes, : int(self._counts[nodes].max(initial=0))]
-        return needs

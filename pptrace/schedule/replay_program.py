@@ -1,40 +1,41 @@
-"""The table of a plan compiled to what a replay does level by level."""
+"""Nodes of a replay, as the rows of a plan's table, compiled to what a replay does level by level."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pptrace.schedule.plan_table import Int32, PlanTable
+    from pptrace.schedule.plan_table import PlanTable
 
-Index = npt.NDArray[np.intp]
+Index = npt.NDArray[Any]
+"""Numbers of nodes, levels or latencies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """The n-th dependency of every row that has as many, in the order of a program.
+    """The n-th need of every node that has as many, in the order of a program.
 
-    Those of level l are of its first rows: they need the rows ``source[l]``, and are the entries
-    ``pointer[l]:pointer[l + 1]`` of ``message``, which is −1 for what no message brings.
+    Those of level l are of its first nodes: they need the nodes ``source[l]``, and are the entries
+    ``pointer[l]:pointer[l + 1]`` of ``latency``, the number of the time until what was needed is there; −1 for no time.
     """
 
     source: tuple[Index, ...]
-    message: Int32
+    latency: Index
     pointer: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """The rows that run, in order of their levels, within a level those with most dependencies first.
+    """The nodes that run, in order of their levels, within a level those with most needs first: of a table its rows.
 
-    ``rows`` are their numbers in the table, ``index`` where each row of the table is in this order (those that never run: the
-    number of rows that run), ``levels`` where each level begins and ends, ``last`` the last row of each rank.
-    ``before`` is the row before each on its rank, by level; for the first of a rank it is the number of rows.
+    ``rows`` are their numbers, ``index`` where each node is in this order (those that never run: the number of nodes that run),
+    ``levels`` where each level begins and ends, ``last`` the last row of each rank. ``before`` is a need of each node, of a row
+    that before it on its rank, by level; the number of nodes that run where there is none.
     """
 
     rows: Index
@@ -44,7 +45,7 @@ class Program:
     inputs: tuple[Inputs, ...]
     last: Index
     most_rows: int
-    """Largest number of rows of one level."""
+    """Largest number of nodes of one level."""
 
 
 def compile_table(table: PlanTable, every_dependency: bool) -> Program:
@@ -52,29 +53,44 @@ def compile_table(table: PlanTable, every_dependency: bool) -> Program:
 
     A rank starts no action before all earlier ones have ended, unless an action takes a negative time.
     """
-    num_rows, num_running = len(table), len(table.order)
-    reader = table.dep_reader
+    num_rows, reader = len(table), table.dep_reader
     kept = np.flatnonzero(every_dependency | table.dep_is_message | (table.rank[table.dep] != table.rank[reader]))
-    num_inputs = np.bincount(reader[kept], minlength=num_rows)
-    rows = np.lexsort((-num_inputs, table.level))[num_rows - num_running :]
-    index = np.full(num_rows + 1, num_running, np.intp)  # the last stands for the row before the first one of a rank
+    before = np.where(table.position > 0, np.arange(num_rows) - 1, num_rows)
+    ends = np.bincount(
+        table.rank[table.level >= 0], minlength=table.pp
+    )  # the rows of a rank that run are its first ones
+    last = (table.rank_ptr[:-1] + ends - 1)[ends > 0]
+    return compile_nodes(table.level, before, (reader[kept], table.dep[kept], table.dep_message[kept]), last)
+
+
+def compile_nodes(level: Index, before: Index, needs: tuple[Index, Index, Index], last: Index) -> Program:
+    """Compile nodes that begin when all that they need has ended.
+
+    Args:
+        level: of each node, −1 for those that never run. What a node needs is of a lower level.
+        before: a node that each needs; the number of nodes for none.
+        needs: the other needs: (node, the node that it needs, the number of the latency between them, −1 for none), by node.
+        last: the nodes of which a program has the places.
+    """
+    num_nodes, num_running = len(level), int(np.count_nonzero(level >= 0))
+    reader, source, latency = needs
+    num_inputs = np.bincount(reader, minlength=num_nodes)
+    rows = np.lexsort((-num_inputs, level))[num_nodes - num_running :]
+    index = np.full(num_nodes + 1, num_running, np.intp)  # the last stands for nothing
     index[rows] = np.arange(num_running)
-    before = index[np.where(table.position[rows] > 0, rows - 1, num_rows)]
+    level_ptr = np.searchsorted(level[rows], np.arange(int(level.max(initial=-1)) + 2))
     first_input = np.concatenate(([0], np.cumsum(num_inputs)))
     inputs = []
     for number in range(num_inputs[rows].max(initial=0)):
         has_one = num_inputs[rows] > number
-        entries = kept[first_input[rows[has_one]] + number]
-        pointer = np.concatenate(([0], np.cumsum(has_one)))[table.level_ptr]
-        inputs.append(
-            Inputs(_split(index[table.dep[entries]], pointer), table.dep_message[entries], tuple(pointer.tolist()))
-        )
-    ends = np.bincount(table.rank[rows], minlength=table.pp)  # the rows of a rank that run are its first ones
-    last = index[(table.rank_ptr[:-1] + ends - 1)[ends > 0]]
-    bounds = table.level_ptr.tolist()
-    levels = tuple(slice(begin, end) for begin, end in pairwise(bounds))
-    most_rows = int(np.diff(table.level_ptr).max(initial=0))
-    return Program(rows, index[:-1], levels, _split(before, table.level_ptr), tuple(inputs), last, most_rows)
+        entries = first_input[rows[has_one]] + number
+        pointer = np.concatenate(([0], np.cumsum(has_one)))[level_ptr]
+        inputs.append(Inputs(_split(index[source[entries]], pointer), latency[entries], tuple(pointer.tolist())))
+    levels = tuple(slice(begin, end) for begin, end in pairwise(level_ptr.tolist()))
+    most_rows = int(np.diff(level_ptr).max(initial=0))
+    return Program(
+        rows, index[:-1], levels, _split(index[before[rows]], level_ptr), tuple(inputs), index[last], most_rows
+    )
 
 
 def _split(values: Index, pointer: npt.NDArray[np.integer]) -> tuple[Index, ...]:

@@ -1,8 +1,9 @@
 """Replay of many timings of one plan at once: level by level over a matrix with a row per step or scenario.
 
 This is the one engine behind validation (does it end?), lowering (in which order do messages travel?), the simulator and the
-attribution of measured steps. An action starts as soon as its rank has ended the action before it and its inputs have arrived;
-sends and receives are edges with a latency, not actions.
+attribution of measured steps. It runs programs (:mod:`pptrace.schedule.replay_program`): those of tables, and those in which
+messages are nodes as well (:mod:`pptrace.analysis.message_graph`). In a table's, an action starts as soon as its rank has ended
+the action before it and its inputs have arrived; sends and receives are edges with a latency, not actions.
 """
 
 from __future__ import annotations
@@ -44,9 +45,7 @@ def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.Arra
     message (as ``dep_message`` of the table numbers them) with shape (…, messages). Both are broadcast to the same replays.
     """
     batch = _batch(table, durations, latencies)
-    end = np.empty((batch.size, len(table)), batch.wide)
-    for replays in batch.chunks():
-        end[replays] = batch.run(replays).take(batch.program.index, axis=0).T
+    end = batch.ends(len(table))
     start = end - batch.durations
     if not table.is_runnable:
         start[:, table.level < 0] = end[:, table.level < 0] = NONE
@@ -62,6 +61,14 @@ def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLi
         for replays in batch.chunks():
             longest[replays] = batch.run(replays)[last].max(axis=0)
     return longest.reshape(batch.shape)
+
+
+def ends_of_nodes(program: Program, num_nodes: int, times: Times, latencies: Times | None = None) -> Times:
+    """The ends of the first nodes of a program, shape (replays, nodes), by what they take, shape (replays, all nodes)."""
+    known = [part for part in (times, latencies) if part is not None]
+    dtype = _narrowest(len(program.levels), *known) if times.dtype.kind == "i" else times.dtype
+    taken, *late = (part.astype(dtype, copy=False) for part in known)
+    return _Batch(program, taken, late[0] if late else None, (len(times),)).ends(num_nodes)
 
 
 def rank_ends(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
@@ -91,7 +98,7 @@ def rank_ends_of_mixtures(
     if not len(last):
         return results
     rank, others = table.rank[program.rows[last]], batch.columns(slice(every, None))
-    masks = [[rows[program.rows], *(messages[part.message] for part in program.inputs)] for rows, messages in mixtures]
+    masks = [[rows[program.rows], *(messages[part.latency] for part in program.inputs)] for rows, messages in mixtures]
     for replays in batch.chunks(every):
         columns = batch.columns(replays)
         for ends, mask in zip(results, masks, strict=True):
@@ -129,8 +136,11 @@ class _Batch:
 
     def columns(self, replays: slice) -> tuple[Times, *tuple[Times | None, ...]]:
         """(durations in the program's order, latencies of each of its inputs), a column per replay."""
-        durations = _columns(self.durations[replays], self.program.rows)
-        return durations, *(self._latencies_of(inputs.message, replays) for inputs in self.program.inputs)
+        durations, inputs = _transposed(self.durations[replays]).take(self.program.rows, axis=0), self.program.inputs
+        if self.latencies is None:
+            return durations, *(None for _ in inputs)
+        latencies = _transposed(self.latencies if len(self.latencies) == 1 else self.latencies[replays])
+        return durations, *(_chosen(latencies, of_input.latency) for of_input in inputs)
 
     def run(self, replays: slice) -> Times:
         """The ends of rows in the program's order, a column per replay, and a last row of zeros."""
@@ -140,24 +150,30 @@ class _Batch:
         of_one = [None if column is None else column[:, 0] for column in latencies]
         return _run(self.program, durations[:, 0], of_one)[:, np.newaxis]
 
-    def _latencies_of(self, message: npt.NDArray[Any], replays: slice) -> Times | None:
-        if self.latencies is None:
-            return None
-        of_replays = self.latencies if len(self.latencies) == 1 else self.latencies[replays]
-        columns = _columns(of_replays, message)
-        if (message < 0).any():
-            columns = np.where(message[:, np.newaxis] >= 0, columns, 0)
-        return columns
+    def ends(self, num_nodes: int) -> Times:
+        """The ends of the first nodes, shape (replays, nodes)."""
+        ends, index = np.empty((self.size, num_nodes), self.wide), self.program.index[:num_nodes]
+        for replays in self.chunks():
+            ends[replays] = self.run(replays).take(index, axis=0).T
+        return ends
 
 
-def _columns(matrix: Times, chosen: npt.NDArray[Any]) -> Times:
-    """Chosen columns of a matrix as the rows of another, each in one piece.
+def _transposed(matrix: Times) -> Times:
+    """The columns of a matrix as the rows of another, each in one piece.
 
     They are read from a copy with longer rows: values a power of two apart would take each other's places in the cache.
     """
     copy = np.empty((len(matrix), matrix.shape[1] + _PADDING), matrix.dtype)[:, : matrix.shape[1]]
     copy[:] = matrix
-    return np.ascontiguousarray(copy.T).take(chosen, axis=0)
+    return np.ascontiguousarray(copy.T)
+
+
+def _chosen(latencies: Times, number: npt.NDArray[Any]) -> Times:
+    """Latencies by their numbers, 0 where there is none."""
+    chosen = latencies.take(number, axis=0)
+    if (number < 0).any():
+        chosen[number < 0] = 0
+    return chosen
 
 
 def _run(program: Program, durations: Times, latencies: list[Times | None]) -> Times:
@@ -188,9 +204,7 @@ def _batch(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike)
         raise ValueError(f"durations have shape {taken.shape}; expected (…, {len(table)}), one per row of the table")
     if late.ndim and late.shape[-1] != table.num_messages:
         raise ValueError(f"latencies have shape {late.shape}; expected (…, {table.num_messages}), one per message")
-    largest, latest = (max(abs(int(part.min())), abs(int(part.max()))) if part.size else 0 for part in (taken, late))
-    longest = table.num_levels * (largest + latest)
-    dtype = np.dtype(np.int32 if longest < _MOST_OF_32 else np.int64 if longest < _MOST else object)
+    dtype, latest = _narrowest(table.num_levels, taken, late), _largest(late)
     shape = np.broadcast_shapes(taken.shape[:-1], late.shape[:-1])
     program = table.full_program if taken.size and taken.min() < 0 else table.program
     if latest == 0:
@@ -200,6 +214,16 @@ def _batch(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike)
     else:
         of_messages = _flattened(late, shape).astype(dtype, copy=False)
     return _Batch(program, _flattened(taken, shape).astype(dtype, copy=False), of_messages, shape)
+
+
+def _narrowest(num_levels: int, *taken: Times) -> np.dtype[Any]:
+    """The type that has the longest sum of integers along so many levels."""
+    longest = num_levels * sum(map(_largest, taken))
+    return np.dtype(np.int32 if longest < _MOST_OF_32 else np.int64 if longest < _MOST else object)
+
+
+def _largest(values: Times) -> int:
+    return max(abs(int(values.min())), abs(int(values.max()))) if values.size else 0
 
 
 def _integers(values: npt.ArrayLike) -> Times:

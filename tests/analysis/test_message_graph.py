@@ -11,7 +11,7 @@ from pptrace.analysis.message_graph import Messaging, end_of, make_graph
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.schedule.replay_table import makespans
+from pptrace.schedule.replay_table import makespans, replay_table
 from tests.support.synthetic import Message, message_of, run_on_paper
 
 SHAPES = [(name, pp, 2 * pp) for name in SCHEDULES for pp in (2, 4)] + [("interleaved-1f1b", 4, 12), ("1f1b", 1, 3)]
@@ -23,8 +23,9 @@ def test_receives_posted_ahead_are_the_simulators_replay(name: str, pp: int, mic
     rng = np.random.default_rng(3)
     durations = rng.integers(1, 100, (5, len(plan.table)))
     transfers = rng.integers(0, 50, (5, plan.table.num_messages))
-    replayed = make_graph(plan, Messaging.AHEAD).ends(durations.astype(float), transfers.astype(float))
-    assert replayed.max(axis=0).tolist() == makespans(plan.table, durations, transfers).tolist()
+    graph, times = make_graph(plan, Messaging.AHEAD), (durations.astype(float), transfers.astype(float))
+    assert graph.ends(*times).max(axis=1).tolist() == makespans(plan.table, durations, transfers).tolist()
+    assert graph.ends(*times).tolist() == replay_table(plan.table, durations, transfers).end.tolist()
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -70,7 +71,7 @@ def test_replays_are_what_ranks_do_that_call_late(
         before_calls=lateness,
     )
     late = {"posted": posted[np.newaxis]} if is_late else {}
-    ends = graph.ends(durations[np.newaxis], transfers[np.newaxis], **late)[:, 0]
+    ends = graph.ends(durations[np.newaxis], transfers[np.newaxis], **late)[0]
     expected = [done.end for rank in range(plan.pp) for done in run.computes(rank)]
     assert ends.tolist() == expected
 
@@ -95,7 +96,7 @@ def test_prefetching_lies_between_receives_that_block_and_those_posted_ahead(
 def test_a_receive_posted_one_op_ahead_hides_behind_that_op() -> None:
     plan = build("gpipe", 2, 3)
     durations, transfers = np.full((1, len(plan.table)), 10.0), np.full((1, plan.table.num_messages), 13.0)
-    ends = make_graph(plan, Messaging.BLOCKING_RECEIVES, prefetch=1).ends(durations, transfers)[:, 0]
+    ends = make_graph(plan, Messaging.BLOCKING_RECEIVES, prefetch=1).ends(durations, transfers)[0]
     forwards = ends[plan.table.rank_ptr[1] :][:3]
     # The second transfer begins when the second F of rank 0 has ended (20), the third when the first F of rank 1 has (33).
     assert forwards.tolist() == [10 + 13 + 10, 20 + 13 + 10, 33 + 13 + 10]

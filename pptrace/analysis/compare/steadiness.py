@@ -61,7 +61,7 @@ def steadiness_of(costs: StepMatrix | None, lengths: Int64) -> Steadiness | None
         return None
     graph = make_graph(costs.plan.compute_only(), Messaging.AHEAD)
     durations = costs.durations.astype(np.float64)
-    alone = graph.ends(durations, np.zeros((len(durations), costs.transfers.shape[1]))).max(axis=0)
+    alone = graph.ends(durations, np.zeros((len(durations), costs.transfers.shape[1]))).max(axis=1)
     length = float(np.median(lengths))
     share = min(float(np.median(alone)) / length, 1.0) if length > 0 else 0.0
     return Steadiness(sqrt(variance), durations.shape[1] / costs.table.pp, share)

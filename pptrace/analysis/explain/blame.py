@@ -80,7 +80,7 @@ def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64, graph: Graph
     """(the gap before each row, the tail of each rank): ops take ``work``, messages that a row reads ``reading``."""
     entries = np.flatnonzero(table.dep_is_message)
     messages = reading[:, table.dep_reader[entries]]
-    end: Int64 = replay_table(table, work, messages).end if graph is None else graph.ends(work, messages).T
+    end: Int64 = replay_table(table, work, messages).end if graph is None else graph.ends(work, messages)
     before = np.where(table.position > 0, np.roll(end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
     return end - work - before, end.max(axis=1, keepdims=True) - end[:, last]

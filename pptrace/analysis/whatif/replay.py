@@ -80,7 +80,7 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
     builder = _Builder(costs, target)
     for part in _parts(costs, len(table)):
         work, late = builder.durations(part)
-        spans[part] = np.rint(graph.ends(work + late, builder.transfers(part)).max(axis=0))
+        spans[part] = np.rint(graph.ends(work + late, builder.transfers(part))).max(axis=1)
         compute[part] = ((work - builder.inner(part)) if costs.has_inner else work).sum(axis=1)
     longest = longest_of_steps(costs.step, spans)
     of_step = np.flatnonzero(np.diff(costs.step, prepend=costs.step[0] - 1))
@@ -96,8 +96,8 @@ def replay_step(costs: StageCosts, target: Target, step: int) -> Simulation:
     part = slice(int(windows[0]), int(windows[-1]) + 1)
     work, late = builder.durations(part)
     ends = graph.ends(work + late, builder.transfers(part))
-    longest = int(ends.max(axis=0).argmax())
-    end = np.rint(ends[:, longest]).astype(np.int64)
+    longest = int(ends.max(axis=1).argmax())
+    end = np.rint(ends[longest]).astype(np.int64)
     return Simulation(Replay(target.plan, np.rint(end - work[longest]).astype(np.int64), end))
 
 
