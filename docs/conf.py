@@ -50,7 +50,12 @@ _ROOMS = "|".join(
             "slices",
             "marking",
         ),
-        *(r"analysis\.(?!result|step_parts|whole_run)", r"report\.(?!to_json)", r"api\.exports"),
+        *(
+            r"analysis\.(?!result|step_parts|whole_run)",
+            r"report\.(?!to_json)",
+            r"api\.exports",
+            r"schedule\.replay_program",
+        ),
     )
 )
 nitpick_ignore_regex = [

@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 _CHUNK = 1 << 18
 """Times in one pass over the levels: what a level reads is then still in a cache."""
-_PADDING = 16
+_PADDING, _POWER_OF_TWO = 16, 256
 _MOST_OF_32, _MOST = 1 << 31, 1 << 62
 
 
@@ -161,8 +161,10 @@ class _Batch:
 def _transposed(matrix: Times) -> Times:
     """The columns of a matrix as the rows of another, each in one piece.
 
-    They are read from a copy with longer rows: values a power of two apart would take each other's places in the cache.
+    Values a power of two apart would take each other's places in the cache: they are read from a copy with longer rows.
     """
+    if matrix.strides[0] % _POWER_OF_TWO:
+        return np.ascontiguousarray(matrix.T)
     copy = np.empty((len(matrix), matrix.shape[1] + _PADDING), matrix.dtype)[:, : matrix.shape[1]]
     copy[:] = matrix
     return np.ascontiguousarray(copy.T)
