@@ -34,7 +34,7 @@ class AtPeak:
 
     @classmethod
     def of(cls, sizes: ActivationSizes, forwards: Sequence[tuple[int, str]]) -> AtPeak:
-        """Those of (stage of the model, recompute) of each forward."""
+        """Sums over the forwards in flight, each given as (stage of the model, recompute)."""
         layers = sizes.facts.layers_per_stage
         return cls(
             sum(layers[stage] * sizes.layer(recompute) for stage, recompute in forwards),

@@ -10,7 +10,7 @@ from pptrace.model.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class LackingRecords:
-    """What is missing of single ranks.
+    """Records that single ranks lack.
 
     ``messages`` are the steps (−1: of none) of those messages whose other end is not in the trace of the rank;
     ``ranges`` are the ranks without labelled ops.

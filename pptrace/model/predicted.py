@@ -1,4 +1,4 @@
-"""What a run wrote down of itself beforehand: bytes that each rank sends in a step, and the memory that it holds."""
+"""Predictions that a run wrote of itself: bytes that each rank sends in a step, and the memory that it holds."""
 
 from __future__ import annotations
 

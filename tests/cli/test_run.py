@@ -55,7 +55,9 @@ from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import make_plan
 plan = make_plan("gpipe", [[parse_action("0F0"), parse_action("0B0")]])
 run = session.current()
-run.describe({"pp": 1}, plan, [0], {"layers": 2})
+def predict(experts, steps):
+    raise ValueError("no sizes")
+run.describe({"pp": 1}, plan, [0], {"layers": 2}, predict)
 weight = torch.ones(2, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for epoch in range(2):
@@ -322,6 +324,7 @@ def test_a_module_that_marks_its_own_steps_is_profiled_by_them_and_described(sta
     assert metadata["model"] == {"layers": 2}
     assert (ended.facts["mesh"], ended.facts["plan"]) == ({"pp": 1}, plan)
     assert ended.facts["command"] == ["-m", "train"]
+    assert metadata["notes"] == ["what the script predicts of its bytes and memory failed: ValueError: no sizes"]
 
 
 def test_a_rank_that_raises_is_named_and_the_others_end_with_their_traces(start: Start) -> None:

@@ -459,9 +459,12 @@ class TracedSession(Session):
             self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
         facts, steps = self._writer.record.facts, range(self._recorded.start, max(stop, self._recorded.start))
         experts = None if blocked else self._recorder.expert_counts.facts()
+        predicted, failure = self._predicted(experts, steps)
         watched = {
             name: facts[name] for name in ("framework", "hooks", "groups", "notes", "failed_calls") if facts.get(name)
         }
+        if failure:
+            watched["notes"] = [*watched.get("notes", ()), failure]
         return {
             "schema": TRACE_SCHEMA,
             "rank": self._process.rank,
@@ -474,7 +477,7 @@ class TracedSession(Session):
             "pp_ranks": facts.get("pp_ranks"),
             "plan": facts.get("plan"),
             "model": facts.get("model"),
-            **({} if self._predict is None else {"predicted": self._predict(experts, steps)}),
+            **predicted,
             "steps": [steps.start, steps.stop],
             "backend": backend,
             "device": device,
@@ -489,6 +492,15 @@ class TracedSession(Session):
             **({} if experts is None else {EXPERTS_KEY: experts}),
             **watched,
         }
+
+    def _predicted(self, experts: Mapping[str, object] | None, steps: range) -> tuple[dict[str, object], str]:
+        """Return (the predictions of the script, as a fact; why there are none): an error in them costs no trace."""
+        if self._predict is None:
+            return {}, ""
+        try:
+            return {"predicted": self._predict(experts, steps)}, ""
+        except Exception as err:
+            return {}, f"what the script predicts of its bytes and memory failed: {type(err).__name__}: {err}"
 
     def _what_ran(self) -> str:
         if not self._with_hooks:

@@ -1,4 +1,4 @@
-"""What a rank's trace has of its predictions, as JSON values: bytes of each axis and kind of call by step, and its memory."""
+"""Predictions of a rank as JSON values of its trace: bytes of each axis and kind of call by step, and its memory."""
 
 from __future__ import annotations
 

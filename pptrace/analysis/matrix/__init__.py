@@ -1,1 +1,1 @@
-"""What ops and messages cost in measured steps, as one matrix per plan."""
+"""Costs of ops and messages in measured steps, as one matrix per plan."""

@@ -34,7 +34,7 @@ def _no_rows(*names: str, texts: Sequence[str] = ()) -> Callable[[], Slice]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepMatrix:
-    """What ops and messages of one plan cost in some windows, ns, and how late they were.
+    """Costs of the ops and messages of one plan in some windows, ns, and how late they were.
 
     Whoever asks what steps would be without something replaces columns; :attr:`lengths` replays the steps.
 
