@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,6 +56,14 @@ class RowsByRank:
 def _of_step(rows: Slice, step: int) -> Slice:
     first, last = np.searchsorted(rows["step"], (step, step + 1))
     return rows.where(slice(first, last))
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfRank:
+    """The steps of a rank: those of the report, and those whose times compare with the other ranks'."""
+
+    reported: Sequence[int] = ()
+    comparable: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

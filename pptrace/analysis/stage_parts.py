@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.layer_order import parts_by_order
 from pptrace.analysis.result import Finding, Report
 from pptrace.analysis.stage_types import StageCompute, StageDifference, StageOps, StagePart
@@ -38,12 +38,12 @@ class _Sums:
     parts: dict[str, int]
 
 
-def sums_of_rank(rank: int, data: AlignedRun, steps: Sequence[int]) -> Sums:
-    """The sums of the ops of a rank by (stage, kind), of those of some steps in which it is known when it computed."""
+def sums_of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> Sums | None:
+    """The sums of the ops of a rank by (stage, kind), of those steps in which it is known when it computed; None without any."""
     ops, work = data.rows.of_rank(rank).ops, data.work.get(rank)
     if work is None or work.missing_device_events or not len(work.pieces) or not len(ops):
-        return {}
-    known = sorted({*steps} - data.lost_steps.get(rank, frozenset()))
+        return None
+    known = sorted({*steps.reported} - data.lost_steps.get(rank, frozenset()))
     ops = ops.where(np.isin(ops["step"], known) & (ops["stage"] >= 0))
     pieces, computes = _on_common_clock(rank, work.pieces, data), data.lanes[rank].compute
     kind, kinds = ops.codes("kind")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from pptrace.analysis.aligned import AlignedRun, RowsByRank
+from pptrace.analysis.aligned import AlignedRun, RowsByRank, StepsOfRank
 from pptrace.analysis.core_waits import core_waits_of, line_of_waits
 from pptrace.analysis.doubts import Doubt
 from pptrace.analysis.expert_parts import EXPERT_AXES, EXPERT_COUNTS
@@ -20,13 +20,13 @@ from pptrace.analysis.findings.outside import outside_findings
 from pptrace.analysis.findings.reasons import mean_length, with_reasons
 from pptrace.analysis.findings.root_causes import above_doubt, with_root_causes
 from pptrace.analysis.findings.verdict import with_verdict
-from pptrace.analysis.links.join import with_links
-from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks, traffic_of_ranks
+from pptrace.analysis.links.rank_traffic import comparable_steps, steps_of_ranks
 from pptrace.analysis.lost_steps import lost_steps, outside_lost, without_unknown_times
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.memory.report import report_memory
 from pptrace.analysis.notes import doubts_of_times, explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.op_slack import OpSlack, slack_of_ops
+from pptrace.analysis.questions import answers_of_rank, with_answers
 from pptrace.analysis.result import (
     ClockSummary,
     HostWindow,
@@ -39,7 +39,6 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.shared_devices import SharedDevice, shared_devices, with_busy_shares
-from pptrace.analysis.stage_parts import stage_compute, sums_of_rank, with_stages
 from pptrace.analysis.steps.communication import total_comms
 from pptrace.analysis.steps.host_idle import host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.steps.outside_pipeline import with_periods
@@ -198,10 +197,10 @@ def analyse_ranks(
     )
     device = _device_of_ranks(run)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    report = with_links(report, traffic_of_ranks(comparable, data), run.facts, run.mesh)
     report = report if experts is None else experts.added_to(report, costs, run.facts)
-    of_stages = [sums_of_rank(rank, data, [window.step for window in windows]) for rank in sorted(data.lanes)]
-    report = with_stages(report, stage_compute(of_stages))
+    every = [window.step for window in windows]
+    answers = {rank: answers_of_rank(rank, StepsOfRank(every, comparable.get(rank, ())), data) for rank in data.lanes}
+    report = with_answers(report, answers, run.facts, run.mesh)
     traffic = None if experts is None else experts.traffic.matrix
     return Analysis(
         report,

@@ -28,13 +28,12 @@ from pptrace.analysis.explain.explain import Explanation, explain_ranks
 from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
-from pptrace.analysis.links.join import with_links
 from pptrace.analysis.lost_steps import lost_steps
 from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
+from pptrace.analysis.questions import with_answers
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.shared_devices import devices_by_identity
-from pptrace.analysis.stage_parts import stage_compute, with_stages
 from pptrace.analysis.steps.op_rows import OpRows
 from pptrace.analysis.steps.outside_pipeline import inside_windows, with_periods
 from pptrace.analysis.steps.steps import RankPart, StepParts
@@ -147,10 +146,8 @@ def analyse_on_workers(
     device = tuple(report.device for _, report in sorted(reports.items()))
     missing = missing_evidence(steps, costs)
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study, missing, sharing, doubts)
-    traffic = [entry.traffic for _, entry in sorted(reports.items()) if entry.traffic is not None]
-    report = with_links(report, traffic, run.facts, run.mesh)
     report = experts.added_to(report, costs, run.facts)
-    report = with_stages(report, stage_compute([of_rank.stages for _, of_rank in sorted(reports.items())]))
+    report = with_answers(report, {rank: of_rank.answers for rank, of_rank in reports.items()}, run.facts, run.mesh)
     matrix = experts.traffic.matrix
     return Analysis(report, data, run.schedule, run.mesh, windows, expert_traffic=matrix, lacking=run.lacking)
 

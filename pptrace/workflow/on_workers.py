@@ -13,16 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.analysis.experts.exchanges import exchanges_of_ranks
 from pptrace.analysis.experts.sent_rows import SentRows, sent_rows_of_ranks
 from pptrace.analysis.explain.explain import axes_inside_ops
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
-from pptrace.analysis.links.rank_traffic import RankTraffic, traffic_of_ranks
 from pptrace.analysis.lost_steps import outside_lost, without_unknown_times
 from pptrace.analysis.notes import count_nested
+from pptrace.analysis.questions import Answers, answers_of_rank
 from pptrace.analysis.result import RankDevice, RankStep
-from pptrace.analysis.stage_parts import Sums, sums_of_rank
 from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import report_rank_steps
 from pptrace.analysis.steps.steps import PlanPart, RankPart
@@ -186,8 +185,8 @@ class RunFacts:
 class RankReport:
     """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
     (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns;
-    (messages, collectives) without a group or peer; its traffic, exchanges with experts and the rows ``sent`` in these, where it
-    is in a step; what it did ``outside`` of pipelines; and what its ops did, by kind of work (``stages``).
+    (messages, collectives) without a group or peer; its exchanges with experts and the rows ``sent`` in these, where it is in a
+    step; what it did ``outside`` of pipelines; and what it answers to the questions of :mod:`pptrace.analysis.questions`.
     """
 
     steps: list[RankStep]
@@ -195,11 +194,10 @@ class RankReport:
     times: tuple[RankTimes | None, ...]
     axes_inside_ops: Mapping[str, int]
     unknown: tuple[int, int]
-    traffic: RankTraffic | None
     exchanges: Slice | None
     sent: SentRows | None
     outside: OutsideRows
-    stages: Sums
+    answers: Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,6 @@ def report_of_group(
     unknown = _unknown_by_rank(data.comms)
     own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
     comparable = comparable_steps_of(numbers, of_rank)
-    traffic = {entry.rank: entry for entry in traffic_of_ranks(comparable, data)}
     exchanges = exchanges_of_ranks(comparable, data)
     sent = sent_rows_of_ranks(exchanges, data)
     reports = {
@@ -258,11 +255,10 @@ def report_of_group(
             tuple(_times(plan, number, data) for plan in run.plans),
             axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),
-            traffic.get(number),
             exchanges.get(number),
             sent.get(number),
             outside_rows(data.rows.of_rank(number), data.lanes.get(number), run.inside),
-            sums_of_rank(number, data, of_rank[number].windows.steps.tolist() if number in of_rank else ()),
+            answers_of_rank(number, _steps_of(of_rank.get(number)), data),
         )
         for number, rank in ranks.items()
     }
@@ -284,6 +280,14 @@ def comparable_steps_of(numbers: Sequence[int], of_rank: Mapping[int, RankPart])
     """The steps of each rank in which its times compare with those of the others."""
     windows = {number: of_rank[number].windows for number in numbers if number in of_rank}
     return {number: of_number.steps[of_number.comparable].tolist() for number, of_number in windows.items()}
+
+
+def _steps_of(part: RankPart | None) -> StepsOfRank:
+    """The steps of a rank; none of one that is in no window."""
+    if part is None:
+        return StepsOfRank()
+    windows = part.windows
+    return StepsOfRank(windows.steps.tolist(), windows.steps[windows.comparable].tolist())
 
 
 def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:

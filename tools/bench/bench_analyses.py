@@ -35,7 +35,9 @@ ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
         (RankTimes, "compact"),
     ),
     "stragglers": ((pptrace.workflow.analyse, "study_steps"),),
-    "links": tuple((pptrace.workflow.analyse, name) for name in ("comparable_steps", "traffic_of_ranks", "with_links")),
+    "questions": tuple(
+        (pptrace.workflow.analyse, name) for name in ("comparable_steps", "answers_of_rank", "with_answers")
+    ),
     "memory": ((pptrace.workflow.analyse, "report_memory"),),
     "series": ((pptrace.workflow.analyse, "series_of"),),
 }

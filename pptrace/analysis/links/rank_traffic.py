@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.aligned import AlignedRun, StepsOfRank
 from pptrace.intervals import Int64
 from pptrace.marks import P2P
 from pptrace.slices import Slice, distinct_of
@@ -49,13 +49,11 @@ def steps_of_ranks(windows: Iterable[StepWindow]) -> dict[int, list[int]]:
     return steps
 
 
-def traffic_of_ranks(steps: Mapping[int, Sequence[int]], data: AlignedRun) -> list[RankTraffic]:
-    """The traffic of each rank in its ``steps``; none is known of ranks whose device was not recorded."""
-    return [
-        traffic_of(rank, _in_steps(data.rows.of_rank(rank).comms, of_rank))
-        for rank, of_rank in sorted(steps.items())
-        if of_rank and not data.work[rank].missing_device_events
-    ]
+def traffic_of_rank(rank: int, steps: StepsOfRank, data: AlignedRun) -> RankTraffic | None:
+    """The traffic of a rank in its comparable steps; None of a rank without any, or whose device was not recorded."""
+    if not steps.comparable or data.work[rank].missing_device_events:
+        return None
+    return traffic_of(rank, _in_steps(data.rows.of_rank(rank).comms, steps.comparable))
 
 
 def _in_steps(comms: Slice, steps: Sequence[int]) -> Slice:
