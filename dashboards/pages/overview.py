@@ -24,10 +24,9 @@ from pptrace.report.recording.line import recording_line
 from pptrace.report.step_tiles import step_tiles
 from pptrace.report.summary_figures import MOST_BARS, is_drawn
 from pptrace.report.tables import (
-    OF_WHOLE_RUN,
     Amount,
     ReportTable,
-    tables_of,
+    tables_of_run,
     tables_of_step,
     unknown_line,
     warning_lines,
@@ -237,7 +236,7 @@ def _tables(report: Report, step: StepReport) -> list[Node]:
     """The tables that neither pictures nor other pages show, and links to those of other pages."""
     of_step = [table for table in tables_of_step(step, Amount.WHOLE) if not is_drawn(table.key, step)]
     doubled = {"device-host"} if any(rank.host is not None for rank in step.ranks) else set()
-    of_run = [table for table in tables_of(report, report.typical_step, Amount.WHOLE) if table.key in OF_WHOLE_RUN]
+    of_run = tables_of_run(report, report.typical_step, Amount.WHOLE)
     here = [
         *(_with_files(table, step.step) for table in of_step if _page_of(table) is None),
         *(_with_files(table, None) for table in of_run if _page_of(table) is None and table.key not in doubled),
@@ -270,5 +269,4 @@ def _with_files(content: ReportTable, step: int | None) -> Node:
 
 def _of_whole_traces(report: Report) -> list[Node]:
     """All tables of traces without steps."""
-    tables = tables_of(report, report.typical_step, Amount.WHOLE)
-    return [_with_files(table, None) for table in tables if table.key in OF_WHOLE_RUN]
+    return [_with_files(table, None) for table in tables_of_run(report, report.typical_step, Amount.WHOLE)]

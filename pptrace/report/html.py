@@ -27,11 +27,10 @@ from pptrace.report.summary_figures import is_drawn, overview, waterfall
 from pptrace.report.sweep.figures import MOST_HEAT_MAPS, curves, heat_maps
 from pptrace.report.sweep.table import best_lines, costs_line, refused_lines, sweep_headline, sweep_tables
 from pptrace.report.tables import (
-    OF_WHOLE_RUN,
     Amount,
     Bar,
     ReportTable,
-    tables_of,
+    tables_of_run,
     tables_of_step,
     unknown_line,
     warning_lines,
@@ -222,8 +221,7 @@ def _report_table(table: ReportTable) -> str:
 
 def _of_whole_traces(report: Report) -> str:
     """Tables that are not of one step: stragglers, links, memory, devices; without steps the ranks' communication."""
-    tables = tables_of(report, report.typical_step, Amount.WHOLE)
-    return "".join(_report_table(table) for table in tables if table.key in OF_WHOLE_RUN)
+    return "".join(map(_report_table, tables_of_run(report, report.typical_step, Amount.WHOLE)))
 
 
 def _memory(analysis: Analysis) -> str:

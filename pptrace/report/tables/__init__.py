@@ -22,47 +22,31 @@ from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
 __all__ = [
-    "OF_WHOLE_RUN",
     "Amount",
     "Bar",
     "Cell",
     "ReportTable",
     "tables_of",
+    "tables_of_run",
     "tables_of_step",
     "unknown_line",
     "warning_lines",
 ]
 
-OF_WHOLE_RUN = frozenset(
-    (
-        "experts",
-        "expert-spread",
-        "expert-ranks",
-        "expert-calls",
-        "expert-steps",
-        "expert-traffic",
-        "stage-work",
-        "stage-parts",
-        "stragglers",
-        "links",
-        "late-ranks",
-        "interconnect",
-        "memory",
-        "device",
-        "device-host",
-        "host-window",
-        "comm-totals",
-    )
-)
-"""Keys of the tables that are not of one step."""
-
 
 def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
     """All tables of a report in reading order; ``step`` is the one to show in full, None where there is none."""
+    of_run = tables_of_run(report, step, amount)
+    if step is None:
+        return of_run
+    of_step = tables_of_step(step, amount, of_several=len(report.steps) > 1)
+    return [steps_table(report, step, amount), *of_step, *of_run]
+
+
+def tables_of_run(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
+    """The tables that are not of one step, in reading order; ``step`` is the one that is shown beside them, if any is."""
     tables = []
-    if step is not None:
-        tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
-    else:
+    if step is None:
         if any(entry.on_host is not None for entry in report.device):
             tables.append(host_window_table(report, amount))
         if any(entry.comms for entry in report.device):
