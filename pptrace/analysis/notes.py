@@ -279,6 +279,12 @@ def _ranks_that_lack_ops(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
             f"compute and bubble of rank {number} are not known in step {listed(of_steps, _FEW)}: its trace lacks ops of the "
             "plan, whose time would count as bubble"
         )
+    numbers = [step.step for step in steps if step.has_pipeline and step.span_ns is None]
+    absent = {rank for pipeline in run.mesh.pipelines for rank in pipeline if rank in run.facts} - {
+        rank.rank for step in steps for rank in step.ranks
+    }
+    for number in sorted(absent) if numbers and not lost else ():
+        unbounded[number] = numbers
     for number, of_steps in unbounded.items():
         yield (
             f"the length of step {listed(of_steps, _FEW)}, and the bubbles of rank {number}'s pipeline, are not known: its trace "

@@ -5,13 +5,14 @@ A recorder that stops within a message, or loses the range of its wait, leaves a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from pptrace.clock.bounds import Traffic, numbers_of_matches, reduce_by_match
 from pptrace.clock.same_host import Pairs
+from pptrace.model.tables import Int64
 
 
 def without_early_ends(
@@ -69,3 +70,18 @@ def _number_between(traffic: Traffic, first: int, second: int) -> int:
     messages = np.isin(pairs, (first, second)).all(axis=0).sum()
     of_rows, matches = traffic.rank[traffic.collectives], traffic.match[traffic.collectives]
     return int(messages) + len(np.intersect1d(matches[of_rows == first], matches[of_rows == second]))
+
+
+def without_matches_of(comms: pd.DataFrame, early_ends: Mapping[int, Int64]) -> pd.DataFrame:
+    """The communication, unmatched where one side of it has a wrong end: what either side waited for is not known then.
+
+    Args:
+        comms: matched, in each rank's own time.
+        early_ends: the wrong ends by rank (:attr:`~pptrace.clock.result.Clock.early_ends`).
+    """
+    rank, end_ns, match = (comms[name].to_numpy() for name in ("rank", "end_ns", "match"))
+    is_early = np.zeros(len(comms), dtype=np.bool_)
+    for number, ends in early_ends.items():
+        is_early |= (rank == number) & np.isin(end_ns, ends)
+    wrong = np.unique(match[is_early & (match >= 0)])
+    return comms.assign(match=np.where(np.isin(match, wrong), -1, match)) if len(wrong) else comms

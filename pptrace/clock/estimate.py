@@ -70,14 +70,18 @@ def estimate_clock(
     clock = _clock(ordered, low, spread, shared, facts, comms, matched, ops, pipelines)
     if spread is not None and not _is_closer(clock, int(low.max())):
         _, early = without_early_ends(every, ordered, same, limit, least_share=np.inf)
-        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), spread)
+        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), int(low.max()))
     return clock.with_early_ends(early) if len(early) else clock
+
+
+_CLOSER = 10
+"""Times closer than readings of one clock are contradicted: so much closer messages know the clocks that contradict them."""
 
 
 def _is_closer(clock: Clock, violated: int) -> bool:
     """Return whether a clock is as good as readings of one clock, which messages contradict by ``violated`` ns."""
     if clock.method is ClockMethod.BOUNDS:
-        return clock.uncertainty_ns is not None and 2 * clock.uncertainty_ns < violated
+        return clock.uncertainty_ns is not None and _CLOSER * clock.uncertainty_ns < violated
     return clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
 
 

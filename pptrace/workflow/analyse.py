@@ -48,6 +48,7 @@ from pptrace.analysis.steps.steps import Ideal, PlannedStep, ideal_of, marked_st
 from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.whole_run import MemoryReport
 from pptrace.clock import Clock, estimate_clock, shift
+from pptrace.clock.early_ends import without_matches_of
 from pptrace.errors import UsageError
 from pptrace.intervals import length, merge
 from pptrace.memory import give_back_freed_memory
@@ -362,7 +363,8 @@ def _on_host(work: HostWork | None, comms: Slice) -> HostWindow | None:
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
     """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
-    by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
+    known = without_matches_of(run.comms, clock.early_ends)
+    by_end_times = match_by_end_times(shift(known, clock), ops, run.mesh, clock)
     matched = match_inside_ops(by_end_times.comms, ops, run.mesh, clock)
     without = [rank for rank, work in run.work.items() if work.missing_device_events]
     comms = with_transfers(without_unknown_times(matched, without, lost_steps(run.ops, run.work)))
@@ -416,6 +418,11 @@ def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
+def ranks_of(windows: Sequence[StepWindow]) -> set[int]:
+    """The ranks of some windows."""
+    return {rank for window in windows for rank in window.ranks}
+
+
 def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPlan) -> list[PlannedStep]:
     """The windows by step, each with its plan and ideal, where these are known."""
     is_plan_of_all_ranks = is_plan_of_all(run)
@@ -423,8 +430,8 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPl
     by_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
-    ranks = {rank for window in windows for rank in window.ranks}
-    num_ops = {rank: data.rows.of_rank(rank).num_ops_by_step() for rank in ranks}
+    num_ops = {rank: data.rows.of_rank(rank).num_ops_by_step() for rank in ranks_of(windows)}
+    traced = {rank for pipeline in run.mesh.pipelines for rank in pipeline} & data.work.keys()
     steps = []
     for number, of_step in sorted(by_step.items()):
         plan = run.schedule.plan_of(number) if is_plan_of_all_ranks else None
@@ -434,7 +441,10 @@ def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: WithPl
         is_complete = shape is not None and all(shape.has_ops_of(window, num_ops, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
         lacking = set() if shape is None or is_complete else shape.ranks_that_lack_ops(of_step, num_ops)
-        unbounded = shape.unbounded(of_step, lacking) if shape is not None and lacking else frozenset()
+        unbounded = frozenset[StepWindow]()
+        if shape is not None:
+            without_ops = lacking | (traced - ranks_of(of_step))
+            unbounded = shape.unbounded(of_step, without_ops, run.mesh) if without_ops else unbounded
         steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal, frozenset(lacking), unbounded))
     return steps
 
@@ -473,13 +483,14 @@ class _Shape:
         is_followed = any(more == 0 for _, more in of_ranks)
         return {rank for rank, more in of_ranks if more < 0} if is_followed else set()
 
-    def unbounded(self, windows: Sequence[StepWindow], lacking: Set[int]) -> frozenset[StepWindow]:
+    def unbounded(self, windows: Sequence[StepWindow], lacking: Set[int], mesh: MeshInfo) -> frozenset[StepWindow]:
         """The windows of which a rank lacks ops that begins or ends the plan: when they begin or end is not known."""
+        ends = ranks_at_ends(self.plan)
+        pipelines = {window: mesh.pipeline_of(window.ranks[0]) for window in windows}
         return frozenset(
             window
-            for window in windows
-            if len(window.ranks) == len(self.num_ops)
-            and any(window.ranks[index] in lacking for index in ranks_at_ends(self.plan))
+            for window, pipeline in pipelines.items()
+            if len(pipeline) == len(self.num_ops) and any(pipeline[index] in lacking for index in ends)
         )
 
 

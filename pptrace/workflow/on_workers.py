@@ -26,6 +26,7 @@ from pptrace.analysis.steps.outside_pipeline import OutsideRows, outside_rows
 from pptrace.analysis.steps.rank_steps import report_rank_steps
 from pptrace.analysis.steps.steps import PlanPart, RankPart
 from pptrace.clock import Clock, shift
+from pptrace.clock.early_ends import without_matches_of
 from pptrace.marks import P2P
 from pptrace.model.categories import with_categories
 from pptrace.model.join_tables import join_ranks
@@ -151,7 +152,7 @@ def timed_block(
 
     ``without`` and ``lost`` are as for :func:`~pptrace.analysis.lost_steps.without_unknown_times`.
     """
-    block = without_unknown_times(block, without, lost)
+    block = without_unknown_times(without_matches_of(block, clock.early_ends), without, lost)
     columns = ["rank", "row", "match", "transfer_start_ns", "transfer_end_ns"]
     has_times = block["clock"] != "none"
     moved = shift(rows_where(block, has_times), clock)

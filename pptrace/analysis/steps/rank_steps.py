@@ -110,7 +110,7 @@ def report_rank_steps(
     windows = _own_where_not_comparable(windows, ops, op_window)
     comms, comm_window = windows.index_of(rows.comms)
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
-    known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole
+    known = windows.comparable & ~windows.is_alone & times.is_known & windows.is_whole & ~_has_early_ends(windows, data)
     first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
     has_times = ~lacks_work(windows, data)
     columns: dict[str, Sequence[Any]] = {
@@ -151,6 +151,16 @@ def _own_where_not_comparable(windows: RankWindows, ops: Slice, op_window: Int64
         start_ns=np.where(windows.comparable, windows.start_ns, first),
         end_ns=np.where(windows.comparable, windows.end_ns, last),
     )
+
+
+def _has_early_ends(windows: RankWindows, data: AlignedRun) -> Mask:
+    """Mark the steps in which communication of the rank has a wrong end: how long it waited is not known."""
+    ends = data.clock.early_ends.get(windows.rank)
+    if ends is None:
+        return np.zeros(len(windows.steps), dtype=np.bool_)
+    ends = np.sort(data.clock.to_common_clock(windows.rank, ends))
+    inside: Mask = np.searchsorted(ends, windows.end_ns, side="right") > np.searchsorted(ends, windows.start_ns)
+    return inside
 
 
 def masked(values: Int64, known: Mask) -> list[int | None]:

@@ -71,7 +71,7 @@ def read_xplane(path: Path) -> tuple[Trace, ...]:
     space = read_space(bytes(data), _STATS)
     damage = damage or space.damage
     host = _host_rows(space)
-    devices = dict(sorted(_devices(space)))
+    devices = dict(sorted(_devices(space), key=lambda device: device[0]))
     if not devices and not len(host):
         reason = (
             "empty" if not data else damage or f"{counted(len(space.planes), 'plane')} without events of host or device"

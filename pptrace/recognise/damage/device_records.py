@@ -159,7 +159,9 @@ def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Ro
         if not (numbers >= 0).all() or not (events.category == Category.RUNTIME).any():
             return rows[:0], rows
         launches, _ = kernel_launches(events, rows)
-        is_before = events.start_ns[rows] < events.start_ns[launches].min(initial=_FAR_OFF)
+        if not len(launches):  # none of the recorded calls launches anything: launches were not recorded, or lost
+            return rows[:0], rows
+        is_before = events.start_ns[rows] < events.start_ns[launches].min()
         return rows[is_before], rows[~is_before]
     stream = _streams(events, rows)
     first = np.full(stream.max() + 1, np.iinfo(np.int64).max)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,13 +85,60 @@ def test_records_that_only_one_rank_lacks_are_named_and_make_figures_null(
     kinds = {entry.kind for entry in damage_in(report.recording) if RANK in entry.ranks}
     assert kinds & {MISSING_RANGES, UNMATCHED_MESSAGES, Damage.EARLY_ENDS}
     assert not damage_in(before.recording)
-    assert report.clock == before.clock
+    assert (report.clock.method, report.clock.offsets_ns) == (before.clock.method, before.clock.offsets_ns)
     for step, whole in zip(report.steps, before.steps, strict=True):
         assert step.length_ns in (None, whole.length_ns)
         bubbles = {rank.rank: rank.bubble_ns for rank in whole.ranks}
         for rank in step.ranks:
             assert rank.bubble_ns is None or rank.bubble_ns == pytest.approx(bubbles[rank.rank], rel=0.01)
         assert any(rank.bubble_ns is None for rank in step.ranks)
+
+
+def test_a_rank_without_labelled_ops_at_the_ends_of_the_plan_leaves_no_step_and_bubble_of_its_pipeline(
+    tmp_path: Path,
+) -> None:
+    path = SAMPLES / "gpu_1f1b_p4"
+    shutil.copytree(path, tmp_path / "run")
+    file = tmp_path / "run" / "rank0.json.gz"
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    content["traceEvents"] = OF_RUN["without_ranges"](content["traceEvents"])
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    report = load([tmp_path / "run"], cache=False, as_recorded=True).report
+    (step,) = report.steps
+    assert step.span_ns is None
+    assert [rank.bubble_ns for rank in step.ranks] == [None] * 3
+    assert any(
+        "the length of step 3, and the bubbles of rank 0's pipeline, are not known" in line for line in report.warnings
+    )
+
+
+def test_waits_whose_ranges_are_lost_make_the_exposed_communication_of_both_sides_null(tmp_path: Path) -> None:
+    def change(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [event for event in events if not re.match("pp1:wait.*RECV", event.get("name", ""))]
+
+    path = SAMPLES / "gpu_1f1b_p4"
+    before = load([path], cache=False, as_recorded=True).report
+    report = load([damaged(path, tmp_path, change)], cache=False, as_recorded=True).report
+    assert RANK in audit_of(report)[Damage.EARLY_ENDS].ranks
+    assert report.clock.offsets_ns == before.clock.offsets_ns
+    exposed = [rank.exposed_comm_ns for rank in report.steps[0].ranks]
+    assert exposed[RANK] is None
+    assert exposed[RANK - 1] is None
+    whole = [rank.exposed_comm_ns for rank in before.steps[0].ranks]
+    assert all(one in (None, other) for one, other in zip(exposed, whole, strict=True))
+
+
+def test_a_rank_without_any_launch_is_damaged_and_null(tmp_path: Path) -> None:
+    def change(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            event for event in events if "Launch" not in event.get("name", "") or event.get("cat") != "cuda_runtime"
+        ]
+
+    report = load([damaged(SAMPLES / "gpu_nccl_1f1b_p4", tmp_path, change)], cache=False, as_recorded=True).report
+    kinds = {entry.kind for entry in damage_in(report.recording) if RANK in entry.ranks}
+    assert kinds & {Damage.NO_CORRELATION, Damage.KERNELS_WITHOUT_LAUNCH}
+    assert all(step.length_ns is None for step in report.steps)
+    assert all(rank.compute_ns is None for step in report.steps for rank in step.ranks if rank.rank == RANK)
 
 
 def test_events_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
