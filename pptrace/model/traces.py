@@ -104,6 +104,11 @@ class InputFormat(StrEnum):
     NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 
+    @property
+    def has_all_calls(self) -> bool:
+        """Return whether a trace has every call that launched work of its device, and none for another's."""
+        return self in (InputFormat.KINETO, InputFormat.ROCPD)
+
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:

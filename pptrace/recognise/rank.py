@@ -86,7 +86,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
         if (
-            trace.format is InputFormat.KINETO
+            trace.format.has_all_calls
         ):  # those of one process under Nsight have all its calls, and the work of one device
             work = _with_lost(work, trace.events)
         work = replace(work, pieces=pieces_of(trace.events, work))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.model.damage import KINDS, Damage, RankDamage
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.model.traces import Category, Events, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.damage.device_records import device_damage, out_of_order
 from pptrace.recognise.damage.host_records import host_damage
@@ -25,7 +25,7 @@ def damage_of(trace: Trace, work: DeviceWork) -> RankDamage:
     """The damage of a trace; ``work`` is what was recognised of its device."""
     if not len(trace.events):
         return trace.damage
-    of_device = device_damage(trace.events, work, has_all_calls=trace.format is InputFormat.KINETO)
+    of_device = device_damage(trace.events, work, has_all_calls=trace.format.has_all_calls)
     if (trace.damage.kind == KINDS.index(Damage.FAR_TIMES)).any() and not len(work):
         of_device = iter(())  # all of it was far off, and is left out
     return RankDamage.joined((trace.damage, *of_device, *host_damage(trace.events)))

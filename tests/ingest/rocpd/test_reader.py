@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,22 @@ def test_device_time_and_launches_are_those_written(tmp_path: Path) -> None:
     assert (found.compute_ns, found.communication_ns, found.memory_ns) == (20_000, 15_000, 4_000)
     assert found.overlap_ratio == pytest.approx(5 / 20)
     assert work.launch_ns.tolist() == [1_000, 3_100, 2_000]
+
+
+def test_kernels_that_were_launched_and_are_not_there_are_lost(tmp_path: Path) -> None:
+    regions, kernels = [], []
+    for step in range(20):
+        begin = 1_000_000 * (step + 1)
+        mark = Entry("roctxRangePushA", begin, begin + 900_000, stack=1_000 + step, category="MARKER_CORE_RANGE_API")
+        regions.append(replace(mark, message=f"ProfilerStep#{step}"))
+        regions.append(Entry("hipLaunchKernel", begin + 1_000, begin + 2_000, stack=10 + step))
+        kernels.append(Entry("Cijk_MT64", begin + 10_000, begin + 500_000, stack=10 + step, stream=1, agent=5))
+    path = write(tmp_path / "results.db", Recording(tuple(regions), tuple(kernels[::2])))
+    report = load([path], cache=False).report
+    assert report.recording is not None
+    (entry,) = (entry for entry in report.recording.audit if entry.kind == Damage.LOST_KERNELS)
+    assert entry.count == 10
+    assert all(rank.compute_ns is None for step in report.steps for rank in step.ranks)
 
 
 def test_large_tables_have_the_launches_of_small_ones(tmp_path: Path) -> None:

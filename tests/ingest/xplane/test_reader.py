@@ -82,6 +82,13 @@ def test_a_gpu_has_its_streams_and_no_sum_over_them(tmp_path: Path) -> None:
     assert trace.metadata == {"host_name": "node-7"}
 
 
+def test_a_device_whose_plane_is_there_twice_is_one_rank(tmp_path: Path) -> None:
+    """Messages that are appended to one another are one message."""
+    once = read_xplane(_write(tmp_path / "once.xplane.pb", _gpu(0), _host()))
+    twice = read_xplane(_write(tmp_path / "twice.xplane.pb", _gpu(0), _gpu(0), _host()))
+    assert [trace.rank for trace in twice] == [trace.rank for trace in once]
+
+
 def test_host_events_are_calls_python_steps_and_ranges(tmp_path: Path) -> None:
     (trace,) = read_xplane(_write(tmp_path / "a.xplane.pb", _gpu(0), _host()))
     assert _names(trace.events, Category.RUNTIME) == ["hipModuleLaunchKernel"]
