@@ -18,7 +18,7 @@ from pptrace.analysis.stage_parts import stage_compute, sums_of_rank, with_stage
 from pptrace.model.mesh import MeshInfo
 
 Answers = Mapping[str, Any]
-"""What one rank answers, by the question's name; without those that do not apply to it."""
+"""Answers of one rank by the name of the question, without those that do not apply to it."""
 
 
 @dataclass(frozen=True, slots=True)
