@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.model.damage import KINDS, Damage, RankDamage
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.traces import Category, Events, Trace
+from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.damage.device_records import device_damage, out_of_order
 from pptrace.recognise.damage.host_records import host_damage
@@ -28,6 +28,9 @@ def damage_of(trace: Trace, work: DeviceWork) -> RankDamage:
     of_device = device_damage(trace.events, work, has_all_calls=trace.format.has_all_calls)
     if (trace.damage.kind == KINDS.index(Damage.FAR_TIMES)).any() and not len(work):
         of_device = iter(())  # all of it was far off, and is left out
+    if trace.format is InputFormat.XPLANE and not (trace.events.category == Category.RUNTIME).any():
+        unlaunched = KINDS.index(Damage.NO_CORRELATION)  # a TPU runs whole programs: no call launches an operation
+        of_device = (damage for damage in of_device if not (damage.kind == unlaunched).any())
     return RankDamage.joined((trace.damage, *of_device, *host_damage(trace.events)))
 
 
