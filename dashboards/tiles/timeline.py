@@ -32,7 +32,8 @@ from pptrace.model import tables
 from pptrace.model.tables import COMPUTE_KINDS, empty_table
 from pptrace.simulator import Simulation
 from pptrace.timeline.windows import StepWindow
-from pptrace.workflow.analyse import Analysis, planned_steps
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.planned_steps import planned_steps
 
 K = TypeVar("K")
 V = TypeVar("V")

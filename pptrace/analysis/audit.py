@@ -208,6 +208,13 @@ def audit_report(
         slowed_after: how many times as long as before it the steps after the recording take.
         lacking: records that some ranks lack and others have.
     """
+    yield from _lacking_records(lacking)
+    yield from _missing_parts(report, settings)
+    yield from _other_program(settings, slowdown, slowed_after)
+
+
+def _lacking_records(lacking: LackingRecords) -> Iterator[AuditEntry]:
+    """Find the ranks that lack ranges or ends of messages, which others have."""
     if lacking.ranges:
         yield AuditEntry(
             MISSING_RANGES,
@@ -227,6 +234,10 @@ def audit_report(
             "the other ends of messages are not in these ranks' traces: waits cannot be told from transfers, and are null",
             "record all of these steps on every rank, with the ranges or calls of all messages",
         )
+
+
+def _missing_parts(report: Report, settings: Mapping[int, Mapping[str, object]]) -> Iterator[AuditEntry]:
+    """Find ranks without a trace, and steps that are not explained."""
     absent = report.mesh.num_ranks - len(settings)
     if absent > 0:
         missing = islice((rank for rank in range(report.mesh.num_ranks) if rank not in settings), _MOST_NAMED)
@@ -249,6 +260,12 @@ def audit_report(
             "these steps are not explained: they lack ops of their plan, or kernels, or were cut by the recording",
             "record from the beginning of a step to the end of one (profiler.step(), or --steps)",
         )
+
+
+def _other_program(
+    settings: Mapping[int, Mapping[str, object]], slowdown: float | None, slowed_after: float | None
+) -> Iterator[AuditEntry]:
+    """Find what made the recorded program another one than the program without its recorder."""
     costly = {name for of_rank in settings.values() for name in _COSTLY if of_rank.get(name)}
     if costly and (slowdown or 1.0) > _SLOWER:
         names = ", ".join(_COSTLY[name] for name in sorted(costly))

@@ -25,8 +25,8 @@ Answers = Mapping[str, Any]
 class Question:
     """A question by the name of its block in the report.
 
-    ``of_rank`` is what one rank tells in some steps, None where it does not; it is sent between processes. ``answer`` adds the
-    block of the run to a report, from what the ranks told, in order of their numbers, and the facts of their recorders.
+    ``of_rank`` is the answer of one rank in some steps, None where it has none; it is sent between processes. ``answer`` adds the
+    block of the run to a report, from the answers of the ranks, in order of their numbers, and the facts of their recorders.
     """
 
     name: str
@@ -36,7 +36,9 @@ class Question:
 
 QUESTIONS = (
     Question("links", traffic_of_rank, with_links),
-    Question("stages", sums_of_rank, lambda report, told, _facts, _mesh: with_stages(report, stage_compute(told))),
+    Question(
+        "stages", sums_of_rank, lambda report, answers, _facts, _mesh: with_stages(report, stage_compute(answers))
+    ),
 )
 
 
@@ -51,6 +53,6 @@ def with_answers(
 ) -> Report:
     """The report with the blocks of all questions, from what each rank answered."""
     for question in QUESTIONS:
-        told = [answers[question.name] for _, answers in sorted(of_ranks.items()) if question.name in answers]
-        report = question.answer(report, told, facts, mesh)
+        given = [answers[question.name] for _, answers in sorted(of_ranks.items()) if question.name in answers]
+        report = question.answer(report, given, facts, mesh)
     return report

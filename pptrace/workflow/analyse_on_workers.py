@@ -56,7 +56,6 @@ from pptrace.workflow.analyse import (
     lacking_ranks,
     make_report,
     only,
-    planned_steps,
     ranks_with_bubble,
 )
 from pptrace.workflow.dask_engine import DaskEngine
@@ -74,6 +73,7 @@ from pptrace.workflow.on_workers import (
     rows_of_ranks,
     timed_block,
 )
+from pptrace.workflow.planned_steps import planned_steps
 from pptrace.workflow.remote_rank import RemoteRank
 
 _BLOCKS_PER_WORKER = 2

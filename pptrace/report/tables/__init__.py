@@ -44,7 +44,7 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
 
 
 def tables_of_run(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
-    """The tables that are not of one step, in reading order; ``step`` is the one that is shown beside them, if any is."""
+    """The tables that are not of one step, in reading order; ``step`` is the one whose tables come before them, if any."""
     tables = []
     if step is None:
         if any(entry.on_host is not None for entry in report.device):
