@@ -143,6 +143,19 @@ def test_damaged_recordings_have_the_same_nulls(kind: Damage, tmp_path: Path) ->
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
+def test_waits_whose_ranges_are_lost_have_the_same_nulls(tmp_path: Path) -> None:
+    def change(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            event for event in events if not event.get("name", "").startswith("pp1:wait") or "RECV" not in event["name"]
+        ]
+
+    folder = damaged(SAMPLES / "gpu_1f1b_p4", tmp_path, change)
+    ranks = [recognise_trace(trace) for trace in read_each(open_inputs([folder]), lambda trace: trace, jobs=1).traces]
+    analysis = analyse_ranks(ranks)
+    assert analysis.data.clock.early_ends
+    assert json_of(on_workers(ranks)) == json_of(analysis)
+
+
 def test_a_rank_alone_in_its_pipeline_without_messages_has_the_same_bounds() -> None:
     ranks = [recognise_trace(trace) for trace in of_some_ranks()]
     ranks[1] = replace(ranks[1], comms=ranks[1].comms.head(0))
