@@ -10,8 +10,7 @@ from pptrace.analysis.findings.plain import LAST_TO_COLLECTIVES
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.analysis.step_parts import BlamedOp
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.waits import LATE_MEMBER, LATE_RECEIVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 from pptrace.analysis.result import Finding
 from pptrace.analysis.stragglers.alike import LONG_OPS
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
-from pptrace.analysis.stragglers.pauses import PAUSES
+from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.whole_run import CoreWait
 
 USUAL_CORE_WAIT = 0.03

@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import INTERACTION, LATE_OPS, OUTSIDE, OUTSIDE_NAMES, UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import LONG_OPS
-from pptrace.analysis.stragglers.garbage_collection import GARBAGE_COLLECTION
-from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES, LATE_START
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.hosts import GARBAGE_COLLECTION, LATE_LAUNCHES, LATE_START, PAUSES
 from pptrace.analysis.stragglers.links import SLOW_LINK
-from pptrace.analysis.stragglers.pauses import PAUSES
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES
+from pptrace.analysis.stragglers.waits import LATE_MEMBER, LATE_RECEIVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 This is the one engine behind validation (does it end?), lowering (in which order do messages travel?), the simulator and the
 attribution of measured steps. It runs programs (:mod:`pptrace.schedule.replay_program`): those of tables, and those in which
-messages are nodes as well (:mod:`pptrace.analysis.message_graph`). In a table's, an action starts as soon as its rank has ended
+messages are nodes as well (:mod:`pptrace.schedule.message_graph`). In a table's, an action starts as soon as its rank has ended
 the action before it and its inputs have arrived; sends and receives are edges with a latency, not actions.
 """
 

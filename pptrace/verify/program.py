@@ -19,7 +19,7 @@ class Workload:
     """A step to run: what each row of the plan's table and each of its messages takes, ns, and bytes of a message.
 
     ``messaging`` is the way of sending and receiving: ``ahead``, ``blocking_receives``, ``rendezvous`` or
-    ``one_call_at_a_time`` (:class:`pptrace.analysis.message_graph.Messaging`); receives that block are posted ``prefetch``
+    ``one_call_at_a_time`` (:class:`pptrace.schedule.message_graph.Messaging`); receives that block are posted ``prefetch``
     ops before they are needed.
     """
 

@@ -29,7 +29,6 @@ from pptrace.analysis.explain.messaging import graph_of_ranks
 from pptrace.analysis.explain.step_times import IndexedWindows, RankTimes
 from pptrace.analysis.findings.evidence import missing_evidence
 from pptrace.analysis.lost_steps import lost_steps
-from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.notes import doubts_of_times, explain_nulls
 from pptrace.analysis.questions import with_answers
 from pptrace.analysis.result import RankStep
@@ -47,6 +46,7 @@ from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import steps_of_unmatched, warn_of_unknown, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import Matched, RecognisedRun, Unmatched, recognise_ranks
+from pptrace.schedule.message_graph import Graph
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import step_windows
 from pptrace.workflow.analyse import (

@@ -17,7 +17,7 @@ import pytest
 from pptrace.analysis.findings.reasons import explained_steps
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.report.charts.causes import causes_chart, place_of

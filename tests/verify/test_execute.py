@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.errors import PptraceError
+from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import uniform

@@ -24,15 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pptrace.analysis.explain.explain
 import pptrace.analysis.steps.steps
 import pptrace.workflow.analyse
-from pptrace.analysis.explain.step_times import RankTimes
 from tools.bench.bench_tables import OPS_PER_STEP, write_tables
 
 ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
     "explanation": (
         (pptrace.analysis.explain.explain, "_explain_together"),
-        *((pptrace.analysis.steps.steps, name) for name in ("explain_ranks", "graph_of_ranks", "graph_of_run")),
-        (RankTimes, "of"),
-        (RankTimes, "compact"),
+        (pptrace.analysis.steps.steps, "graph_of_run"),
     ),
     "stragglers": ((pptrace.workflow.analyse, "study_steps"),),
     "questions": tuple(
@@ -41,7 +38,7 @@ ANALYSES: dict[str, tuple[tuple[Any, str], ...]] = {
     "memory": ((pptrace.workflow.analyse, "report_memory"),),
     "series": ((pptrace.workflow.analyse, "series_of"),),
 }
-"""Analyses, and where the whole calls their functions: runs of few ops are explained at once, others in parts."""
+"""Analyses, and where the whole calls their functions."""
 MOST_US, FROM_OPS = 20.0, 100_000
 """Most processor time of all of them for an op, µs, in runs of at least so many ops."""
 

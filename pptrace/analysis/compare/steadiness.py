@@ -15,8 +15,8 @@ import numpy as np
 
 from pptrace.analysis.compare.bootstrap import FEWEST_STEPS, LASTING, USUAL_DEVIATION, Prior
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import Messaging, make_graph
 
 _FEWEST_ALIKE = 4
 """Fewer ops of a kind on a stage in a step do not show how much they vary."""

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pptrace.analysis.compare.bootstrap import RUN_TO_RUN, Typical, block_length, drawn_steps
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import Graph, Messaging, make_graph
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.inner_waits import InnerWaits, no_inner_waits
 from pptrace.analysis.explain.step_times import Bool, StepTimes
 from pptrace.analysis.explain.walk import Hop, Walks
-from pptrace.analysis.message_graph import Graph
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import replay_table
 from pptrace.slices import group_medians

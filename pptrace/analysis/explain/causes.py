@@ -14,18 +14,24 @@ equal rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pptrace.analysis.message_graph import Graph, spans_of
+from pptrace.analysis.explain.inner_waits import InnerWaits
+from pptrace.analysis.explain.step_times import Bool, StepTimes
+from pptrace.analysis.matrix.step_matrix import StepMatrix
+from pptrace.analysis.step_parts import INTERACTION, UNEQUAL_ROUTES, Cause
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.slices import group_medians, group_sums
 
-_LEVELS = {"imbalance": ("of_stage", "of_kind"), "straggler": ("of_rank", "of_stage"), "jitter": ("own", "of_rank")}
-"""Causes in what ops compute: the cost with the cause, and the one without."""
+IMBALANCE, STRAGGLER, JITTER = "imbalance", "straggler", "jitter"
+"""Causes in what ops compute."""
 MESSAGES, INNER = "pp", "inner"
 """The communication of the pipeline's messages, and that inside ops."""
 HOST = "host"
@@ -33,71 +39,48 @@ ROUTING = "routing"
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
-    """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the median of the op's kind and stage on
-    its rank (``of_rank``) and on all replicas (``of_stage``), and as the mean of its kind (``of_kind``).
+class CauseCosts:
+    """What each cause does to the costs of some windows.
 
-    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages take from their senders'
-    ends, ``moving`` how long ops waited for transfers that began when their own rank was ready, ``host`` how long ops were kept
-    from their devices by the host. On ranks without a device ``late`` is how late ops began, None where that is not known, and
-    ``posted`` (steps, calls of the graph) how late calls were; None without a graph. ``routing`` is what unequal rows of experts
-    add to ops, of which the others are free.
-    ``graph`` is that of the way in which messages hold up ranks, None where they cost their readers time alone: transfers are
-    then those from when both sides are ready, and none is ``moving``.
+    Args:
+        base: the costs without any cause: ops take the mean of their kind, and nothing else takes time.
+        levels: of causes in what ops compute the compute with the cause and without it, shape (windows, rows), ns; from that
+            without the first of them to that with the last one.
+        added: what other causes add to the columns of the matrix, ns.
     """
 
-    own: Int64
-    of_rank: Int64
-    of_stage: Int64
-    of_kind: Int64
-    inner: Int64
-    transfers: Int64
-    moving: Int64
-    host: Int64
-    routing: Int64
-    late: Int64 | None = None
-    posted: Int64 | None = None
-    graph: Graph | None = None
+    base: StepMatrix
+    levels: Mapping[str, tuple[Int64, Int64]]
+    added: Mapping[str, Mapping[str, Int64]]
 
     @cached_property
     def players(self) -> tuple[str, ...]:
         """The causes that change anything in any of these steps."""
-        changed = [
-            name
-            for name, (with_it, without) in _LEVELS.items()
-            if (getattr(self, with_it) != getattr(self, without)).any()
-        ]
-        of_host = tuple(times for times in (self.host, self.late, self.posted) if times is not None)
-        added = {MESSAGES: (self.transfers, self.moving), INNER: (self.inner,), HOST: of_host}
-        added[ROUTING] = (self.routing,)
-        return (*changed, *(name for name, parts in added.items() if any(times.any() for times in parts)))
+        changed = (name for name, (with_it, without) in self.levels.items() if (with_it != without).any())
+        return (*changed, *(name for name, parts in self.added.items() if any(ns.any() for ns in parts.values())))
 
-    def makespans(self, present: frozenset[str], table: PlanTable) -> Int64:
-        """The makespan of every step where only some causes are present, ns."""
-        ops = self._computing(present)
-        for name, added in (
-            *((INNER, self.inner), (HOST, self.host), (HOST, self.late)),
-            *((MESSAGES, self.moving), (ROUTING, self.routing)),
-        ):
-            if added is not None and name in present:
-                ops = ops + added
-        transfers = self.transfers if MESSAGES in present else None
-        spans: Int64 = spans_of(table, self.graph, ops, transfers, self.posted if HOST in present else None)
-        return spans
+    def makespans(self, present: frozenset[str]) -> Int64:
+        """The makespan of every window where only some causes are present, ns."""
+        columns: dict[str, Any] = {"durations": self.computing(present)}
+        for name in self.added.keys() & present:
+            for column, ns in self.added[name].items():
+                before = columns.get(column, getattr(self.base, column))
+                columns[column] = ns if before is None else before + ns
+        return replace(self.base, **columns).window_lengths
 
-    def _computing(self, present: frozenset[str]) -> Int64:
-        changed = [name for name in self.players if name in _LEVELS]
+    def computing(self, present: frozenset[str]) -> Int64:
+        """What ops compute where only some causes are present, ns."""
+        changed = [name for name in self.players if name in self.levels]
         chosen = [name for name in changed if name in present]
         if not chosen:
-            return self.of_kind
+            return self.base.durations
         if chosen == changed:
-            return self.own
-        product = self.of_kind.astype(np.float64)
+            return self.levels[chosen[-1]][0]
+        product = self.base.durations.astype(np.float64)
         for name in chosen:
-            with_it, without = (getattr(self, level) for level in _LEVELS[name])
+            with_it, without = self.levels[name]
             product *= np.divide(with_it, without, out=np.ones(product.shape), where=without != 0)
-        computing: Int64 = np.rint(product).astype(np.int64)
-        return computing
+        return _rounded(product)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,12 +95,284 @@ class Parts:
     with_all: Int64
 
 
-def parts_of_causes(costs: Costs, table: PlanTable) -> Parts:
+def parts_of_causes(costs: CauseCosts) -> Parts:
     """The part of each cause in the makespan of every step."""
     every = frozenset(costs.players)
-    with_all, without = costs.makespans(every, table), costs.makespans(frozenset(), table)
+    with_all, without = costs.makespans(every), costs.makespans(frozenset())
     added = {
-        player: np.maximum(with_all - (costs.makespans(every - {player}, table) if len(every) > 1 else without), 0)
+        player: np.maximum(with_all - (costs.makespans(every - {player}) if len(every) > 1 else without), 0)
         for player in costs.players
     }
     return Parts(added, with_all - without - sum(added.values(), np.zeros_like(without)), without, with_all)
+
+
+def costs_of_causes(
+    matrix: StepMatrix,
+    levels: Sequence[Int64],
+    inner: Int64,
+    host: Int64,
+    routing: Int64,
+    late: Int64,
+    posted: Int64 | None,
+) -> CauseCosts:
+    """The costs of windows by cause, ns.
+
+    Args:
+        matrix: of the windows; along its graph messages hold up ranks, without one they cost their readers time alone.
+        levels: what ops compute, each of shape (windows, rows): the mean of their kind, the median of their kind and stage on all
+            replicas, that on their rank, and as measured.
+        inner: what they communicate inside without computing.
+        host: how long the host kept them from their device, before and inside them.
+        routing: what unequal rows of experts add to them.
+        late: how late they begin where no device tells why.
+        posted: how late calls are posted, of the shape of the matrix's; None without a graph.
+    """
+    table, zeros = matrix.table, np.zeros_like(levels[0])
+    transfers = np.maximum(matrix.transfers, 0)
+    by_message = {"moving": matrix.moving, "transfers": np.where(matrix.sender_is_last, transfers, 0)}
+    base = replace(
+        matrix,
+        durations=levels[0],
+        delays=zeros,
+        moving=zeros,
+        transfers=np.zeros((len(zeros), table.num_messages), dtype=np.int64),
+        posted=None,
+        before_posting=None,
+    )
+    return CauseCosts(
+        base,
+        {name: (levels[number + 1], levels[number]) for number, name in enumerate((IMBALANCE, STRAGGLER, JITTER))},
+        {
+            MESSAGES: by_message if matrix.graph is None else {"transfers": transfers},
+            INNER: {"durations": inner},
+            HOST: {"durations": host, "delays": late, **({} if posted is None else {"posted": posted})},
+            ROUTING: {"durations": routing},
+        },
+    )
+
+
+def causes_of_windows(
+    matrix: StepMatrix,
+    times: StepTimes,
+    step: Int64,
+    chosen: Int64,
+    host_before: Int64,
+    equal: tuple[Int64, Int64, Int64],
+    waits: InnerWaits,
+    on_path: Int64,
+    axes: Mapping[str, int],
+) -> list[tuple[int, tuple[Cause, ...], bool]]:
+    """(the ideal of each of some windows, its causes, whether it is known of them what hosts were late with).
+
+    A rank usually takes the median of its ops of a kind and stage, so that single long ones are not the stage's cost. Several
+    replicas of a stage usually take what the faster half of them takes at most (the lower median of theirs). What ops of the
+    critical path communicate inside them is partly waiting for the members of collectives that come last: that part is due to
+    these, up to what they are usually slower than their replicas to their being slow, beyond that to ops that vary.
+
+    Args:
+        matrix, times: of whole windows.
+        step: the index of each window's step.
+        chosen: the windows to explain.
+        host_before: how long its host kept each op from its device before it, ns.
+        equal: computing, communication and the cost of unequal rows (:func:`pptrace.analysis.explain.equal_rows.equal_rows`).
+        waits: inside ops, without those for ranks with more rows.
+        on_path: how much of the critical path lies in each op of the chosen windows.
+        axes: :func:`pptrace.analysis.explain.explain.axes_inside_ops`.
+    """
+    table, of_chosen = times.table, matrix.of_windows(chosen)
+    cells, of_row = matrix.cells
+    medians = group_medians(equal[0], of_row, len(cells))
+    of_stages = _lower_medians(medians, step)
+    excess = group_sums(np.maximum(medians - of_stages, 0)[:, of_row], table.rank, table.pp)
+    is_known = times.knows_lateness[chosen]
+    late, posted, late_ranks = _lateness(of_chosen, is_known)
+    computing, inner, routing = (part[chosen] for part in equal)
+    host = (times.host + host_before)[chosen]
+    of_stage, of_rank = of_stages[chosen][:, of_row], medians[chosen][:, of_row]
+    of_kind = _means_of_kinds(of_stages[chosen], cells // table.num_stages, of_row)
+    levels = (of_kind, of_stage, of_rank, computing)
+    parts = parts_of_causes(costs_of_causes(of_chosen, levels, inner, host, routing, late, posted))
+    ideal = of_kind.sum(axis=1) // table.pp
+    spans = (times.finish - times.begin)[chosen]
+    beyond = {INTERACTION: parts.interaction, "unexplained": spans - parts.with_all}
+    added = {**parts.added, "structural": parts.without - ideal, **beyond}
+    by_late_rank: list[tuple[Weights, Weights]] = []
+    if INNER in added and len(waits.ns):
+        on = np.where(on_path > 0, inner, 0)
+        waited = np.minimum(waits.sums(times.start.shape)[chosen], on).sum(axis=1)
+        added[_WAITING] = part_of(added[INNER], waited, on.sum(axis=1))
+        added[INNER] = added[INNER] - added[_WAITING]
+        of_windows = late_members(waits, excess, times)
+        by_late_rank = [of_windows[window] for window in chosen.tolist()]
+        usual, rest = (
+            np.array([sum(by_rank.values()) for by_rank in each]) for each in zip(*by_late_rank, strict=True)
+        )
+        added[_SLOW] = part_of(added[_WAITING], usual, usual + rest)
+        added[_WAITING] = added[_WAITING] - added[_SLOW]
+    late_ranks += group_sums(host, table.rank, table.pp)  # of all ops: hosts that are slow alike are no rank's fault
+    weights = _weights([times.windows[window].ranks for window in chosen.tolist()], table, levels, on_path, late_ranks)
+    knows_host = (times.knows_host[chosen] | is_known).tolist()
+    windows = []
+    for index, of_window in enumerate(weights):
+        of_window |= {INNER: {("axis", axis): weight for axis, weight in axes.items()}}
+        if by_late_rank:
+            of_window |= dict(zip((_SLOW, _WAITING), by_late_rank[index], strict=True))
+        causes = merged(
+            cause
+            for name, ns in added.items()
+            if ns[index] or name != HOST  # a step of which it is not known has none
+            for cause in at_places(name, int(ns[index]), of_window.get(name, {}))
+        )
+        in_order = sorted(causes, key=lambda cause: (-cause.ns, cause.cause, str(cause.where)))
+        windows.append((int(ideal[index]), tuple(in_order), knows_host[index]))
+    return windows
+
+
+def _weights(
+    ranks: Sequence[tuple[int, ...]], table: PlanTable, levels: Sequence[Int64], on_path: Int64, late_ranks: Int64
+) -> list[dict[str, Weights]]:
+    """How much of a cause is at each place, in each window, by what ops of the critical path compute at the levels of
+    :func:`costs_of_causes`, and by how late ranks are.
+    """
+    of_kind, of_stage, of_rank, computing = levels
+    by_stage, slower, varying = (
+        group_sums(np.where(on_path > 0, ns, 0), group, size).tolist()
+        for ns, group, size in (
+            (np.maximum(of_stage - of_kind, 0), table.stage, table.num_stages),
+            (np.maximum(of_rank - of_stage, 0), table.rank, table.pp),
+            (np.abs(computing - of_rank), table.rank, table.pp),
+        )
+    )
+
+    def at_ranks(window: int, ns: Sequence[int]) -> Weights:
+        return {("rank", rank): weight for rank, weight in zip(ranks[window], ns, strict=True)}
+
+    return [
+        {
+            IMBALANCE: {("stage", stage): weight for stage, weight in enumerate(by_stage[window])},
+            STRAGGLER: at_ranks(window, slower[window]),
+            JITTER: at_ranks(window, varying[window]),
+            HOST: at_ranks(window, late_ranks[window].tolist()),
+            MESSAGES: {("axis", "pp"): 1},
+            ROUTING: {("axis", "ep"): 1},
+        }
+        for window in range(len(ranks))
+    ]
+
+
+def _lower_medians(medians: Int64, step: Int64) -> Int64:
+    """The lower median over all windows of a step, for each of its windows, of the medians of these."""
+    usual = np.empty_like(medians)
+    by_step = np.argsort(step, kind="stable")
+    _, first, num_replicas = np.unique(step[by_step], return_index=True, return_counts=True)
+    for number in np.unique(num_replicas).tolist():
+        windows = by_step[first[num_replicas == number, np.newaxis] + np.arange(number)]
+        usual[windows] = np.sort(medians[windows], axis=1)[:, [(number - 1) // 2]]
+    return usual
+
+
+def _means_of_kinds(of_stages: Int64, kind: Int64, of_row: Int64) -> Int64:
+    """The mean over all ops of a kind of what its stages usually take, of each op, ns, from that of each kind and stage."""
+    kinds, of_kind = np.unique(kind, return_inverse=True)
+    weights = np.where(np.arange(len(kinds))[:, np.newaxis] == of_kind, np.bincount(of_row), 0)
+    return _rounded((of_stages @ (weights / weights.sum(axis=1, keepdims=True)).T)[:, of_kind[of_row]])
+
+
+def _lateness(matrix: StepMatrix, is_known: Bool) -> tuple[Int64, Int64 | None, Int64]:
+    """How late ops begin beyond what keeps their ranks from their calls, how late calls are posted, and how late each rank is in
+    all, shape (windows, pp), ns; 0 where that is not known: on ranks with devices, and where the transfer of a message, which
+    would look the same, is not.
+
+    What ranks waited for one that had run nothing in the step yet is that one's.
+    """
+    table, known = matrix.table, is_known[:, np.newaxis]
+    waited = np.where(known, np.minimum(matrix.spread(matrix.held_by_starts), matrix.delays), 0)
+    of_ranks = group_sums(np.where(known, matrix.lateness, 0) - waited, table.rank, table.pp)
+    window, row = np.nonzero(waited)
+    late = table.rank[matrix.spread(matrix.held_by_starts, "by")[window, row]]
+    np.add.at(of_ranks, (window, late), waited[window, row])
+    before_posting = 0 if matrix.before_posting is None else matrix.before_posting
+    posted = None if matrix.posted is None else np.where(known, matrix.posted, 0)
+    return np.where(known, matrix.delays - before_posting, 0), posted, of_ranks
+
+
+_WAITING = "waiting"
+_SLOW = "waiting for slower ranks"
+"""The part of the communication inside ops in which they wait for members of collectives that come last, and what of it is due to
+members that are slower than their replicas.
+"""
+Weights = Mapping[tuple[str, int | str], int]
+"""Parts of a cause by where it is: ("rank", its number), ("stage", …) or ("axis", its name)."""
+
+
+def late_members(waits: InnerWaits, excess: Int64, times: StepTimes) -> list[tuple[Weights, Weights]]:
+    """For each window, the time for which its ops waited by global rank: due to ranks that are slower, and the rest.
+
+    ``excess`` (windows, pp) is what the ops of each rank usually take longer than its replicas': up to so much a rank is late as
+    it is slower than these, beyond that as its ops vary.
+    """
+    num_windows, pp = excess.shape
+    key = (waits.step * num_windows + waits.late_step) * pp + times.table.rank[waits.late_row]
+    keys, of_key = np.unique(key, return_inverse=True)
+    waited = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(waited, of_key, waits.ns)
+    usual = np.minimum(waited, excess.reshape(-1)[keys % (num_windows * pp)])
+    result: list[tuple[dict[tuple[str, int | str], int], ...]] = [({}, {}) for _ in range(num_windows)]
+    for number, slower, rest in zip(keys.tolist(), usual.tolist(), (waited - usual).tolist(), strict=True):
+        (window, late), pp_rank = divmod(number // pp, num_windows), number % pp
+        rank = times.windows[late].ranks[pp_rank]
+        for part, ns in zip(result[window], (slower, rest), strict=True):
+            part["rank", rank] = part.get(("rank", rank), 0) + ns
+    return [(slower, rest) for slower, rest in result]
+
+
+def merged(causes: Iterable[Cause]) -> list[Cause]:
+    """The causes, those of one name at one place as one."""
+    sums: dict[tuple[str, tuple[tuple[str, int | str], ...], str | None], int] = {}
+    for cause in causes:
+        key = (cause.cause, tuple(cause.where.items()), cause.reason)
+        sums[key] = sums.get(key, 0) + cause.ns
+    return [Cause(name, dict(where), ns, reason) for (name, where, reason), ns in sums.items()]
+
+
+_CAUSE_OF = {
+    MESSAGES: "communication",
+    INNER: "communication",
+    _WAITING: JITTER,
+    _SLOW: STRAGGLER,
+    ROUTING: IMBALANCE,
+}
+_LEAST_SHARE = 0.05
+"""A place with a smaller part of a cause is not named."""
+
+
+def at_places(name: str, ns: int, weights: Weights) -> list[Cause]:
+    """A cause at the places where it is, in proportion to their weights."""
+    cause, reason = _CAUSE_OF.get(name, name), UNEQUAL_ROUTES if name == ROUTING else None
+    total = sum(weights.values())
+    named = {where: weight for where, weight in weights.items() if total and weight >= _LEAST_SHARE * total}
+    if not named:
+        return [Cause(cause, {}, ns, reason)]
+    parts = in_proportion(ns, list(named.values()))
+    return [Cause(cause, {kind: number}, part, reason) for (kind, number), part in zip(named, parts, strict=True)]
+
+
+def in_proportion(ns: int, weights: Sequence[int]) -> list[int]:
+    """``ns`` in parts of these weights, which sum to it: rounded down, but the largest remainders up."""
+    total = sum(weights)
+    divided = [divmod(weight * ns, total) for weight in weights]
+    missing = ns - sum(part for part, _ in divided)
+    up = sorted(range(len(weights)), key=lambda index: (-divided[index][1], index))[:missing]
+    return [part + (index in up) for index, (part, _) in enumerate(divided)]
+
+
+def part_of(amount: Int64, part: Int64, total: Int64) -> Int64:
+    """``amount · part / total``, rounded down; 0 of nothing."""
+    share = np.divide(part, total, out=np.zeros(len(total)), where=total > 0)
+    parts: Int64 = np.floor(amount * share).astype(np.int64)
+    return parts
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> Int64:
+    rounded: Int64 = np.rint(values).astype(np.int64)
+    return rounded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,39 +15,29 @@ if TYPE_CHECKING:
     from pptrace.analysis.experts.routing import Routing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EqualRows:
-    """Computing and communication of ops with equal rows, and what unequal ones add to both together (``routing``), ns.
+def equal_rows(times: StepTimes, routing: Routing | None) -> tuple[Int64, Int64, Int64]:
+    """(computing and communication of ops with equal rows, what unequal ones add to both together), shape (windows, rows), ns.
 
-    All have the shape (windows, rows) of ``times``, whose sum of both is that of these three.
+    All three sum to what ops compute and communicate; where nothing is known of rows the third is 0.
     """
-
-    times: StepTimes
-    computing: Int64
-    communication: Int64
-    routing: Int64
-
-    def left_of(self, waits: InnerWaits) -> InnerWaits:
-        """The waits inside ops, of which those for ranks with more rows are taken off."""
-        if not self.routing.any() or not len(waits.ns):
-            return waits
-        held = waits.sums(self.routing.shape)
-        left = np.clip(held - (self.times.communication - self.communication), 0, None)
-        share = np.minimum(left / np.maximum(held, 1), 1.0)
-        return replace(waits, ns=np.rint(waits.ns * share[waits.step, waits.row]).astype(np.int64))
-
-
-def equal_rows(times: StepTimes, routing: Routing | None) -> EqualRows:
-    """The times with equal rows; as they are where nothing is known of rows."""
     if routing is None or not len(times.windows):
-        return EqualRows(times, times.computing, times.communication, np.zeros_like(times.computing))
+        return times.computing, times.communication, np.zeros_like(times.computing)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     steps = np.array([window.step for window in times.windows], dtype=np.int64)
     change = routing.of_windows(times.table, ranks, steps)
-    whole = times.computing + times.communication
-    shorter, compute = np.zeros_like(whole), np.zeros_like(whole)
+    both = times.computing + times.communication
+    shorter, compute = np.zeros_like(both), np.zeros_like(both)
     shorter[change["window"], change["row"]] = change["ns"]
     compute[change["window"], change["row"]] = change["compute"]
-    shorter = np.minimum(shorter, whole)
-    communication = np.clip(times.communication - (shorter - compute), 0, whole - shorter)
-    return EqualRows(times, whole - shorter - communication, communication, shorter)
+    shorter = np.minimum(shorter, both)
+    communication = np.clip(times.communication - (shorter - compute), 0, both - shorter)
+    return both - shorter - communication, communication, shorter
+
+
+def waits_with_equal_rows(waits: InnerWaits, saved: Int64) -> InnerWaits:
+    """The waits inside ops without those for ranks with more rows: equal ones save so much communication of each op, ns."""
+    if not saved.any() or not len(waits.ns):
+        return waits
+    waited = waits.sums(saved.shape)
+    share = np.minimum(np.clip(waited - saved, 0, None) / np.maximum(waited, 1), 1.0)
+    return replace(waits, ns=np.rint(waits.ns * share[waits.step, waits.row]).astype(np.int64))

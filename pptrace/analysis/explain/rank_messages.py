@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.message_graph import end_of
 from pptrace.analysis.stragglers.links import peer_bit
 from pptrace.intervals import lengths_within, times_by_group
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import end_of
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.slices import Slice, distinct_of
 
@@ -137,7 +137,7 @@ def longest_moved_with(pipeline: Sequence[int], comms: Slice, window: Int64, ops
 def calls_of(table: PlanTable, comms: Slice, window: Int64, ops: Slice, collections: Int64) -> Slice:
     """The calls by which a rank sends and receives the messages of the plan between its ops, in order of window.
 
-    ``end`` is the end of a message that a call is (:func:`pptrace.analysis.message_graph.end_of`), ``called_ns`` when it was
+    ``end`` is the end of a message that a call is (:func:`pptrace.schedule.message_graph.end_of`), ``called_ns`` when it was
     posted, ``free_ns`` the end of the op or call that was the last to end before on the rank, ``collected_ns`` how long garbage
     ``collections`` (:mod:`pptrace.intervals`) took of the time between.
     """

@@ -5,7 +5,7 @@ Each rank's window is cut at its ops: before each op lies the *gap* since the op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -112,6 +112,14 @@ class StepTimes:
     def computing(self) -> Int64:
         """Time that each op computed, ns."""
         return self.durations - self.communication - self.host - self.stalled
+
+    @property
+    def knows_lateness(self) -> Bool:
+        """Whether ops of each window that begin late do so because of hosts: no device tells why it was idle, and the transfer
+        of every message is known, which would look the same.
+        """
+        known: Bool = ~self.on_device & (self.arrival != UNKNOWN).all(axis=1)
+        return known
 
     def whole(self) -> StepTimes:
         """The windows that have every op of the plan."""
@@ -243,30 +251,6 @@ class RankTimes:
         ops, tails, messages, waits, inner, outside, calls = parts
         return RankTimes(ops, tails, messages, waits, *times, inner, outside, calls)
 
-    def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
-        """(window, row, ns): how long the host kept ops from the device that could have run."""
-        return self._before_ops(self.starved, ready, window)
-
-    def exposed_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
-        """(window, row, ns): how long exposed transfers kept the rank from ops that could have run."""
-        return self._before_ops(self.exposed, ready, window)
-
-    def collected_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
-        """(window, row, ns): how long garbage collections kept the rank from ops that could have run."""
-        return self._before_ops(self.collections, ready, window)
-
-    def _before_ops(self, times: Int64, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
-        """(window, row, ns): how much of a set of times lies between when ops could have run and their starts.
-
-        Args:
-            ready: when each op could have run, shape (windows, rows).
-            window: for each window that the rank has ops in its row of ``ready``, −1 where it has none there.
-        """
-        number, row = window[self.ops["window"]], self.ops["row"]
-        kept = number >= 0
-        number, row, start = number[kept], row[kept], self.ops["start"][kept]
-        return number, row, lengths_within(times, ready[number, row], start)
-
 
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
     """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
@@ -309,18 +293,22 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
     return times
 
 
-def before_ops(
-    ranks: Sequence[RankTimes],
-    of_rank: Callable[[RankTimes, Int64, Int64], tuple[Int64, Int64, Int64]],
-    ready: Int64,
-    is_whole: Bool,
-) -> Int64:
-    """Time for which something kept each op from running from ``ready`` on, ns, shape (whole windows, rows), from each rank's."""
+def before_ops(times: Iterable[tuple[Slice, Int64]], ready: Int64, is_whole: Bool) -> Int64:
+    """How much of some times lies between when ops could have run and their starts, ns, shape (whole windows, rows).
+
+    Args:
+        times: the ops of each rank (:class:`RankTimes`), and its times (:mod:`pptrace.intervals`).
+        ready: when each op of whole windows could have run.
+        is_whole: which of all windows are.
+    """
     before = np.zeros(ready.shape, dtype=np.int64)
     numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
-    for rank in ranks:
-        window, row, ns = of_rank(rank, ready, numbers)
-        before[window, row] = ns
+    for ops, of_rank in times:
+        if not len(of_rank):
+            continue
+        rows = ops.where(np.flatnonzero(numbers[ops["window"]] >= 0))
+        at = numbers[rows["window"]], rows["row"]
+        before[at] = lengths_within(of_rank, ready[at], rows["start"])
     return before
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.result import MissingEvidence, StepReport
 from pptrace.analysis.steps.step_series import FEWEST_OF_LEVEL
+from pptrace.analysis.stragglers.hosts import FEWEST_WINDOWS
 from pptrace.analysis.stragglers.links import FEWEST_ALIKE, num_links
-from pptrace.analysis.stragglers.pauses import FEWEST_WINDOWS
 
 STRAGGLER = "straggler"
 _OF_PLAN = ("imbalance", STRAGGLER, "jitter", "communication", "host")

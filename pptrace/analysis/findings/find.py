@@ -19,10 +19,10 @@ from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_ANYWHERE, LEAST_S
 from pptrace.analysis.result import Finding, MissingEvidence, ScheduleSummary, Severity, StepReport
 from pptrace.analysis.step_parts import LATE_OPS, Cause
 from pptrace.analysis.stragglers.alike import Place
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.noise import Noise
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
+from pptrace.analysis.stragglers.waits import LATE_MEMBER
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 

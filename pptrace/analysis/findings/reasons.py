@@ -10,9 +10,9 @@ import numpy as np
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import INTERACTION, Cause, Waterfall
 from pptrace.analysis.stragglers.hosts import LATE_LAUNCHES
-from pptrace.analysis.stragglers.late_members import LATE_MEMBER
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.study import Study
+from pptrace.analysis.stragglers.waits import LATE_MEMBER
 from pptrace.analysis.whole_run import StepSeries
 from pptrace.model.tables import Int64
 

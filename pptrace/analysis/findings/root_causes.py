@@ -9,8 +9,8 @@ from pptrace.analysis.core_waits import wait_behind
 from pptrace.analysis.doubts import CLOCKS_OFF, Doubt
 from pptrace.analysis.result import Finding
 from pptrace.analysis.shared_devices import SharedDevice
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
 from pptrace.analysis.stragglers.links import SLOW_LINK
+from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.analysis.whole_run import CoreWait, RootCause
 from pptrace.model.wording import numbered
 

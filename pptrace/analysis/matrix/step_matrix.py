@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.message_graph import Graph, spans_of
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import Graph, spans_of
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.plan_table import PlanTable
@@ -54,11 +54,11 @@ class StepMatrix:
     and after their ops (:mod:`pptrace.analysis.stragglers.outside`); ``holds``, ops that waited in collectives
     (:func:`pptrace.analysis.explain.inner_waits.holds_of`); ``moved_together``, what messages cost by the trace alone, where
     several that were posted together are taken to be moved one by one; ``held_by_starts``, parts of delays in which an op's rank
-    waited in a message for one that had run nothing in the step yet; ``receiving``, parts of delays in which a kernel still
-    received what an op reads, whose sender was done; ``routed``, what would change of ops if all experts had equally many rows
-    (:mod:`pptrace.analysis.experts.routing`).
+    waited in a message for one that had run nothing in the step yet, whose first row is ``by``; ``receiving``, parts of delays in
+    which a kernel still received what an op reads, whose sender was done; ``routed``, what would change of ops if all experts had
+    equally many rows (:mod:`pptrace.analysis.experts.routing`).
 
-    ``graph`` is that of the way in which the run sends and receives (:mod:`pptrace.analysis.stragglers.messaging`), None for
+    ``graph`` is that of the way in which the run sends and receives (:mod:`pptrace.analysis.explain.messaging`), None for
     replays with the waits that were measured. Along it ``posted`` (windows, calls) is how long after what its rank did before it
     each call was posted, and ``before_posting`` (windows, rows) the part of an op's delay that these take; None without one.
     """
@@ -79,7 +79,7 @@ class StepMatrix:
     outside: Slice = field(default_factory=_no_rows(*OUTSIDE, texts=("name",)))
     holds: Slice = field(default_factory=_no_rows("window", "row", "rank", "ns", "is_late"))
     moved_together: Slice = field(default_factory=_no_rows("window", "message", "ns"))
-    held_by_starts: Slice = field(default_factory=_no_rows("window", "row", "ns"))
+    held_by_starts: Slice = field(default_factory=_no_rows("window", "row", "ns", "by"))
     receiving: Slice = field(default_factory=_no_rows("window", "row", "ns"))
     routed: Slice = field(default_factory=_no_rows("window", "row", "ns", "compute", "lead"))
     plan: Plan | None = None
@@ -145,6 +145,11 @@ class StepMatrix:
         """The columns, or the tables, by name."""
         members = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: member for name, member in members.items() if isinstance(member, kind)}
+
+    def compact(self) -> StepMatrix:
+        """The same costs in as few bytes as they need: those of all steps are kept."""
+        columns: dict[str, Any] = {name: _compact(column) for name, column in self._members(np.ndarray).items()}
+        return replace(self, **columns | {"step": self.step, "ranks": self.ranks, "spans": self.spans})
 
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
@@ -278,6 +283,16 @@ def joined(parts: Iterable[StepMatrix]) -> tuple[StepMatrix, ...]:
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)
+
+
+def _compact(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if times.dtype == np.bool_:
+        return times
+    least, most = (int(times.min()), int(times.max())) if times.size else (0, 0)
+    for dtype in (np.int8, np.int32):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return times.astype(dtype)
+    return times
 
 
 def _after(rows: Slice, num_windows: int) -> Slice:

@@ -11,16 +11,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.explain.explain import (
-    Explanation,
-    axes_inside_ops,
-    explain_ranks,
-    explanation_tasks,
-    times_of_ranks,
-)
-from pptrace.analysis.explain.messaging import graph_of_ranks, graph_of_run
+from pptrace.analysis.explain.explain import Explanation, explanation_tasks
+from pptrace.analysis.explain.messaging import graph_of_run
 from pptrace.analysis.matrix.step_matrix import StepMatrix, joined
-from pptrace.analysis.message_graph import Graph
 from pptrace.analysis.result import MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble, Waterfall
 from pptrace.analysis.steps.rank_steps import RankWindows, report_rank_steps
@@ -29,9 +22,10 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.processes import SharedTasks
 from pptrace.schedule.actions import Phase
+from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
-from pptrace.slices import Slice, slice_of, slices
+from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
 if TYPE_CHECKING:
@@ -70,12 +64,6 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase,
         steady_ratio=phases[Phase.STEADY] / rank.compute_ns,
         cooldown_ratio=phases[Phase.COOLDOWN] / rank.compute_ns,
     )
-
-
-_LEAST_SHARED = 500_000
-"""Ops from which other processes help to explain them: each needs memory of its own, and fewer take a second or two."""
-_LEAST_SHARED_OF_RANK = 1_000
-"""The same of each rank: in every part that is explained by itself a rank takes its time, however few ops it has there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +133,6 @@ class StepParts:
         are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
         return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
 
-    @property
-    def num_ops(self) -> int:
-        """Number of planned ops in the steps that are explained."""
-        return sum(len(part.plan.table) * len(part.windows) for part in self.of_plan)
-
     def joined(
         self,
         ranks: Mapping[int, Sequence[RankStep]],
@@ -199,8 +182,6 @@ def report_steps(
     ``routing`` is what equal rows of experts would change of ops.
     """
     parts = StepParts.of(steps, data, mesh)
-    if parts.num_ops < max(_LEAST_SHARED, _LEAST_SHARED_OF_RANK * len(parts.of_rank)):
-        return _report_together(parts, data, mesh, routing)
     graphs = [graph_of_run(part.plan, part.steps, data) for part in parts.of_plan]
     tasks = [
         explanation_tasks(part.plan.table, part.steps, data, graph, routing)
@@ -210,24 +191,7 @@ def report_steps(
         ranks = _reports_of_ranks(parts, data, mesh)
         results = iter(explained.results())
     explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
-    return parts.joined(ranks, explanations, graphs, mesh)
-
-
-def _report_together(parts: StepParts, data: AlignedRun, mesh: MeshInfo, routing: Routing | None) -> ReportedSteps:
-    """The same of fewer ops: what a rank measured is found once for all steps of a plan, whose memory is small then."""
-    ranks = _reports_of_ranks(parts, data, mesh)
-    axes = axes_inside_ops(slice_of(data.comms))
-    graphs: list[Graph | None] = []
-    explanations = []
-    for part in parts.of_plan:
-        table, steps = part.plan.table, part.steps
-        measured = [rank.compact() for rank in times_of_ranks(table, steps, data, with_calls=False)]
-        graphs.append(graph_of_ranks(part.plan, steps, measured, data))
-        if graphs[-1] is not None:
-            measured = [rank.compact() for rank in times_of_ranks(table, steps, data)]
-        explanations.append(explain_ranks(table, steps, measured, axes, graphs[-1], routing))
-        del measured
-    give_back_freed_memory()  # what else is kept of it lies in pieces, next to which what follows would take more
+    give_back_freed_memory()  # what is kept of it lies in pieces, next to which what follows would take more
     return parts.joined(ranks, explanations, graphs, mesh)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.stragglers.reason import Reason, gains
+from pptrace.analysis.stragglers.reason import Reason, gains, time_by_rank, where_most
 from pptrace.model.tables import Int64
 from pptrace.slices import group_sums
 
@@ -26,8 +26,6 @@ _FAR = 6.0
 _LEAST_EXCESS = 0.5
 DEVIATION = 1.4826
 """The median deviation of a normal distribution times this is its standard deviation."""
-_MOST_OF_THEM = 0.5
-"""A rank with this share of the long ops' excess is named."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +77,7 @@ def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:
             [costs.durations[ns > 0] / (costs.durations - ns)[ns > 0] for costs, ns in zip(plans, excess, strict=True)]
         )
     )
-    where = _where(plans, excess)
+    where = where_most(time_by_rank(plans, excess))
     place = f" of rank {where['rank']}" if where else ""
     return Reason(
         LONG_OPS,
@@ -195,19 +193,6 @@ def _excess(costs: StepMatrix) -> Int64:
             far = np.maximum(_FAR * DEVIATION * np.median(np.abs(beyond)), _LEAST_EXCESS * usual)
             excess[np.ix_(windows, rows)] = _rounded(np.where(beyond > far, beyond, 0))
     return excess
-
-
-def _where(plans: Sequence[StepMatrix], excess: Sequence[Int64]) -> dict[str, int | str]:
-    """The rank that has most of some times; {} where none has."""
-    of_rank: dict[int, int] = {}
-    for costs, ns in zip(plans, excess, strict=True):
-        window, row = np.nonzero(ns)
-        for rank, part in zip(
-            costs.ranks[window, costs.table.rank[row]].tolist(), ns[window, row].tolist(), strict=True
-        ):
-            of_rank[rank] = of_rank.get(rank, 0) + part
-    rank = max(of_rank, key=of_rank.__getitem__)
-    return {"rank": rank} if of_rank[rank] >= _MOST_OF_THEM * sum(of_rank.values()) else {}
 
 
 def _rounded(values: Floats) -> Int64:

@@ -10,15 +10,19 @@ from dataclasses import dataclass, replace
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.analysis.stragglers.alike import long_ops
-from pptrace.analysis.stragglers.garbage_collection import garbage_collections
-from pptrace.analysis.stragglers.hosts import late_firsts, late_launches, late_starts
-from pptrace.analysis.stragglers.late_members import late_member
-from pptrace.analysis.stragglers.late_receives import late_receives
+from pptrace.analysis.stragglers.hosts import (
+    garbage_collections,
+    host_pauses,
+    late_firsts,
+    late_launches,
+    late_starts,
+    pauses_of,
+)
 from pptrace.analysis.stragglers.links import slow_link
-from pptrace.analysis.stragglers.pauses import host_pauses, pauses_of
 from pptrace.analysis.stragglers.reason import Reason, gains
 from pptrace.analysis.stragglers.sequences import LONG_SEQUENCES, long_sequences
 from pptrace.analysis.stragglers.unequal_routes import HotSpot, unequal_routes
+from pptrace.analysis.stragglers.waits import late_member, late_receives
 
 Plans = Sequence[StepMatrix]
 """The costs of whole steps, by plan."""

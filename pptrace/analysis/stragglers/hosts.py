@@ -1,6 +1,9 @@
 """Slow hosts: ranks whose ops begin late although all that they need is there, at the start of steps, now and then, or always.
 
-Where a rank has no device, this is what its host does between ops (Python, input, garbage collection).
+Where a rank has no device, this is what its host does between ops (Python, input, garbage collection). Collections that
+``pptrace run`` recorded tell why a host stood still, in ops or before them. Pauses are now and then, seen by their effect alone:
+at different times on different ranks, or on all at once where collections are planned. What a rank waits for in most steps is no
+pause but a gap: Python between ops, or a late start.
 """
 
 from __future__ import annotations
@@ -12,19 +15,26 @@ import numpy as np
 
 from pptrace.analysis.gain_interval import LEAST_ANYWHERE, LEAST_SHARE
 from pptrace.analysis.matrix.step_matrix import Bool, StepMatrix
-from pptrace.analysis.stragglers.reason import Reason, gains_if_sooner
+from pptrace.analysis.stragglers.reason import Reason, gains, gains_if_sooner, time_by_rank, where_most
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
 
-LATE_LAUNCHES, LATE_START = "late launches", "late start"
+LATE_LAUNCHES, LATE_START, GARBAGE_COLLECTION = "late launches", "late start", "garbage collection"
 _LEAST_DELAY = 0.25
 """Share of a mean op: a rank that is less late into a step is none that is late."""
-_MOST_OF_THEM = 0.5
-"""A rank with this share of all excess is named."""
 _CLEARLY = 1.25
 """A rank is named if its ops are so many times as late as those of others."""
 _ALWAYS = 0.1
 """Ops are always late if the median of their delays is this part of the mean, or more: else a few single ones are."""
+FEWEST_WINDOWS = 4
+"""Steps of a pipeline; fewer tell too little of what is usual."""
+PAUSES = "pauses"
+_LEAST_PAUSE = 0.25
+"""Share of a mean op: a shorter delay is no pause."""
+_ADVICE = (
+    "; garbage collection is the usual reason where none was recorded (pptrace run does): turn it off and collect on all ranks "
+    "at once, every so many steps; else look at other processes on that host"
+)
 
 
 def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
@@ -36,10 +46,10 @@ def late_starts(plans: Sequence[StepMatrix]) -> Reason | None:
     times = np.concatenate([ns[ns > 0] for ns in late])
     if not len(times):
         return None
-    rank, where = _worst(plans, late)
+    where = where_most(time_by_rank(plans, late))
     if not where and not _knows_messages(plans):
         return None
-    place = f"rank {rank}" if where else "several ranks"
+    place = f"rank {where['rank']}" if where else "several ranks"
     return Reason(
         LATE_START,
         ("host", "unexplained"),
@@ -63,8 +73,8 @@ def late_launches(plans: Sequence[StepMatrix], apart: Sequence[Int64] = ()) -> R
     excess = [np.maximum(ns - limit, 0) for ns, limit in zip(delays, usual, strict=True)]
     if not any(ns.any() for ns in delays):
         return None
-    rank, where = _worst(plans, excess)
-    if where and _is_later(plans, delays, rank):
+    where = where_most(time_by_rank(plans, excess))
+    if where and _is_later(plans, delays, rank := int(where["rank"])):
         removed = [np.where(_is_of(costs, rank), ns, 0) for costs, ns in zip(plans, excess, strict=True)]
         times = np.concatenate([ns[_is_of(costs, rank)] for costs, ns in zip(plans, delays, strict=True)])
         title = "Late ops: {share} goes to the ops of " + f"rank {rank}, which begin late"
@@ -155,14 +165,63 @@ def _is_of(costs: StepMatrix, rank: int) -> np.typing.NDArray[np.bool_]:
     return is_of
 
 
-def _worst(plans: Sequence[StepMatrix], excess: Sequence[Int64]) -> tuple[int, dict[str, int | str]]:
-    """(the rank with most of some times, its place if it has most of all)."""
-    of_rank: dict[int, int] = {}
-    for costs, ns in zip(plans, excess, strict=True):
-        for pp_rank in range(costs.table.pp):
-            of_pp_rank = ns[:, costs.table.rank == pp_rank].sum(axis=1, dtype=np.int64)
-            for rank, total in zip(costs.ranks[:, pp_rank].tolist(), of_pp_rank.tolist(), strict=True):
-                of_rank[rank] = of_rank.get(rank, 0) + total
-    rank = max(of_rank, key=of_rank.__getitem__)
-    most = of_rank[rank]
-    return rank, {"rank": rank} if most and most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
+def host_pauses(plans: Sequence[StepMatrix]) -> Reason | None:
+    """Pauses, and what steps would get back without them; None where there are none."""
+    paused = pauses_of(plans)
+    times = np.concatenate([pauses[pauses > 0] for pauses in paused])
+    if not len(times):
+        return None
+    of_rank = time_by_rank(plans, paused)
+    where = where_most(of_rank)
+    place = f"rank {where['rank']}" if where else f"{len(of_rank)} ranks"
+    return Reason(
+        PAUSES,
+        ("host", "unexplained"),
+        where,
+        "Pauses: {share} is lost where the host stands still now and then, on " + place,
+        f"{counted(len(times), 'op')} began late with all inputs there, typically by {np.median(times) / 1e6:,.2f} ms{_ADVICE}",
+        gains_if_sooner(plans, paused),
+        {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
+    )
+
+
+def pauses_of(plans: Sequence[StepMatrix]) -> list[Int64]:
+    """The part of the delays that is pauses, shape (windows, rows), ns, in each plan."""
+    late = late_firsts(plans)
+    return [np.where(starts > 0, 0, _pauses(costs)) for costs, starts in zip(plans, late, strict=True)]
+
+
+def _pauses(costs: StepMatrix) -> Int64:
+    """Lateness of each op beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
+    pauses = np.zeros_like(costs.lateness)
+    for windows in costs.of_pipelines():
+        if len(windows) >= FEWEST_WINDOWS:
+            delays = costs.lateness[windows]
+            usual = np.sort(delays, axis=0)[
+                (len(windows) - 1) // 2
+            ]  # what is late in half of the steps is not so in most
+            excess = delays - usual
+            pauses[windows] = np.where(excess >= _LEAST_PAUSE * costs.durations.mean(), excess, 0)
+    return pauses
+
+
+def garbage_collections(plans: Sequence[StepMatrix]) -> Reason | None:
+    """Collections that held up ops, and what steps would get back without them; None where there are none."""
+    if not any(costs.has_collections for costs in plans):
+        return None
+    taken = [costs.collected_before.astype(np.int64) + costs.collected_inside for costs in plans]
+    times = np.concatenate([ns[ns > 0] for ns in taken])
+    of_rank = time_by_rank(plans, taken)
+    where = where_most(of_rank)
+    place = f"rank {where['rank']}" if where else f"{len(of_rank)} ranks"
+    return Reason(
+        GARBAGE_COLLECTION,
+        ("host", "unexplained", "jitter", "straggler"),
+        where,
+        "Garbage collection: {share} is lost while Python collects garbage, on " + place,
+        f"{len(times)} ops were held up by it, typically for {np.median(times) / 1e6:,.2f} ms: turn it off (gc.disable), collect "
+        "on all ranks at once between steps, every so many of them (gc.collect), and keep what stays out of it (gc.freeze once "
+        "the model is built)",
+        gains(plans, (costs.without_collections() for costs in plans)),
+        {"num_ops": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
+    )

@@ -14,8 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.message_graph import spans_of
 from pptrace.analysis.stragglers.alike import DEVIATION, Floats, Place
+from pptrace.schedule.message_graph import spans_of
 
 ORDINARY = 0.1
 """Relative standard deviation of ops that is ordinary."""

@@ -11,6 +11,7 @@ import numpy as np
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
 from pptrace.analysis.matrix.step_matrix import StepMatrix
 from pptrace.model.tables import Int64
+from pptrace.slices import group_sums
 
 _LEAST_LOW = 0.25
 """Share of a gain: where its interval begins below this, it is that of single steps, which are outliers."""
@@ -45,6 +46,28 @@ class Reason:
         low, _ = gain_interval(self.gains)
         is_sure = low is None or low >= _LEAST_LOW * self.gain or len(self.gains) < FEWEST_STEPS
         return self.gain >= self.least_share * span and self.gain > 0 and is_sure
+
+
+MOST = 0.5
+"""A rank is named that has this share of what all ranks have."""
+
+
+def time_by_rank(plans: Sequence[StepMatrix], times: Sequence[Int64]) -> dict[int, int]:
+    """The sum of some times of ops, shape (windows, rows) in each plan, on each rank that has any, ns."""
+    of_rank: dict[int, int] = {}
+    for costs, ns in zip(plans, times, strict=True):
+        ranks, number = np.unique(costs.ranks, return_inverse=True)
+        sums = np.zeros(len(ranks), dtype=np.int64)
+        np.add.at(sums, number.ravel(), group_sums(ns.astype(np.int64), costs.table.rank, costs.table.pp).ravel())
+        for rank, total in zip(ranks.tolist(), sums.tolist(), strict=True):
+            of_rank[rank] = of_rank.get(rank, 0) + total
+    return {rank: total for rank, total in of_rank.items() if total}
+
+
+def where_most(of_rank: Mapping[int, int]) -> dict[str, int | str]:
+    """The rank that has most of some times, by these of each rank; {} where none has."""
+    rank = max(of_rank, key=of_rank.__getitem__, default=None)
+    return {} if rank is None or of_rank[rank] < MOST * sum(of_rank.values()) else {"rank": rank}
 
 
 def gains(plans: Iterable[StepMatrix], changed: Iterable[StepMatrix]) -> Int64:

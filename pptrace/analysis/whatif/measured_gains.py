@@ -17,7 +17,7 @@ from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.step_parts import UNEQUAL_ROUTES
 from pptrace.analysis.stragglers.alike import Place, gain_of_place
 from pptrace.analysis.stragglers.detectors import SHARED, Known, detect
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.analysis.whatif.ideals import Ideal
 from pptrace.model.tables import Int64
 

@@ -11,7 +11,6 @@ from math import hypot, sqrt
 import numpy as np
 
 from pptrace.analysis.core_waits import CORE_WAIT, USUAL_CORE_WAIT
-from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, other_stage_maps, stage_map_of
 from pptrace.analysis.whatif.ideals import apply_ideal
 from pptrace.analysis.whatif.replay import Graphs, Replayed, Target, changes_ops, replay
@@ -19,6 +18,7 @@ from pptrace.analysis.whatif.stage_costs import StageCosts, with_fixed_share, wi
 from pptrace.analysis.whatif.stage_map import StageMap, stage_map
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
+from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.plan import Plan
 
 FEWEST_STEPS = 5

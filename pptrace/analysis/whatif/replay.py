@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
-from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.analysis.whatif.fixed_part import Floats
 from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import Graph, Messaging, make_graph
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Replay

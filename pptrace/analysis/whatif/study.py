@@ -16,9 +16,8 @@ from pptrace.analysis.doubts import InDoubt
 from pptrace.analysis.gain_interval import gain_interval
 from pptrace.analysis.links.fit import latencies_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.result import Finding, Report, typical_of
-from pptrace.analysis.stragglers.late_receives import LATE_RECEIVES
+from pptrace.analysis.stragglers.waits import LATE_RECEIVES
 from pptrace.analysis.whatif.change import Change, layers_of_stages, plan_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS, Framework
 from pptrace.analysis.whatif.ideals import Ideal, parse_ideal
@@ -44,6 +43,7 @@ from pptrace.errors import PptraceError, ScheduleError, UsageError
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import Int64
 from pptrace.model.wording import counted
+from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import Simulation, peak_inflight

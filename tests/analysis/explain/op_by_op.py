@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -11,13 +12,15 @@ import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
 from pptrace.analysis.explain.blame import Typical
+from pptrace.analysis.explain.causes import CauseCosts, costs_of_causes
 from pptrace.analysis.explain.inner_waits import InnerWaits
 from pptrace.analysis.explain.rank_messages import NEVER
 from pptrace.analysis.explain.step_times import UNKNOWN, PeerWaits, StepTimes
 from pptrace.model.tables import Int64
-from pptrace.schedule.plan_table import NONE
+from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.registry import build
 from pptrace.timeline.windows import StepWindow
+from tests.support.measured import measured_costs
 
 PLANS = (
     ("gpipe", 1, 3),
@@ -403,3 +406,18 @@ def _hand_on(charges: dict[str, Int64], times: StepTimes, bindings: Bindings, wa
 
 def part_of(amount: int, part: int, whole: int) -> int:
     return amount if part >= whole else min(amount * part // whole, amount)
+
+
+def costs_by_cause(
+    table: PlanTable,
+    levels: Sequence[Int64],
+    inner: Int64,
+    transfers: Int64,
+    moving: Int64,
+    host: Int64,
+    routing: Int64,
+    late: Int64 | None = None,
+) -> CauseCosts:
+    """Costs of windows without a graph; the levels are those of kinds, stages, ranks and ops."""
+    matrix = replace(measured_costs(table, levels[-1][:, np.newaxis], transfers[:, np.newaxis]), moving=moving)
+    return costs_of_causes(matrix, levels, inner, host, routing, np.zeros_like(host) if late is None else late, None)

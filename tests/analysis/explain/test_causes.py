@@ -7,19 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs, parts_of_causes
-from pptrace.analysis.explain.explain import _proportional
+from pptrace.analysis.explain.causes import (
+    HOST,
+    INNER,
+    MESSAGES,
+    ROUTING,
+    CauseCosts,
+    in_proportion,
+    parts_of_causes,
+)
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.analysis.explain.op_by_op import costs_by_cause
 from tests.support.extent import ALL
 from tests.support.synthetic import record
 
 TABLE = build("1f1b", 3, 4).table
 
 
-def random_costs(seed: int) -> Costs:
+def random_costs(seed: int) -> CauseCosts:
     rng = np.random.default_rng(seed)
 
     def times(high: int, columns: int = len(TABLE)) -> Int64:
@@ -31,7 +39,7 @@ def random_costs(seed: int) -> Costs:
     own = of_rank + times(50)
     added = (times(20), times(30, TABLE.num_messages), times(15), times(1 if seed == 2 else 25))
     late = times(30) if seed == 2 else None  # of ranks without a device
-    return Costs(own, of_rank, of_stage, of_kind, *added, routing=times(20 if seed == 1 else 1), late=late)
+    return costs_by_cause(TABLE, (of_kind, of_stage, of_rank, own), *added, times(20 if seed == 1 else 1), late)
 
 
 @pytest.mark.parametrize("seed", range(4) if ALL else (1, 2))
@@ -39,12 +47,12 @@ def test_a_part_is_what_the_cause_adds_to_all_others_and_the_interaction_is_the_
     costs = random_costs(seed)
     of_experts = {ROUTING} if seed == 1 else set()
     assert set(costs.players) == {"imbalance", "straggler", "jitter", MESSAGES, INNER, HOST, *of_experts}
-    parts, every = parts_of_causes(costs, TABLE), frozenset(costs.players)
+    parts, every = parts_of_causes(costs), frozenset(costs.players)
     for player in every:
-        shorter = costs.makespans(every, TABLE) - costs.makespans(every - {player}, TABLE)
+        shorter = costs.makespans(every) - costs.makespans(every - {player})
         assert parts.added[player].tolist() == np.maximum(shorter, 0).tolist()
-    assert (parts.with_all == costs.makespans(every, TABLE)).all()
-    assert (parts.without == costs.makespans(frozenset(), TABLE)).all()
+    assert (parts.with_all == costs.makespans(every)).all()
+    assert (parts.without == costs.makespans(frozenset())).all()
     assert (sum(parts.added.values()) + parts.interaction == parts.with_all - parts.without).all()
 
 
@@ -57,10 +65,8 @@ def test_of_two_causes_that_hide_each_other_neither_alone_gets_anything_back() -
         long[0, (table.stage == stage) & (table.kind == Kind.F.code) & (table.microbatch == microbatch)] = 50
     first, second = (np.where(table.stage == stage, long, 0) for stage in (0, 1))
     zeros, none = np.zeros_like(usual), np.zeros((1, table.num_messages), dtype=np.int64)
-    costs = Costs(
-        usual + first, usual, usual, usual, zeros, none, zeros, second, zeros
-    )  # one varies, the other's host is late
-    parts = parts_of_causes(costs, table)
+    levels = (usual, usual, usual, usual + first)  # one varies, the other's host is late
+    parts = parts_of_causes(costs_by_cause(table, levels, zeros, none, zeros, second, zeros))
     assert set(parts.added) == {"jitter", HOST}
     assert [ns.tolist() for ns in parts.added.values()] == [[0], [0]]
     assert parts.interaction.tolist() == [50]
@@ -68,15 +74,17 @@ def test_of_two_causes_that_hide_each_other_neither_alone_gets_anything_back() -
 
 def test_with_all_causes_ops_cost_what_they_cost_and_with_none_what_their_kind_does() -> None:
     costs = random_costs(0)
-    assert (costs._computing(frozenset(costs.players)) == costs.own).all()
-    assert (costs._computing(frozenset()) == costs.of_kind).all()
-    assert (costs._computing(frozenset({"imbalance"})) == costs.of_stage).all()
-    assert (costs._computing(frozenset({"imbalance", "straggler"})) == costs.of_rank).all()
+    own, of_rank = costs.levels["jitter"]
+    of_stage, of_kind = costs.levels["imbalance"]
+    assert (costs.computing(frozenset(costs.players)) == own).all()
+    assert (costs.computing(frozenset()) == of_kind).all()
+    assert (costs.computing(frozenset({"imbalance"})) == of_stage).all()
+    assert (costs.computing(frozenset({"imbalance", "straggler"})) == of_rank).all()
 
 
 @given(st.integers(-(10**12), 10**12), st.lists(st.integers(1, 10**12), min_size=1, max_size=8))
 def test_parts_in_proportion_keep_their_sum(ns: int, weights: list[int]) -> None:
-    parts = _proportional(ns, weights)
+    parts = in_proportion(ns, weights)
     assert sum(parts) == ns
     assert all(abs(part - ns * weight / sum(weights)) <= 1 for part, weight in zip(parts, weights, strict=True))
 

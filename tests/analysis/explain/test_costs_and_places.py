@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
-from statistics import median
 
 import numpy as np
 import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
-from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, ROUTING, Costs
-from pptrace.analysis.explain.equal_rows import equal_rows
-from pptrace.analysis.explain.explain import (
-    _blames,
-    _costs,
-    _excess_over_replicas,
-    _Lateness,
-    _merged,
-    _most_blamed,
-    _part_of,
-    _parts,
-    _placed,
-    axes_inside_ops,
+from pptrace.analysis.explain.causes import (
+    HOST,
+    INNER,
+    MESSAGES,
+    ROUTING,
+    _lower_medians,
+    _means_of_kinds,
+    at_places,
+    late_members,
+    merged,
+    part_of,
 )
+from pptrace.analysis.explain.explain import _blames, _most_blamed, _parts, axes_inside_ops
 from pptrace.analysis.step_parts import Cause
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.slices import Slice
+from pptrace.slices import Slice, group_medians
 from pptrace.timeline.windows import StepWindow
-from tests.analysis.explain.op_by_op import WINDOWS, random_times, random_waits
+from tests.analysis.explain.op_by_op import WINDOWS, costs_by_cause, random_times, random_waits
 
 KINDS = [str(kind) for kind in Kind]
 
@@ -41,79 +38,71 @@ def test_on_a_rank_alone_a_step_takes_what_its_ops_take_with_the_causes_that_are
     table = build("gpipe", 1, 3).table
     rng = np.random.default_rng(0)
     own, of_rank, of_stage, of_kind, inner, moving, host = rng.integers(1, 99, (7, 2, len(table)))
-    nothing = np.zeros_like(own)
-    costs = Costs(own, of_rank, of_stage, of_kind, inner, np.zeros((2, 0), dtype=np.int64), moving, host, nothing)
+    levels, nothing, no_messages = (of_kind, of_stage, of_rank, own), np.zeros_like(own), np.zeros((2, 0), np.int64)
+    costs = costs_by_cause(table, levels, inner, no_messages, moving, host, nothing)
     everything = frozenset(costs.players)
     assert everything == {"imbalance", "straggler", "jitter", MESSAGES, INNER, HOST}
     causes = {INNER: inner, HOST: host, MESSAGES: moving}
     for name, added in causes.items():
-        assert costs.makespans(frozenset({name}), table).tolist() == (of_kind + added).sum(axis=1).tolist()
-    assert costs.makespans(everything, table).tolist() == (own + inner + host + moving).sum(axis=1).tolist()
-    assert costs.makespans(frozenset(), table).tolist() == of_kind.sum(axis=1).tolist()
+        assert costs.makespans(frozenset({name})).tolist() == (of_kind + added).sum(axis=1).tolist()
+    assert costs.makespans(everything).tolist() == (own + inner + host + moving).sum(axis=1).tolist()
+    assert costs.makespans(frozenset()).tolist() == of_kind.sum(axis=1).tolist()
     product = of_kind * (of_stage / of_kind) * (own / of_rank)
     some = frozenset({"imbalance", "jitter"})
-    assert costs.makespans(some, table).tolist() == np.rint(product).sum(axis=1).astype(int).tolist()
-    assert (
-        replace(costs, routing=moving).makespans(everything | {ROUTING}, table).tolist()
-        == (own + inner + host + 2 * moving).sum(axis=1).tolist()
+    assert costs.makespans(some).tolist() == np.rint(product).sum(axis=1).astype(int).tolist()
+    routed = costs_by_cause(table, levels, inner, no_messages, moving, host, moving)
+    assert routed.makespans(everything | {ROUTING}).tolist() == (own + inner + host + 2 * moving).sum(axis=1).tolist()
+    late = costs_by_cause(table, levels, inner, no_messages, moving, host, nothing, late=own)
+    assert late.makespans(everything).tolist() == (2 * own + inner + host + moving).sum(axis=1).tolist()
+    alone = costs_by_cause(table, levels, nothing, no_messages, moving, nothing, nothing)
+    assert alone.players == ("imbalance", "straggler", "jitter", MESSAGES)
+    assert costs_by_cause(table, (own,) * 4, nothing, no_messages, nothing, host, nothing).players == (HOST,)
+    free = costs_by_cause(
+        table, (own, own, own * (np.arange(len(table)) > 0), own), nothing, no_messages, *[nothing] * 3
     )
-    assert replace(costs, inner=nothing, host=nothing).players == ("imbalance", "straggler", "jitter", MESSAGES)
-    assert Costs(own, own, own, own, nothing, nothing, nothing, host, nothing).players == (HOST,)
-    assert Costs(own, own, own, own, nothing, nothing[:, :1] + 1, nothing, nothing, nothing).players == (MESSAGES,)
-    free = Costs(own, own * (np.arange(len(table)) > 0), own, own, nothing, nothing, nothing, nothing, nothing)
-    assert free.makespans(frozenset({"straggler"}), table).tolist() == own[:, 1:].sum(axis=1).tolist()
+    assert free.makespans(frozenset({"straggler"})).tolist() == own[:, 1:].sum(axis=1).tolist()
 
 
-def test_costs_of_causes_are_medians_of_ranks_lower_medians_of_replicas_and_means_of_kinds() -> None:
+def test_messages_of_which_nothing_is_moved_are_a_cause_by_their_transfers() -> None:
+    table = build("gpipe", 2, 2).table
+    own = np.ones((1, len(table)), dtype=np.int64)
+    nothing, transfers = np.zeros_like(own), np.ones((1, table.num_messages), dtype=np.int64)
+    assert costs_by_cause(table, (own,) * 4, nothing, transfers, *[nothing] * 3).players == (MESSAGES,)
+    assert not costs_by_cause(table, (own,) * 4, nothing, -transfers, *[nothing] * 3).players, (
+        "their ends did not match"
+    )
+
+
+def test_usual_costs_are_lower_medians_of_replicas_and_means_of_kinds() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         times = random_times(rng)
         table = times.table
-        moving, host = (
-            np.array([[rng.randint(0, 9) for _ in range(len(table))] for _ in range(WINDOWS)]) for _ in "mh"
-        )
         step = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1]][seed % 3])
-        explained = np.unique(step)
-        chosen = np.array([rng.choice(np.flatnonzero(step == number).tolist()) for number in explained])
-        equal = equal_rows(times, None)
-        costs, excess = _costs(equal, moving, step, explained, chosen, host), _excess_over_replicas(equal, step)
-        computing = times.end - times.start - times.communication - times.host - times.stalled
-        alike: dict[tuple[int, int], list[int]] = {}
-        for row in range(len(table)):
-            alike.setdefault((int(table.kind[row]), int(table.stage[row])), []).append(row)
-        for index, (number, window) in enumerate(zip(explained.tolist(), chosen.tolist(), strict=True)):
-            replicas = np.flatnonzero(step == number).tolist()
-            usual = {}
-            slower = dict.fromkeys(replicas, 0)
-            for key, rows in alike.items():
-                medians = {at: int(median(computing[at, rows].tolist())) for at in replicas}
-                usual[key] = sorted(medians.values())[(len(replicas) - 1) // 2]
-                assert set(costs.of_rank[index, rows].tolist()) == {medians[window]}
-                assert set(costs.of_stage[index, rows].tolist()) == {usual[key]}
-                for at, usually in medians.items():
-                    slower[at] += len(rows) * max(usually - usual[key], 0)
-            assert {at: int(excess[at].sum()) for at in replicas} == slower
-            for kind in {kind for kind, _ in alike}:
-                of_kind = {key: rows for key, rows in alike.items() if key[0] == kind}
-                total = sum(usual[key] * len(rows) for key, rows in of_kind.items())
-                mean = Fraction(total, sum(map(len, of_kind.values())))
-                assert all(abs(costs.of_kind[index, row] - mean) <= 0.5 for rows in of_kind.values() for row in rows)
-            assert costs.own[index].tolist() == computing[window].tolist()
-            assert costs.inner[index].tolist() == times.communication[window].tolist()
-            assert costs.moving[index].tolist() == moving[window].tolist()
-            assert costs.host[index].tolist() == (times.host + host)[window].tolist()
-            last = times.sender_is_last[window]
-            assert costs.transfers[index].tolist() == np.where(last, times.transfer[window], 0).tolist()
+        key, of_row = np.unique(table.kind.astype(np.int64) * table.num_stages + table.stage, return_inverse=True)
+        medians = group_medians(times.computing, of_row, len(key))
+        usual = _lower_medians(medians, step)
+        for window in range(WINDOWS):
+            replicas = np.flatnonzero(step == step[window]).tolist()
+            for cell in range(len(key)):
+                ordered = sorted(medians[at, cell] for at in replicas)
+                assert usual[window, cell] == ordered[(len(replicas) - 1) // 2]
+        means = _means_of_kinds(usual, key // table.num_stages, of_row)
+        for window in range(WINDOWS):
+            for kind in np.unique(table.kind).tolist():
+                rows = np.flatnonzero(table.kind == kind)
+                mean = Fraction(sum(int(usual[window, of_row[row]]) for row in rows), len(rows))
+                assert all(abs(int(means[window, row]) - mean) <= 0.5 for row in rows)
 
 
 def test_a_cause_is_at_places_of_a_twentieth_of_it_at_least() -> None:
     places = {("rank", 0): 95, ("rank", 3): 5}
-    assert _placed("jitter", 1000, places) == [Cause("jitter", {"rank": 0}, 950), Cause("jitter", {"rank": 3}, 50)]
+    assert at_places("jitter", 1000, places) == [Cause("jitter", {"rank": 0}, 950), Cause("jitter", {"rank": 3}, 50)]
     small = {("rank", 0): 96, ("rank", 3): 4}
-    assert _placed("waiting", 1000, small) == [Cause("jitter", {"rank": 0}, 1000)]
-    assert _placed("pp", 7, {}) == [Cause("communication", {}, 7)]
-    assert _placed("inner", 7, {("axis", "tp"): 0}) == [Cause("communication", {}, 7)]
-    assert _placed("host", 7, {("rank", 1): 1, ("rank", 2): 1, ("rank", 3): 1}) == [
+    assert at_places("waiting", 1000, small) == [Cause("jitter", {"rank": 0}, 1000)]
+    assert at_places("pp", 7, {}) == [Cause("communication", {}, 7)]
+    assert at_places("inner", 7, {("axis", "tp"): 0}) == [Cause("communication", {}, 7)]
+    assert at_places("host", 7, {("rank", 1): 1, ("rank", 2): 1, ("rank", 3): 1}) == [
         Cause("host", {"rank": 1}, 3),
         Cause("host", {"rank": 2}, 2),
         Cause("host", {"rank": 3}, 2),
@@ -122,12 +111,12 @@ def test_a_cause_is_at_places_of_a_twentieth_of_it_at_least() -> None:
 
 def test_causes_of_one_name_at_one_place_are_one() -> None:
     causes = [Cause("a", {"rank": 1}, 3), Cause("a", {"rank": 2}, 4), Cause("b", {}, 1), Cause("a", {"rank": 1}, -1)]
-    assert _merged(causes) == [Cause("a", {"rank": 1}, 2), Cause("a", {"rank": 2}, 4), Cause("b", {}, 1)]
+    assert merged(causes) == [Cause("a", {"rank": 1}, 2), Cause("a", {"rank": 2}, 4), Cause("b", {}, 1)]
 
 
 def test_a_part_of_nothing_is_nothing() -> None:
     columns = (np.array(column) for column in ([10, 10, 9, 9], [3, 0, 2, 1], [4, 0, 3, 1]))
-    assert _part_of(*columns).tolist() == [7, 0, 6, 9]
+    assert part_of(*columns).tolist() == [7, 0, 6, 9]
 
 
 def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_they_are_slower_for_that() -> None:
@@ -136,7 +125,7 @@ def test_waits_of_a_window_are_for_the_ranks_of_those_that_came_last_as_far_as_t
         times = random_times(rng)
         waits = random_waits(rng, times)
         excess = np.array([[rng.choice((0, 5, 10**6)) for _ in range(times.table.pp)] for _ in range(WINDOWS)])
-        of_ranks = _Lateness(waits, excess).of_ranks(times)
+        of_ranks = late_members(waits, excess, times)
         for window in range(WINDOWS):
             late: Counter[tuple[int, int]] = Counter()
             for index in np.flatnonzero(waits.step == window).tolist():

@@ -9,16 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.explain.binding import bindings_of
-from pptrace.analysis.explain.late_ops import late_ops
-from pptrace.analysis.explain.measured import PostedCalls
-from pptrace.analysis.explain.step_times import UNKNOWN
+from pptrace.analysis.explain.binding import Bindings, bindings_of
+from pptrace.analysis.explain.causes import _lateness
+from pptrace.analysis.explain.inner_waits import no_inner_waits
+from pptrace.analysis.explain.measured import costs_of_windows
+from pptrace.analysis.explain.step_times import StepTimes
 from pptrace.analysis.findings.verdict import with_verdict
+from pptrace.analysis.matrix.step_matrix import OUTSIDE, StepMatrix
 from pptrace.analysis.result import StepReport
 from pptrace.analysis.step_parts import Cause
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.registry import build
 from pptrace.simulator import makespans
+from pptrace.slices import Slice, group_sums
 from pptrace.workflow.analyse import analyse
 from tests.analysis.explain.op_by_op import random_times
 from tests.support.extent import by_turns
@@ -86,50 +90,49 @@ def test_the_sentence_and_the_finding_speak_of_ops_that_begin_late() -> None:
     assert "ops of one rank that begin late (rank 1)" in report.verdict
 
 
-def test_delays_and_calls_are_those_of_windows_without_devices_whose_messages_are_known() -> None:
+def test_delays_are_those_of_windows_of_which_they_are_known_and_waits_for_a_late_start_are_the_late_rank_s() -> None:
     rng = random.Random(7)
-    seen = Counter[bool]()
     for _ in range(60):
         times = random_times(rng)
-        if rng.random() < 0.5:
-            times = replace(
-                times, arrival=np.where(times.arrival == UNKNOWN, times.begin[:, np.newaxis], times.arrival)
-            )
-        bindings, chosen = bindings_of(times), np.array([0, 2])
-        late = late_ops(times, bindings, chosen)
-        assert late.posted is None
-        for index, window in enumerate(chosen.tolist()):
-            is_known = not times.on_device[window] and UNKNOWN not in times.arrival[window].tolist()
-            seen[is_known] += 1
+        bindings, is_known = bindings_of(times), np.array([rng.random() < 0.6 for _ in times.windows])
+        costs = costs_of(times, bindings)
+        before_ops, posted, of_late = _lateness(costs, is_known)
+        assert posted is None
+        for window, known in enumerate(is_known.tolist()):
             of_ranks = [0] * times.table.pp
             for row in range(len(times.table)):
                 delay = int(times.start[window, row] - bindings.ready[window, row] - bindings.moving[window, row])
-                assert late.before_ops[index, row] == (delay if is_known else 0)
-                held = min(int(bindings.held[window, row]), delay) if is_known else 0
-                of_ranks[times.table.rank[row]] += delay - held if is_known else 0
+                assert before_ops[window, row] == (delay if known else 0)
+                held = min(int(bindings.held[window, row]), delay) if known else 0
+                of_ranks[times.table.rank[row]] += delay - held if known else 0
                 of_ranks[times.table.rank[bindings.held_by[window, row]]] += held
-            assert late.of_ranks[index].tolist() == of_ranks
-    assert min(seen[True], seen[False]) > 10
+            assert of_late[window].tolist() == of_ranks
 
 
 def test_calls_take_over_what_is_before_ops_because_of_them() -> None:
     rng = random.Random(3)
-    times = random_times(rng)
-    times = replace(
-        times,
-        on_device=np.zeros(len(times.windows), dtype=np.bool_),
-        arrival=np.where(times.arrival == UNKNOWN, times.begin[:, np.newaxis], times.arrival),
-    )
-    bindings, chosen = bindings_of(times), np.arange(len(times.windows))
-    alone = late_ops(times, bindings, chosen)
-    before = alone.before_ops // 2
-    posted = PostedCalls(np.full((len(chosen), 4), 5), before, before + 3, np.zeros_like(before))
-    late = late_ops(times, bindings, chosen, posted)
-    assert late.posted is not None
-    assert (late.posted == 5).all()
-    assert (late.before_ops == alone.before_ops - before).all()
-    rows = np.bincount(times.table.rank, minlength=times.table.pp)
-    assert (late.of_ranks - alone.of_ranks == 3 * rows).all()
+    plan = build("1f1b", 3, 3)
+    graph = make_graph(plan, Messaging.RENDEZVOUS)
+    while (times := random_times(rng)).table.pp != 3:
+        pass
+    times = replace(times, table=plan.table)
+    bindings, is_known = bindings_of(times), np.ones(len(times.windows), dtype=np.bool_)
+    costs = costs_of(times, bindings)
+    alone, _, ranks_alone = _lateness(costs, is_known)
+    before, late = alone // 2, np.full((len(is_known), len(graph.call_row)), 5)
+    before_ops, posted, of_ranks = _lateness(replace(costs, graph=graph, posted=late, before_posting=before), is_known)
+    assert posted is not None
+    assert (posted == 5).all()
+    assert (before_ops == alone - before).all()
+    calls = np.bincount(times.table.rank[graph.call_row], minlength=3)
+    assert (of_ranks - ranks_alone == 5 * calls - group_sums(before, times.table.rank, 3)).all()
+    unknown = _lateness(replace(costs, graph=graph, posted=late, before_posting=before), ~is_known)
+    assert not any(part is not None and part.any() for part in unknown)
+
+
+def costs_of(times: StepTimes, bindings: Bindings) -> StepMatrix:
+    nothing = np.zeros_like(times.start)
+    return costs_of_windows(times, bindings, no_inner_waits(), Slice.empty(*OUTSIDE, texts=("name",)), nothing)
 
 
 def test_a_replay_with_delays_is_the_measured_step_where_nothing_waits_for_receivers() -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.measured import _moved_together, _receiving
@@ -17,6 +18,7 @@ from pptrace.analysis.explain.step_times import (
     _cut,
     _knows_host,
     _starved_between,
+    before_ops,
     planned_rows,
     rows_in_steps,
 )
@@ -29,6 +31,7 @@ from pptrace.schedule.registry import build
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane
 from tests.analysis.explain.op_by_op import WINDOWS, random_times
+from tests.support.replayed_times import replayed_times
 
 SEEDS = range(80)
 
@@ -235,19 +238,38 @@ def test_the_times_of_some_windows_are_those_rows_numbered_from_the_first_of_the
 def test_what_lies_between_when_ops_could_have_run_and_their_starts() -> None:
     rng = random.Random(2)
     for _ in range(20):
-        sets = [random_set(rng) for _ in range(3)]
-        rows = [(window, row, 100 * window + rng.randint(10, 40)) for window in range(3) for row in range(2)]
-        columns = dict(zip(("window", "row", "start"), np.array(rows).T, strict=True))
-        nothing = Slice({"window": np.empty(0, dtype=np.int64)})
-        times = RankTimes(Slice(columns), nothing, nothing, nothing, *map(covered, sets), nothing, nothing, nothing)
-        number = np.array([[0, 1, 2], [-1, 0, 1], [0, -1, 1]][rng.randrange(3)])
-        starts = np.array(rows)[:, 2].reshape(3, 2)
-        kept = np.flatnonzero(number >= 0)
-        ready = starts[kept] - np.array([[rng.randint(0, 12) for _ in range(2)] for _ in kept])
-        for found, moments in zip((times.host_before, times.exposed_before, times.collected_before), sets, strict=True):
-            expected = [
-                (number[window], row, len(moments & set(range(ready[number[window], row], start))))
-                for window, row, start in rows
-                if number[window] >= 0
-            ]
-            assert list(zip(*found(ready, number), strict=True)) == expected
+        sets = [random_set(rng) for _ in range(2)]  # of two ranks, with a row each
+        windows, starts = (
+            np.arange(3),
+            np.array([[100 * window + rng.randint(10, 40) for _ in "ab"] for window in range(3)]),
+        )
+        ops = [
+            Slice({"window": windows, "row": np.full(3, rank), "start": starts[:, rank], "end": starts[:, rank] + 1})
+            for rank in range(2)
+        ]
+        is_whole = np.array([rng.random() < 0.7 for _ in windows])
+        kept = np.flatnonzero(is_whole)
+        ready = starts[kept] - np.array([[rng.randint(0, 12) for _ in "ab"] for _ in kept]).reshape(-1, 2)
+        found = before_ops(zip(ops, map(covered, sets), strict=True), ready, is_whole)
+        for number, window in enumerate(kept.tolist()):
+            for rank, moments in enumerate(sets):
+                between = range(int(ready[number, rank]), int(starts[window, rank]))
+                assert found[number, rank] == len(moments & set(between))
+
+
+def test_nothing_lies_before_ops_of_a_rank_without_such_times() -> None:
+    ops = Slice({"window": np.array([0]), "row": np.array([1]), "start": np.array([50])})
+    assert before_ops([(ops, EMPTY)], np.array([[0, 10]]), np.array([True])).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("on_device", "arrival", "is_known"), [(False, 7, True), (True, 7, False), (False, UNKNOWN, False)]
+)
+def test_lateness_is_known_of_windows_without_devices_whose_messages_all_are(
+    on_device: bool, arrival: int, is_known: bool
+) -> None:
+    table = build("1f1b", 2, 2).table
+    times = replayed_times(table, np.full((1, len(table)), 10))
+    arrivals = times.arrival.copy()
+    arrivals[0, -1] = arrival
+    assert replace(times, on_device=np.array([on_device]), arrival=arrivals).knows_lateness.tolist() == [is_known]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.result import Finding, Report
-from pptrace.analysis.stragglers.garbage_collection import garbage_collections
+from pptrace.analysis.stragglers.hosts import garbage_collections
 from pptrace.analysis.stragglers.study import study_steps
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import PlanTable

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.analysis.message_graph import Messaging, make_graph
 from pptrace.analysis.stragglers import noise
 from pptrace.analysis.stragglers.noise import Noise, noise_of
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import Messaging, make_graph
 from pptrace.schedule.registry import build
 from pptrace.simulator import makespans
 from tests.support.measured import measured_costs

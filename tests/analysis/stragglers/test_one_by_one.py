@@ -12,9 +12,11 @@ from statistics import NormalDist, correlation, fmean, median
 import numpy as np
 import pytest
 
+from pptrace.analysis.explain.messaging import _error_of
 from pptrace.analysis.matrix.step_matrix import StepMatrix, longest_of_steps
-from pptrace.analysis.stragglers import alike, hosts, messaging, noise, sequences
+from pptrace.analysis.stragglers import alike, hosts, noise, sequences
 from pptrace.analysis.stragglers.noise import Noise
+from pptrace.analysis.stragglers.reason import time_by_rank, where_most
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -196,8 +198,8 @@ def test_a_stage_whose_like_cost_nothing_costs_nothing_as_they_do() -> None:
 def test_the_error_of_a_replay_is_the_median_part_by_which_it_misses_steps() -> None:
     costs = measured_costs(build("1f1b", 1, 2).table, np.full((3, 1, 4), 100))
     spans = np.array([400, 500, 800])
-    assert messaging._error_of(replace(costs, spans=spans)) == pytest.approx(0.2)
-    assert messaging._error_of(replace(costs, spans=spans[[0, 0, 2]])) == 0.0
+    assert _error_of(replace(costs, spans=spans)) == pytest.approx(0.2)
+    assert _error_of(replace(costs, spans=spans[[0, 0, 2]])) == 0.0
 
 
 def test_long_ops_are_far_beyond_what_is_typical_of_their_rank() -> None:
@@ -228,11 +230,12 @@ def test_a_place_with_half_of_the_excess_is_named() -> None:
     rows = [int(np.flatnonzero(table.rank == place)[0]) for place in (0, 1)]
     excess = np.zeros_like(costs.durations)
     excess[0, rows[0]], excess[1, rows[1]] = 30, 30
-    for find in (lambda: alike._where([costs], [excess]), lambda: hosts._worst([costs], [excess])[1]):
-        assert find() == {"rank": int(costs.ranks[0, 0])}
+    of_rank = time_by_rank([costs], [excess])
+    assert of_rank == {int(costs.ranks[0, 0]): 30, int(costs.ranks[1, 1]): 30}
+    assert where_most(of_rank) == {"rank": min(of_rank)}
     excess[2, rows[1]] = 1
-    assert alike._where([costs], [excess]) == {}
-    assert hosts._worst([costs], [excess]) == (int(costs.ranks[0, 0]), {})
+    assert where_most(time_by_rank([costs], [excess])) == {}
+    assert where_most({}) == {}
 
 
 def test_ops_are_late_beyond_what_is_usual_of_their_rank() -> None:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.stragglers.hosts import host_pauses
 from pptrace.analysis.stragglers.links import slow_link
-from pptrace.analysis.stragglers.pauses import host_pauses
 from pptrace.analysis.stragglers.reason import Reason
 from pptrace.analysis.stragglers.sequences import long_sequences
 from pptrace.model.tables import Int64

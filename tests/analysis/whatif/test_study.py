@@ -8,7 +8,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from pptrace.analysis.message_graph import Messaging
 from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
@@ -21,6 +20,7 @@ from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_s
 from pptrace.errors import ShapeError, UsageError
 from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import Messaging
 from pptrace.schedule.registry import build
 from pptrace.schedule.shape import OpCosts
 from tests.support.measured import measured_costs

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from pptrace.analysis.doubts import Doubt, InDoubt
-from pptrace.analysis.message_graph import make_graph
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif import change, replay
 from pptrace.analysis.whatif.change import Change, group_of
@@ -28,6 +27,7 @@ from pptrace.errors import PptraceError, ShapeError, UsageError
 from pptrace.report.to_json import dump, simulation_object
 from pptrace.report.whatif import whatif_tables
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.message_graph import make_graph
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import OpCosts

@@ -1,4 +1,9 @@
-"""Slow members of collectives inside ops: a rank of tp or cp whose peers wait for it, and which no pipeline of its own shows."""
+"""Waits for one that is late: ops that wait inside collectives for the member that comes last, and receives that run on.
+
+A slow member of tp or cp has peers that wait for it, and no pipeline of its own shows it. A kernel may still receive what the
+kernel of the sender has sent: the message is under way, or the device of the receiver runs something else, as ranks that share a
+device take turns on it. The host has launched all, and neither ops nor transfers show it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,9 @@ from pptrace.analysis.stragglers.reason import Reason, gains
 LATE_MEMBER = "late member"
 _LEAST_RATIO = 3.0
 """A rank is slow for which others wait so many times as long as for any of those."""
+LATE_RECEIVES = "late receives"
+_LEAST_WAIT = 0.25
+"""Share of a mean op: shorter ones are how kernels end."""
 
 
 def late_member(plans: Sequence[StepMatrix]) -> Reason | None:
@@ -56,3 +64,27 @@ def _caused(plans: Sequence[StepMatrix]) -> tuple[dict[int, int], dict[int, set[
         for rank, peer in np.unique(np.stack((holds["rank"], waiting))[:, ~is_late], axis=1).T.tolist():
             peers.setdefault(rank, set()).add(peer)
     return caused, peers
+
+
+def late_receives(plans: Sequence[StepMatrix], uncertainty_ns: int | None) -> Reason | None:
+    """Waits for receives whose senders are done, and what steps would get back without them.
+
+    None where there are none, and where the clocks of two ranks may be off by as much as is typical of them.
+    """
+    waits = [costs.receiving["ns"] for costs in plans]
+    times = np.concatenate(
+        [ns[ns >= _LEAST_WAIT * costs.durations.mean()] for ns, costs in zip(waits, plans, strict=True)]
+    )
+    if not len(times) or uncertainty_ns is None or np.median(times) <= 2 * uncertainty_ns:
+        return None
+    return Reason(
+        LATE_RECEIVES,
+        ("unexplained",),
+        {},
+        "Late receives: {share} is lost in receive kernels that run on after their data was sent",
+        f"{len(times)} ops waited for receive kernels that ended typically {np.median(times) / 1e6:,.2f} ms after the send "
+        "kernel: the network delivers late, or the receiver's device was busy with something else; ranks that share a device "
+        "take turns on it: give each one of its own",
+        gains(plans, (costs.without_late_receives() for costs in plans)),
+        {"num_ops": len(times), "typical_ns": round(float(np.median(times)))},
+    )

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pptrace.analysis.message_graph import Messaging, end_of, make_graph
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.message_graph import Messaging, end_of, make_graph
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.replay_table import makespans, replay_table
