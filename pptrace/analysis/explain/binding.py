@@ -58,7 +58,8 @@ def bindings_of(times: StepTimes, exposed_before: Callable[[Int64], Int64] | Non
         row[:, reader] = np.where(later, sender, row[:, reader])
         ready[:, reader] = np.where(later, came, ready[:, reader])
         is_message[:, reader] |= later
-    op, roots = _late_peers(times)
+    op, busy_with = _ops_at_waits(times)
+    roots = _roots(times, busy_with)
     _bind_to_late_peers(times, op, roots, (row, ready, is_message))
     ready = np.minimum(ready, times.start)
     moving = times.gap_exposed if exposed_before is None else exposed_before(ready)
@@ -108,12 +109,6 @@ class _Roots:
     rank: Int64
     ready: Int64
     is_known: Bool
-
-
-def _late_peers(times: StepTimes) -> tuple[Int64, _Roots]:
-    """(the op that the waiting rank ran after each wait, what is behind the wait)."""
-    op, busy_with = _ops_at_waits(times)
-    return op, _roots(times, busy_with)
 
 
 def _bind_to_late_peers(times: StepTimes, op: Int64, roots: _Roots, bound: tuple[Int64, Int64, Bool]) -> None:

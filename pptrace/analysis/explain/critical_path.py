@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from pptrace.analysis.explain.binding import Bindings
@@ -12,7 +10,6 @@ from pptrace.analysis.explain.walk import Walks
 from pptrace.analysis.step_parts import CriticalPath, PathOps
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
-from pptrace.schedule.plan_table import PlanTable
 from pptrace.slices import group_sums
 
 
@@ -44,22 +41,18 @@ def critical_paths(
     parts |= {"transfer": transfer.sum(axis=1), "idle": idle.sum(axis=1)}
     if times.knows_host[windows].any() or host.any():
         parts["host"] = host.sum(axis=1)
-    by_stage = group_sums(work + transfer + idle + host, table.stage, table.num_stages)
-    spans = (times.finish - times.begin)[windows]
-    return [
-        CriticalPath(span, _of_step(parts, index), dict(enumerate(by_stage[index].tolist())), ops)
-        for (index, span), ops in zip(enumerate(spans.tolist()), _ops(table, work), strict=True)
-    ], work + inside
-
-
-def _ops(table: PlanTable, work: Int64) -> list[tuple[PathOps, ...]]:
-    """The ops on the path of each step by stage and kind, those that there are."""
-    key, of_key = np.unique(table.stage * np.int64(len(Kind)) + table.kind, return_inverse=True)
+    by_stage = group_sums(work + transfer + idle + host, table.stage, table.num_stages).tolist()
+    stage_and_kind, of_row = np.unique(table.stage * np.int64(len(Kind)) + table.kind, return_inverse=True)
     names = {kind.code: str(kind) for kind in Kind}
-    places = [(int(one) // len(Kind), names[int(one) % len(Kind)]) for one in key]
-    sums = group_sums(work, of_key.ravel(), len(key)).tolist()
-    return [tuple(PathOps(*place, ns) for place, ns in zip(places, of_step, strict=True) if ns) for of_step in sums]
-
-
-def _of_step(parts: Mapping[str, Int64], step: int) -> dict[str, int]:
-    return {name: int(values[step]) for name, values in parts.items()}
+    ops = [(int(one) // len(Kind), names[int(one) % len(Kind)]) for one in stage_and_kind]
+    of_ops = group_sums(work, of_row.ravel(), len(ops)).tolist()
+    spans = (times.finish - times.begin)[windows].tolist()
+    return [
+        CriticalPath(
+            span,
+            {name: int(ns[index]) for name, ns in parts.items()},
+            dict(enumerate(by_stage[index])),
+            tuple(PathOps(*op, ns) for op, ns in zip(ops, of_ops[index], strict=True) if ns),
+        )
+        for index, span in enumerate(spans)
+    ], work + inside

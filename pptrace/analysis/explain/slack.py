@@ -9,7 +9,6 @@ all windows at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
 
 import numpy as np
@@ -35,10 +34,19 @@ class Slacks:
 
 def slacks_of(times: StepTimes, bindings: Bindings, meetings: Slice) -> Slacks:
     """Find the slack of every op of whole windows; ``meetings`` are those of :func:`meetings_of`."""
-    edges = _joined([_of_ranks(times, bindings), _of_messages(times, bindings), _of_peers(times, bindings)])
-    edges = _joined([edges, _of_meetings(times, bindings, meetings)])
+    window, row = np.nonzero(times.before != NONE)
+    before = times.before[window, row]
+    of_ranks = _edges(times, window, before, row, bindings.ready[window, row] - times.end[window, before])
+    window, row = np.nonzero(bindings.is_message)  # ops of other ranks that ops waited for: without slack
+    of_peers = _edges(times, window, bindings.row[window, row], row, np.zeros(len(row), dtype=np.int64))
+    edges = _joined([of_ranks, _of_messages(times, bindings), of_peers, _of_meetings(times, bindings, meetings)])
     to_the_end = times.finish[:, np.newaxis] - times.end
-    return Slacks(_least(edges, to_the_end.ravel()).reshape(to_the_end.shape), _on_path(times, bindings))
+    window, last = np.arange(len(times.windows)), times.end.argmax(axis=1)
+    on_path = np.zeros(times.start.shape, dtype=np.bool_)
+    on_path[window, last] = True
+    for hop in Walks(times, bindings).hops(window * len(times.table) + last, times.start[window, last]):
+        on_path.reshape(-1)[hop.source[hop.has_source]] = True
+    return Slacks(_least(edges, to_the_end.ravel()).reshape(to_the_end.shape), on_path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,16 +62,7 @@ class _Edges:
 
 
 def _joined(parts: list[_Edges]) -> _Edges:
-    return reduce(
-        lambda a, b: _Edges(*(np.concatenate((getattr(a, name), getattr(b, name))) for name in _Edges.__slots__)), parts
-    )
-
-
-def _of_ranks(times: StepTimes, bindings: Bindings) -> _Edges:
-    """Dependencies on the op before on the same rank."""
-    window, row = np.nonzero(times.before != NONE)
-    before = times.before[window, row]
-    return _edges(times, window, before, row, bindings.ready[window, row] - times.end[window, before])
+    return _Edges(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Edges.__slots__))
 
 
 def _of_messages(times: StepTimes, bindings: Bindings) -> _Edges:
@@ -75,12 +74,6 @@ def _of_messages(times: StepTimes, bindings: Bindings) -> _Edges:
     slack = bindings.ready[:, reader] - arrivals(times, sender, message)
     window = np.repeat(np.arange(len(slack)), len(entries))
     return _edges(times, window, np.tile(sender, len(slack)), np.tile(reader, len(slack)), slack.ravel())
-
-
-def _of_peers(times: StepTimes, bindings: Bindings) -> _Edges:
-    """Dependencies on ops of other ranks that ops waited for: without slack."""
-    window, row = np.nonzero(bindings.is_message)
-    return _edges(times, window, bindings.row[window, row], row, np.zeros(len(row), dtype=np.int64))
 
 
 def _edges(times: StepTimes, window: Int64, source: Int64, reader: Int64, slack: Int64) -> _Edges:
@@ -219,13 +212,3 @@ def _least(edges: _Edges, slack: Int64) -> Int64:
         np.subtract.at(unknown_readers, sources, 1)
         ops = np.unique(sources[unknown_readers[sources] == 0])
     return np.where(is_known, slack, UNKNOWN)
-
-
-def _on_path(times: StepTimes, bindings: Bindings) -> Bool:
-    """Mark the ops of the critical path of each window."""
-    window, last = np.arange(len(times.windows)), times.end.argmax(axis=1)
-    on_path = np.zeros(times.start.shape, dtype=np.bool_)
-    on_path[window, last] = True
-    for hop in Walks(times, bindings).hops(window * len(times.table) + last, times.start[window, last]):
-        on_path.reshape(-1)[hop.source[hop.has_source]] = True
-    return on_path

@@ -200,7 +200,9 @@ class RankTimes:
         """The times in those of the windows that are of the rank's pipeline; without its calls where these are not asked for."""
         indices, begin, finish = windows.of_rank[rank], windows.begin, windows.finish
         pipeline, steps = windows.windows[int(indices[0])].ranks, windows.step[indices]
-        lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
+        first, last = int(begin[indices].min()), int(finish[indices].max())
+        lane = data.lanes[rank]
+        lane = replace(lane, compute=clip(lane.compute, first, last), exposed=clip(lane.exposed, first, last))
         rows = data.rows.of_rank(rank)
         measured, window = rows_in_steps(rows.ops, steps, indices)
         comms, window_of_comms = rows_in_steps(rows.comms, steps, indices)
@@ -338,11 +340,6 @@ _OF_OPS = (
 _WAITS = ("window", "rank", "freed", "peer", "ready")
 
 
-def _clipped(lane: Lane, begin: int, end: int) -> Lane:
-    """The lane with its compute and exposed communication between two times alone."""
-    return replace(lane, compute=clip(lane.compute, begin, end), exposed=clip(lane.exposed, begin, end))
-
-
 def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops: Slice) -> tuple[Slice, Slice]:
     """Cut a rank's windows at its ops, which are in order of step and start: the ops with their bubbles, and the tails."""
     start, end = ops["start_ns"], ops["end_ns"]
@@ -364,17 +361,11 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
     }
     last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
     bubble = finish[window[last]] - inner_end[last] - lengths_within(busy, inner_end[last], finish[window[last]])
-    knows_host = _knows_host(lane, begin[window[last]], finish[window[last]])
+    knows_host = np.zeros(len(last), dtype=np.bool_)
+    if lane.idle is not None:
+        knows_host = lengths_within(lane.idle.unknown, begin[window[last]], finish[window[last]]) == 0
     known = {"on_device": np.full(len(last), lane.on_device), "knows_host": knows_host}
     return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble, **known})
-
-
-def _knows_host(lane: Lane, begin: Int64, finish: Int64) -> Bool:
-    """Mask of the windows in which it is known why the rank's device was idle."""
-    if lane.idle is None:
-        return np.zeros(len(begin), dtype=np.bool_)
-    known: Bool = lengths_within(lane.idle.unknown, begin, finish) == 0
-    return known
 
 
 def _starved_between(lane: Lane, ops: Slice) -> Int64:
@@ -427,24 +418,17 @@ def planned_rows(table: PlanTable, ops: Slice) -> Int64:
 
 
 def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> dict[str, Int64]:
-    """Time of each op that is no compute, ns, by the names of :class:`StepTimes`."""
+    """Time of each op that is no compute, ns, by the names of :class:`StepTimes`; ``comms`` are those of its own step."""
     start, end = ops["start_ns"], ops["end_ns"]
-    none = np.zeros(len(ops), dtype=np.int64)
+    communication = np.zeros(len(ops), dtype=np.int64)
+    if is_inner(comms).any():
+        for step in np.unique(ops["step"]).tolist():
+            of_step, of_comms = ops["step"] == step, comms.where(comms["step"] == step)
+            communication[of_step] = communication_inside_ops(ops.where(of_step), of_comms, lane)
     if not lane.on_device:
-        return {"communication": _communicating(comms, ops, lane), "host": none, "stalled": none}
+        return {"communication": communication, **dict.fromkeys(("host", "stalled"), np.zeros_like(communication))}
     starved = EMPTY if lane.idle is None else subtract(lane.idle.launch_starved, lane.compute)
     host = lengths_within(starved, start, end)
     compute = lengths_within(lane.compute, start, end)
-    communication = np.minimum(_communicating(comms, ops, lane), end - start - compute - host)
+    communication = np.minimum(communication, end - start - compute - host)
     return {"communication": communication, "host": host, "stalled": end - start - compute - host - communication}
-
-
-def _communicating(comms: Slice, ops: Slice, lane: Lane) -> Int64:
-    """Time in which each op communicated without compute, in order of step, from the communication of its own step, ns."""
-    inside = np.zeros(len(ops), dtype=np.int64)
-    if not is_inner(comms).any():
-        return inside
-    for step in np.unique(ops["step"]).tolist():
-        of_step, communication = ops["step"] == step, comms.where(comms["step"] == step)
-        inside[of_step] = communication_inside_ops(ops.where(of_step), communication, lane)
-    return inside

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,12 @@ def with_periods(
     """
     if not windows:
         bounds = step_bounds(data.ops, data.work, data.clock)
-        return tuple(replace(step, period_ns=_marked_period(step.step, bounds)) for step in steps)
+        begins = [bounds.begin_ns.get(step.step) for step in steps]
+        ends = [bounds.begin_ns.get(step.step + 1, bounds.last_end_ns(step.step)) for step in steps]
+        return tuple(
+            replace(step, period_ns=None if begin is None or end is None or end <= begin else end - begin)
+            for step, begin, end in zip(steps, begins, ends, strict=True)
+        )
     if outside is None:
         inside = inside_windows(windows)
         outside = {rank: outside_rows(data.rows.of_rank(rank), data.lanes.get(rank), inside) for rank in data.work}
@@ -100,12 +106,6 @@ def with_periods(
 def inside_windows(windows: Sequence[StepWindow]) -> Int64:
     """The time in which pipelines run, as a set of intervals."""
     return union([window.start_ns for window in windows], [window.end_ns for window in windows])
-
-
-def _marked_period(step: int, bounds: StepBounds) -> int | None:
-    """The period of a step without a pipeline: to the next one's start, of the last one to the end of its range."""
-    begin, end = bounds.begin_ns.get(step), bounds.begin_ns.get(step + 1, bounds.last_end_ns(step))
-    return None if begin is None or end is None or end <= begin else end - begin
 
 
 def _with_period(
@@ -154,29 +154,16 @@ Named = tuple[str, tuple[tuple[str, int | str], ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutsideRows:
-    """Rows of a rank outside of pipelines' windows: ranges and collectives, as columns.
+    """Ranges and collectives of a rank outside of pipelines' windows.
 
-    ``weight``: of rows around one moment the one with the largest is the part. ``part`` is an index into ``parts``, ``axis`` into
-    ``axes`` (−1: a range). From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and takes
-    ``transfer_ns`` at most to transfer. ``starved`` is when the device waited for launches, as a set of intervals; None without
-    a device.
+    Columns of ``rows``: of those around one moment the one with the largest ``weight`` is the ``part`` of it. ``axis`` is that of
+    a collective, "" of a range. From ``begun_ns`` on a member of a collective is there; it has ``members`` (−1: unknown), and
+    takes ``transfer_ns`` at most to transfer. ``starved`` is when the device waited for launches, as a set of intervals; None
+    without a device.
     """
 
-    start_ns: Int64
-    begun_ns: Int64
-    end_ns: Int64
-    weight: Int64
-    part: Int64
-    axis: Int64
-    match: Int64
-    members: Int64
-    transfer_ns: Int64
-    parts: tuple[str, ...]
-    axes: tuple[str, ...]
+    rows: Slice
     starved: Int64 | None
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRows:
@@ -186,52 +173,54 @@ def outside_rows(rows: RankRows, lane: Lane | None, inside: Int64) -> OutsideRow
         rows: of the rank, on the common clock.
         inside: the time in which pipelines run.
     """
-    columns: list[tuple[Int64, Int64, Int64, Int64, list[str], list[str], Int64, Int64, Int64]] = []
+
+    def are_outside(start: Int64, end: Int64) -> npt.NDArray[np.bool_]:
+        """Mark what does not lie wholly inside the pipelines' windows."""
+        outside: npt.NDArray[np.bool_] = lengths_within(inside, start, end) < np.maximum(end - start, 1)
+        return outside
+
+    found: list[dict[str, npt.NDArray[Any]]] = []
     communicates = union(rows.comms["start_ns"], rows.comms["end_ns"])
-    for slice_ in (rows.spans, rows.ops):
-        found = slice_.where(np.flatnonzero(slice_.among("kind", _FIRST)))
-        # A function that sums gradients has nothing to do where there are no replicas.
-        is_idle = found.among("kind", ("GRAD_SYNC",)) & (
-            lengths_within(communicates, found["start_ns"], found["end_ns"]) == 0
-        )
-        is_idle &= len(communicates) > 0
-        found = found.where(np.flatnonzero(_are_outside(found["start_ns"], found["end_ns"], inside) & ~is_idle))
-        kinds = [str(kind) for kind in found["kind"]]
-        weight = np.array([len(_FIRST) - _FIRST.index(kind) for kind in kinds], dtype=np.int64)
-        names = [OF_SPANS.get(kind, COMPUTE) for kind in kinds]
+    for ranges in (rows.spans, rows.ops):
+        ranges = ranges.where(ranges.among("kind", _FIRST) & are_outside(ranges["start_ns"], ranges["end_ns"]))
+        if len(communicates):  # a function that sums gradients has nothing to do where there are no replicas
+            is_idle = lengths_within(communicates, ranges["start_ns"], ranges["end_ns"]) == 0
+            ranges = ranges.where(~(ranges.among("kind", ("GRAD_SYNC",)) & is_idle))
+        kinds = [str(kind) for kind in ranges["kind"]]
         none = np.full(len(kinds), -1)
-        start = found["start_ns"]
-        columns.append((start, start, found["end_ns"], weight, names, [""] * len(kinds), none, none, none))
-    comms = rows.comms
-    asked = np.maximum(comms["start_ns"], comms["asked_ns"])
-    is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp",))
-    chosen = np.flatnonzero(~is_message & _are_outside(asked, comms["end_ns"], inside))
-    found = comms.where(chosen)
-    kinds, axes = [str(kind) for kind in found["kind"]], [str(axis) or "unknown" for axis in found["axis"]]
-    names = list(map(_part_of, kinds, axes))
-    most = np.full(len(chosen), len(_FIRST) + 1)
-    is_message = found.among("kind", MESSAGES)
-    match = np.where(is_message, -1, found["match"])
-    members = np.where(is_message, 1, found["group_size"])  # whom a message waits for has its own columns
-    transfer = _most_transfer(kinds, axes, found)
-    columns.append((asked[chosen], found["start_ns"], found["end_ns"], most, names, axes, match, members, transfer))
-    all_parts, all_axes = (sorted({name for column in columns for name in column[at] if name}) for at in (4, 5))
-    start, begun, end, weight, of_match, size, transfer = (
-        np.concatenate([column[at] for column in columns]) for at in (0, 1, 2, 3, 6, 7, 8)
+        found.append(
+            {
+                **{name: ranges[name] for name in ("start_ns", "end_ns")},
+                "begun_ns": ranges["start_ns"],
+                "weight": np.array([len(_FIRST) - _FIRST.index(kind) for kind in kinds], dtype=np.int64),
+                "part": np.array([OF_SPANS.get(kind, COMPUTE) for kind in kinds], dtype=object),
+                "axis": np.full(len(kinds), "", dtype=object),
+                **dict.fromkeys(("match", "members", "transfer_ns"), none),
+            }
+        )
+    asked = np.maximum(rows.comms["start_ns"], rows.comms["asked_ns"])
+    is_of_pipeline = rows.comms.among("kind", MESSAGES) & rows.comms.among("axis", ("pp",))
+    chosen = np.flatnonzero(~is_of_pipeline & are_outside(asked, rows.comms["end_ns"]))
+    comms = rows.comms.where(chosen)
+    kinds, axes = [str(kind) for kind in comms["kind"]], [str(axis) or "unknown" for axis in comms["axis"]]
+    is_message = comms.among("kind", MESSAGES)  # whom a message waits for has its own columns
+    found.append(
+        {
+            "start_ns": asked[chosen],
+            "begun_ns": comms["start_ns"],
+            "end_ns": comms["end_ns"],
+            "weight": np.full(len(chosen), len(_FIRST) + 1),
+            "part": np.array(list(map(_part_of, kinds, axes)), dtype=object),
+            "axis": np.array(axes, dtype=object),
+            "match": np.where(is_message, -1, comms["match"]),
+            "members": np.where(is_message, 1, comms["group_size"]),
+            "transfer_ns": _most_transfer(kinds, axes, comms),
+        }
     )
+    starved = None if lane is None or lane.idle is None else lane.idle.launch_starved
     return OutsideRows(
-        start,
-        begun,
-        end,
-        weight,
-        np.array([all_parts.index(name) for column in columns for name in column[4]], dtype=np.int64),
-        np.array([all_axes.index(axis) if axis else -1 for column in columns for axis in column[5]], dtype=np.int64),
-        of_match,
-        size,
-        transfer,
-        tuple(all_parts),
-        tuple(all_axes),
-        _starved_outside(lane, inside),
+        Slice({name: np.concatenate([part[name] for part in found]) for name in found[0]}),
+        None if starved is None else starved[are_outside(starved[:, 0], starved[:, 1])],
     )
 
 
@@ -239,27 +228,10 @@ def _most_transfer(kinds: Sequence[str], axes: Sequence[str], rows: Slice) -> In
     """Longest transfer that collectives of a rank may have, ns: the shortest call of their like; none of a barrier."""
     if not len(kinds):
         return np.empty(0, dtype=np.int64)
-    took = np.maximum(rows["end_ns"] - rows["start_ns"], 0)
     like, _ = distinct_of([np.array(kinds), np.array(axes), rows["bytes"]])
-    of_like = np.full(int(like.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(of_like, like, took)
-    shortest = of_like[like]
-    transfer: Int64 = np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest)
-    return transfer
-
-
-def _starved_outside(lane: Lane | None, inside: Int64) -> Int64 | None:
-    if lane is None or lane.idle is None:
-        return None
-    starved = lane.idle.launch_starved
-    kept: Int64 = starved[_are_outside(starved[:, 0], starved[:, 1], inside)]
-    return kept
-
-
-def _are_outside(start: Int64, end: Int64, inside: Int64) -> npt.NDArray[np.bool_]:
-    """Mark what does not lie wholly inside the pipelines' windows."""
-    outside: npt.NDArray[np.bool_] = lengths_within(inside, start, end) < np.maximum(end - start, 1)
-    return outside
+    shortest = np.full(int(like.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, like, np.maximum(rows["end_ns"] - rows["start_ns"], 0))
+    return np.where(rows.among("kind", (Collective.BARRIER,)), 0, shortest[like])
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,29 +322,29 @@ class _Timelines:
     def _segments(self, rank: int) -> list[_Segment]:
         if rank not in self._of_rank:
             rows = self._outside.get(rank)
-            segments = [] if rows is None else _painted(list(self._rows_of(rows)))
+            segments = [] if rows is None else _painted(list(self._rows_of(rows.rows)))
             self._of_rank[rank] = segments
             self._starts[rank] = np.array([segment.start_ns for segment in segments], dtype=np.int64)
         return self._of_rank[rank]
 
-    def _rows_of(self, rows: OutsideRows) -> Iterator[tuple[int, _Segment]]:
+    def _rows_of(self, rows: Slice) -> Iterator[tuple[int, _Segment]]:
         """Rows of a rank as segments, each with how much it counts where several are around a moment."""
         names = ("start_ns", "end_ns", "weight", "part", "axis", "match", "members", "transfer_ns")
-        columns = (getattr(rows, name).tolist() for name in names)
-        for start, end, weight, part, axis, match, members, transfer in zip(*columns, strict=True):
-            if axis < 0:
-                yield weight, _Segment(start, end, rows.parts[part])
+        for start, end, weight, part, axis, match, members, transfer in zip(
+            *(rows[name].tolist() for name in names), strict=True
+        ):
+            if not axis:
+                yield weight, _Segment(start, end, part)
                 continue
             ready, last, there = self._meetings.get(match, (start, -1, 1)) if match >= 0 else (start, -1, 1)
-            name, where = rows.parts[part], rows.axes[axis]
             waiting = self._waiting(match, members, there)
             if waiting is not None:
                 until = max(end - transfer, start)
                 if until > start:
-                    yield weight, _Segment(start, until, waiting, where, ready, last)
+                    yield weight, _Segment(start, until, waiting, axis, ready, last)
                 start = until
             if end > start or waiting is None:
-                yield weight, _Segment(start, end, name, where, ready, last)
+                yield weight, _Segment(start, end, part, axis, ready, last)
 
     def _waiting(self, match: int, members: int, there: int) -> str | None:
         """The part that is waiting for others in a collective of which so many members are known to be there; None where all are.
@@ -387,9 +359,9 @@ class _Timelines:
     def _meetings(self) -> Mapping[int, tuple[int, int, int]]:
         """Time at which all known members of each matched collective were there, who came last, and how many they are."""
         tables = []
-        for rank, rows in self._outside.items():
-            matched = rows.match >= 0
-            tables.append(pd.DataFrame({"match": rows.match[matched], "start": rows.begun_ns[matched], "rank": rank}))
+        for rank, outside in self._outside.items():
+            matched = outside.rows.where(outside.rows["match"] >= 0)
+            tables.append(pd.DataFrame({"match": matched["match"], "start": matched["begun_ns"], "rank": rank}))
         if not tables:
             return {}
         table = pd.concat(tables).sort_values(["match", "start"], kind="stable")
@@ -427,17 +399,9 @@ def _painted(rows: Sequence[tuple[int, _Segment]]) -> list[_Segment]:
         if not active:
             continue
         _, best = max(active, key=lambda row: (row[0], row[1].start_ns))
-        if painted and painted[-1].end_ns == begin and _is_same(painted[-1], best):
-            painted[-1] = replace(painted[-1], end_ns=end)
+        longer = replace(best, start_ns=painted[-1].start_ns, end_ns=end) if painted else None
+        if longer is not None and painted[-1] == replace(longer, end_ns=begin):
+            painted[-1] = longer
         else:
             painted.append(replace(best, start_ns=begin, end_ns=end))
     return painted
-
-
-def _is_same(painted: _Segment, row: _Segment) -> bool:
-    return (painted.part, painted.axis, painted.ready_ns, painted.last_rank) == (
-        row.part,
-        row.axis,
-        row.ready_ns,
-        row.last_rank,
-    )

@@ -13,7 +13,6 @@ from pptrace.analysis.result import RankStep, StepReport
 from pptrace.analysis.step_parts import Bubble
 from pptrace.analysis.steps.late_to_collectives import times_waited_for
 from pptrace.analysis.steps.rank_steps import (
-    Mask,
     RankWindows,
     TimesInWindows,
     comms_of_steps,
@@ -26,7 +25,6 @@ from pptrace.analysis.steps.rank_steps import (
 )
 from pptrace.intervals import intersect, lengths_within
 from pptrace.model.tables import MESSAGES, Int64
-from pptrace.slices import Slice
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)
@@ -56,7 +54,10 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
         of_rank.setdefault(window.ranks[0], []).append(window)
-    comparable = {step: _are_comparable(step_windows, data) for step, step_windows in by_step.items()}
+    comparable = {
+        step: data.is_comparable(StepWindow(step, tuple(window.ranks[0] for window in of_step), *_bounds(of_step)))
+        for step, of_step in by_step.items()
+    }
     computes = {rank: data.lanes[rank].compute for rank in of_rank}
     late = times_waited_for(data.comms, data.clock.uncertainty_ns or 0, computes) if of_rank else {}
     ranks = {
@@ -66,12 +67,16 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
             rank_windows, _rank_steps(_columns(number, rank_windows, comparable), data, late.get(number)), strict=True
         )
     }
-    return tuple(_report(step_windows, ranks) for _, step_windows in sorted(by_step.items()))
-
-
-def _are_comparable(windows: Sequence[StepWindow], data: AlignedRun) -> bool:
-    ranks = tuple(window.ranks[0] for window in windows)
-    return data.is_comparable(StepWindow(windows[0].step, ranks, *_bounds(windows)))
+    return tuple(
+        StepReport(
+            step,
+            *_bounds(of_step),
+            span_ns=max(window.span_ns for window in of_step),
+            bubble=NO_PIPELINE,
+            ranks=tuple(ranks[window.ranks[0], step] for window in of_step),
+        )
+        for step, of_step in sorted(by_step.items())
+    )
 
 
 def _bounds(windows: Sequence[StepWindow]) -> tuple[int, int]:
@@ -90,27 +95,8 @@ def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, 
     )
 
 
-def _report(windows: Sequence[StepWindow], ranks: Mapping[tuple[int, int], RankStep]) -> StepReport:
-    start, end = _bounds(windows)
-    return StepReport(
-        step=windows[0].step,
-        start_ns=start,
-        end_ns=end,
-        span_ns=max(window.span_ns for window in windows),
-        bubble=NO_PIPELINE,
-        ranks=tuple(ranks[window.ranks[0], window.step] for window in windows),
-    )
-
-
 def _late_ns(windows: RankWindows, late: Int64 | None) -> Int64:
     return np.zeros_like(windows.steps) if late is None else lengths_within(late, windows.start_ns, windows.end_ns)
-
-
-def _has_matches(comms: Slice, window: Int64, windows: RankWindows) -> Mask:
-    """Mark the steps in which times compare and a collective of the rank is matched."""
-    is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
-    has: Mask = windows.comparable & (np.bincount(window[is_matched], minlength=len(windows.steps)) > 0)
-    return has
 
 
 def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> list[RankStep]:
@@ -119,7 +105,8 @@ def _rank_steps(windows: RankWindows, data: AlignedRun, late: Int64 | None) -> l
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
     known = windows.comparable & times.is_known
-    has_matches = _has_matches(comms, comm_window, windows)
+    is_matched = (comms["match"] >= 0) & ~comms.among("kind", MESSAGES)
+    has_matches = windows.comparable & (np.bincount(comm_window[is_matched], minlength=len(windows.steps)) > 0)
     late_in_transfer = None if late is None else intersect(late, data.lanes[rank].transfer)
     has_times = ~lacks_work(windows, data)
     columns: dict[str, Sequence[Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -277,14 +277,9 @@ def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int
     kind, kinds = spans.codes("kind")
     sums = np.zeros((len(totals), len(kinds)), dtype=np.int64)
     np.add.at(sums, (window, kind), spans["end_ns"] - spans["start_ns"])
-    for row, column in _pairs(window, kind):
+    for row, column in sorted(set(zip(window.tolist(), kind.tolist(), strict=True))):
         totals[row][kinds[column]] = int(sums[row, column])
     return totals
-
-
-def _pairs(rows: Int64, columns: Int64) -> Iterator[tuple[int, int]]:
-    """Each pair that occurs, once, in order."""
-    yield from sorted(set(zip(rows.tolist(), columns.tolist(), strict=True)))
 
 
 def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:

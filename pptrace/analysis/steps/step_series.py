@@ -49,11 +49,15 @@ def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
     for first, last in levels:
         of_level = known[first:last]
         typical = _typical(of_level)
-        outliers += [_outlier(of_level[index], typical) for index in _far_above(spans[first:last])]
-    changes = [
-        _change(known[first], _typical(known[before:first]), _typical(known[first:last]))
-        for (before, _), (first, last) in pairwise(levels)
-    ]
+        for step in (of_level[index] for index in _far_above(spans[first:last])):
+            lengths = (step.step, step.length_ns or 0, typical.step, typical.length_ns or 0)
+            most_blamed = step.blame.ops[:1] if step.blame is not None else ()
+            outliers.append(StepOutlier(*lengths, _differences(step, typical), most_blamed))
+    changes = []
+    for (begin, _), (first, last) in pairwise(levels):
+        before, after = _typical(known[begin:first]), _typical(known[first:last])
+        lengths = (before.step, before.length_ns or 0, after.step, after.length_ns or 0)
+        changes.append(StepChange(known[first].step, *lengths, _differences(after, before)))
     by_excess = sorted(outliers, key=lambda outlier: (-outlier.excess_ns, outlier.step))
     return StepSeries(
         *(len(known), int(spans.min()), low, middle, high, int(spans.max())),
@@ -93,20 +97,18 @@ def _strongest_change(spans: Int64) -> int | None:
     n = len(spans)
     if n < 2 * FEWEST_OF_LEVEL:
         return None
-    cut, statistic = _strongest(spans)
+    _, index, counts = np.unique(spans, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[
+        index
+    ]  # equal values have the mean of theirs
+    differences = np.abs(2 * np.cumsum(ranks)[:-1] - np.arange(1, n) * (n + 1))[
+        FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL
+    ]
+    cut, statistic = int(differences.argmax()) + FEWEST_OF_LEVEL, float(differences.max())
     by_chance = 2 * np.exp(-6.0 * statistic**2 / (n**3 + n**2))
     before, after = (float(np.median(part)) for part in (spans[:cut], spans[cut:]))
     is_large = abs(after - before) >= _LEAST_CHANGE * min(before, after)
     return cut if by_chance < _CHANCE and is_large else None
-
-
-def _strongest(spans: Int64) -> tuple[int, float]:
-    """(cut into the two parts that differ most, Pettitt's statistic there)."""
-    n = len(spans)
-    statistic = np.abs(2 * np.cumsum(_ranks(spans))[:-1] - np.arange(1, n) * (n + 1))
-    inside = statistic[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL]
-    cut = int(inside.argmax())
-    return cut + FEWEST_OF_LEVEL, float(inside[cut])
 
 
 def _least_squares_cut(spans: Int64) -> int:
@@ -116,13 +118,6 @@ def _least_squares_cut(spans: Int64) -> int:
     first, n = np.arange(1, len(values)), len(values)
     between = np.cumsum(values)[:-1] ** 2 / (first * (n - first))
     return FEWEST_OF_LEVEL + int(between[FEWEST_OF_LEVEL - 1 : n - FEWEST_OF_LEVEL].argmax())
-
-
-def _ranks(values: Int64) -> npt.NDArray[np.float64]:
-    """Ranks from 1 on, equal values with the mean of theirs."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[index]
-    return ranks
 
 
 def _far_above(spans: Int64) -> list[int]:
@@ -139,19 +134,6 @@ def _typical(steps: Sequence[StepReport]) -> StepReport:
     """The step of median length, of two the shorter; of those that are explained, if there are any."""
     explained = [step for step in steps if step.causes is not None] or steps
     return sorted(explained, key=lambda step: step.length_ns or 0)[(len(explained) - 1) // 2]
-
-
-def _outlier(step: StepReport, typical: StepReport) -> StepOutlier:
-    ops = step.blame.ops if step.blame is not None else ()
-    return StepOutlier(
-        step.step, step.length_ns or 0, typical.step, typical.length_ns or 0, _differences(step, typical), ops[:1]
-    )
-
-
-def _change(first: StepReport, before: StepReport, after: StepReport) -> StepChange:
-    return StepChange(
-        *(first.step, before.step, before.length_ns or 0, after.step, after.length_ns or 0), _differences(after, before)
-    )
 
 
 def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | None:

@@ -24,7 +24,7 @@ from pptrace.processes import SharedTasks
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.message_graph import Graph
 from pptrace.schedule.plan import Plan
-from pptrace.simulator import IDEAL, SimulatedRank, phase_lengths, simulate
+from pptrace.simulator import IDEAL, phase_lengths, simulate
 from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
@@ -47,22 +47,17 @@ def ideal_of(plan: Plan) -> Ideal:
         simulation.bubble_ratio,
         simulation.bubble_share,
         tuple(
-            _ideal_of_rank(rank, simulation.makespan_ns, phases)
+            RankIdeal(
+                ratio=rank.bubble_ns / rank.compute_ns,
+                share=rank.bubble_ns / simulation.makespan_ns,
+                own_ratio=rank.inner_bubble_ns / rank.compute_ns,
+                own_share=rank.inner_bubble_ns / (rank.inner_bubble_ns + rank.compute_ns),
+                warmup_ratio=phases[Phase.WARMUP] / rank.compute_ns,
+                steady_ratio=phases[Phase.STEADY] / rank.compute_ns,
+                cooldown_ratio=phases[Phase.COOLDOWN] / rank.compute_ns,
+            )
             for rank, phases in zip(simulation.ranks, phase_lengths(simulation), strict=True)
         ),
-    )
-
-
-def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int, phases: Mapping[Phase, int]) -> RankIdeal:
-    own_bubble = rank.inner_bubble_ns
-    return RankIdeal(
-        ratio=rank.bubble_ns / rank.compute_ns,
-        share=rank.bubble_ns / makespan_ns,
-        own_ratio=own_bubble / rank.compute_ns,
-        own_share=own_bubble / (own_bubble + rank.compute_ns),
-        warmup_ratio=phases[Phase.WARMUP] / rank.compute_ns,
-        steady_ratio=phases[Phase.STEADY] / rank.compute_ns,
-        cooldown_ratio=phases[Phase.COOLDOWN] / rank.compute_ns,
     )
 
 
@@ -123,13 +118,14 @@ class StepParts:
             for window in step.windows:
                 for rank in window.ranks:
                     of_rank.setdefault(rank, []).append((step, window))
-        parts = {
-            rank: RankPart(
-                _rank_windows(rank, entries, comparable, data),
-                tuple(_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries),
+        parts = {}
+        for rank, entries in of_rank.items():
+            pp_rank = mesh.pp_rank(rank)
+            of_steps = (
+                () if step.ideal is None or pp_rank is None else step.ideal.ranks[pp_rank:] for step, _ in entries
             )
-            for rank, entries in of_rank.items()
-        }
+            ideals = tuple(next(iter(ranks), None) for ranks in of_steps)
+            parts[rank] = RankPart(_rank_windows(rank, entries, comparable, data), ideals)
         are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
         return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
 
@@ -188,19 +184,11 @@ def report_steps(
         for part, graph in zip(parts.of_plan, graphs, strict=True)
     ]
     with SharedTasks(list(chain.from_iterable(tasks)), jobs) as explained:
-        ranks = _reports_of_ranks(parts, data, mesh)
+        ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
         results = iter(explained.results())
     explanations = [list(chain.from_iterable(islice(results, len(of_plan)))) for of_plan in tasks]
     give_back_freed_memory()  # what is kept of it lies in pieces, next to which what follows would take more
     return parts.joined(ranks, explanations, graphs, mesh)
-
-
-def _reports_of_ranks(parts: StepParts, data: AlignedRun, mesh: MeshInfo) -> dict[int, list[RankStep]]:
-    return {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
-
-
-def _longest(step: PlannedStep) -> StepWindow:
-    return max(step.windows, key=lambda window: window.span_ns)
 
 
 def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) -> tuple[PlanPart, ...]:
@@ -238,10 +226,6 @@ def _rank_windows(
     )
 
 
-def _ideal_of(ideal: Ideal | None, pp_rank: int | None) -> RankIdeal | None:
-    return ideal.ranks[pp_rank] if ideal is not None and pp_rank is not None and pp_rank < len(ideal.ranks) else None
-
-
 def _report_step(
     step: PlannedStep,
     rank_steps: Mapping[tuple[int, int], RankStep],
@@ -260,7 +244,7 @@ def _report_step(
         step=windows[0].step,
         start_ns=min(window.start_ns for window in windows),
         end_ns=max(window.end_ns for window in windows),
-        span_ns=_longest(step).span_ns if are_comparable else None,
+        span_ns=max(window.span_ns for window in windows) if are_comparable else None,
         bubble=Bubble(
             ratio=bubble / compute if complete and compute else None,
             share=bubble / total_window if complete and total_window else None,

@@ -51,18 +51,13 @@ def gain_of_place(plans: Sequence[StepMatrix], place: Place) -> Int64:
     kind, number = place[0], int(place[1])
     rank = number if kind == "rank" else _slowest_rank(plans, typical)
     base = plans
-    if rank is not None and (kind == "rank" or any(_has_stage(costs, rank, number) for costs in plans)):
+    holds_it = any((costs.ranks[:, costs.table.rank[costs.table.stage == number]] == rank).any() for costs in plans)
+    if rank is not None and (kind == "rank" or holds_it):
         base = [_with_rank_as_replicas(costs, of_cells, rank) for costs, of_cells in zip(plans, typical, strict=True)]
         if kind == "rank":
             return gains(plans, base)
     as_others = (_with_stage_as_others(*both, number) for both in zip(base, typical, strict=True))
     return gains(base, as_others)
-
-
-def _has_stage(costs: StepMatrix, rank: int, stage: int) -> bool:
-    """Return whether ops of a stage are a rank's."""
-    of_stage = costs.table.rank[costs.table.stage == stage]
-    return bool((costs.ranks[:, of_stage] == rank).any())
 
 
 def long_ops(plans: Sequence[StepMatrix]) -> Reason | None:

@@ -135,14 +135,13 @@ def _stages(costs: StepMatrix, medians: _Medians) -> Iterator[_Excess]:
     cells, _ = costs.cells
     kind, stage = np.divmod(cells, costs.table.num_stages)
     cost, spread = _median_of(medians, np.arange(len(medians.median)))
-    of_stages = _Medians(cost[np.newaxis], spread[np.newaxis], medians.rows)
     for number in range(costs.table.num_stages):
         ns = variance = 0.0
         for cell in np.flatnonzero(stage == number).tolist():
             others = np.flatnonzero((kind == kind[cell]) & (stage != number))
             if len(others):
-                usual, of_others = _median_of_cells(of_stages, others)
-                ns += medians.rows[cell] * (cost[cell] - usual)
+                of_others = float(spread[others].mean()) * _of_median(len(others))
+                ns += medians.rows[cell] * (cost[cell] - float(np.median(cost[others])))
                 variance += medians.rows[cell] ** 2 * (spread[cell] + of_others)
         yield _Excess(("stage", number), ns, variance)
 
@@ -152,12 +151,6 @@ def _median_of(medians: _Medians, pipelines: np.typing.NDArray[np.intp]) -> tupl
     spread: Floats = medians.variance[pipelines].mean(axis=0) * _of_median(len(pipelines))
     middle: Floats = np.median(medians.median[pipelines], axis=0)
     return middle, spread
-
-
-def _median_of_cells(medians: _Medians, cells: np.typing.NDArray[np.intp]) -> tuple[float, float]:
-    """The median over some cells of a single pipeline, and its variance."""
-    spread = float(medians.variance[0, cells].mean()) * _of_median(len(cells))
-    return float(np.median(medians.median[0, cells])), spread
 
 
 def _of_median(num_values: int) -> float:

@@ -29,7 +29,10 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
         spans, comms: rows, and the window of each.
         ops: the rank's ops with their windows, and the number of windows.
     """
-    first, last = _extent(*ops)
+    most = np.iinfo(np.int64).max // 4  # of a window without ops
+    first, last = np.full(ops[1], most), np.full(ops[1], -most)
+    np.minimum.at(first, ops[0]["window"], ops[0]["start"])
+    np.maximum.at(last, ops[0]["window"], ops[0]["end"])
     is_work, is_collective = ~spans[0].among("kind", _NOT_WORK), ~comms[0].among("kind", MESSAGES)
     works, of_spans = spans[0].where(is_work), spans[1][is_work]
     collectives, of_comms = comms[0].where(is_collective), comms[1][is_collective]
@@ -40,11 +43,12 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
     together = np.concatenate((works["start_ns"], collectives["transfer_start_ns"]))
     begun = np.maximum(start, np.where(is_after, last[window], start))
+    axis_and_space = np.char.add(_texts(collectives, "axis"), " ")
     columns = {
         "window": window,
         "pp_rank": np.full(len(window), pp_rank, dtype=np.int64),
         "side": np.where(is_before, BEFORE, AFTER),
-        "name": np.concatenate((_texts(works, "kind"), _names(collectives))),
+        "name": np.concatenate((_texts(works, "kind"), np.char.add(axis_and_space, _texts(collectives, "kind")))),
         "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
         "start": begun,
         "end": np.maximum(end, begun),
@@ -55,15 +59,6 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     return Slice({name: column[chosen] for name, column in columns.items()})
 
 
-def _extent(ops: Slice, num_windows: int) -> tuple[Int64, Int64]:
-    """(the start of the first op, the end of the last one) in each window; of one without ops the extremes."""
-    limits = np.iinfo(np.int64)
-    first, last = np.full(num_windows, limits.max // 4), np.full(num_windows, -(limits.max // 4))
-    np.minimum.at(first, ops["window"], ops["start"])
-    np.maximum.at(last, ops["window"], ops["end"])
-    return first, last
-
-
 def _texts(rows: Slice, name: str) -> np.typing.NDArray[np.str_]:
     codes, names = rows.codes(name)
     return np.array([*names, ""], dtype=np.str_)[codes]
@@ -72,10 +67,6 @@ def _texts(rows: Slice, name: str) -> np.typing.NDArray[np.str_]:
 def is_collective(name: str) -> bool:
     """Return whether a name is that of a collective, which has an axis and a kind."""
     return " " in name
-
-
-def _names(comms: Slice) -> np.typing.NDArray[np.str_]:
-    return np.char.add(np.char.add(_texts(comms, "axis"), " "), _texts(comms, "kind"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

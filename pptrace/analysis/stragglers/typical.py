@@ -35,7 +35,9 @@ class Typical:
         for name, parts in times.items():
             if count := sum(part.size for part in parts):
                 total = sum(int(part.sum(dtype=np.int64)) for part in parts)
-                typical[name] = round(_median(parts)) if _is_communication(name) else round(total / count)
+                is_moved = is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
+                middle = np.median(np.concatenate([part.ravel() for part in parts])) if is_moved else total / count
+                typical[name] = round(float(middle))
         return cls(typical)
 
     @property
@@ -73,11 +75,3 @@ def _times_of_items(chains: Chains) -> Iterator[tuple[str, Int64]]:
     """(kind, what each item of it cost) in some steps, ns."""
     for name in np.unique(chains.name).tolist():
         yield name, chains.work[:, chains.name == name]
-
-
-def _is_communication(name: str) -> bool:
-    return is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
-
-
-def _median(parts: Sequence[Int64]) -> float:
-    return float(np.median(np.concatenate([part.ravel() for part in parts])))

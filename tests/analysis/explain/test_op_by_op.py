@@ -14,7 +14,7 @@ from pptrace.analysis.explain.binding import _count, bindings_of
 from pptrace.analysis.explain.blame import _part_of, charge_bubbles, typical_of
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.explain import _host_of_idle
-from pptrace.analysis.explain.slack import _Edges, _least, _of_meetings, _on_path, _RankOrder, meetings_of
+from pptrace.analysis.explain.slack import _Edges, _least, _of_meetings, _RankOrder, meetings_of, slacks_of
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE
 from pptrace.slices import Slice
@@ -31,6 +31,9 @@ from tests.analysis.explain.op_by_op import (
 from tests.support.extent import ALL
 
 SEEDS = range(400 if ALL else 60)
+_OF_ENDS = ("window", "rank", "match", "ready", "asked", "done", "met_ns", "moved_ns")
+_NOTHING = {name: np.empty(0, dtype=np.int64) for name in _OF_ENDS}
+NO_MEETINGS = meetings_of(Slice(_NOTHING | {"is_send": np.empty(0, dtype=np.bool_)}))
 
 
 @pytest.mark.parametrize("first", SEEDS[::20])
@@ -163,7 +166,7 @@ def test_ops_on_the_path_are_those_that_the_walk_back_passes() -> None:
     for seed in SEEDS:
         times = random_times(random.Random(seed))
         bindings = bindings_of(times)
-        found = _on_path(times, bindings)
+        found = slacks_of(times, bindings, NO_MEETINGS).on_path
         for step in range(WINDOWS):
             last = int(times.end[step].argmax())
             passed = {last} | {hop.source for hop in hops_back(times, bindings, step, last)}

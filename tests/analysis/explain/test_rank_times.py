@@ -16,7 +16,6 @@ from pptrace.analysis.explain.step_times import (
     StepTimes,
     _collections,
     _cut,
-    _knows_host,
     _starved_between,
     before_ops,
     planned_rows,
@@ -90,7 +89,8 @@ def test_a_window_is_cut_at_its_ops_and_what_is_neither_compute_nor_exposed_is_b
                 of_tails.append((window, before, len(of_tail - compute - exposed), not whole & unknown))
         names = ("window", "row", "bubble", "knows_host")
         assert list(zip(*(tails[name].tolist() for name in names), strict=True)) == of_tails
-        assert not _knows_host(replace(lane, idle=None), begin, finish).any()
+        _, unknown_tails = _cut(replace(lane, idle=None), begin, finish, ops["window"], ops["row"], ops)
+        assert not unknown_tails["knows_host"].any()
 
 
 def test_hosts_starve_devices_between_ops_and_collections_count_where_they_do() -> None:

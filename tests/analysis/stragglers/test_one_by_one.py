@@ -149,7 +149,8 @@ def test_what_a_stage_costs_more_because_of_one_of_its_ranks_is_that_ranks() -> 
         costs = replace(costs, holds=costs.holds.where(slice(0)))
         typical = costs.typical_cells
         stage, rank = alike._slowest_stage([costs], [typical]), alike._slowest_rank([costs], [typical])
-        if stage is None or rank is None or not alike._has_stage(costs, rank, stage):
+        stages_of_rank = costs.table.stage[np.flatnonzero((costs.ranks == rank).any(axis=0)[costs.table.rank])]
+        if stage is None or rank is None or stage not in stages_of_rank:
             continue
         num_shared += 1
         both = alike._with_stage_as_others(alike._with_rank_as_replicas(costs, typical, rank), typical, stage)
