@@ -25,6 +25,11 @@ class Slice:
         """A table without rows, of columns of integers and, those of ``texts``, of texts."""
         return cls({name: np.zeros(0, np.str_ if name in texts else np.int64) for name in names})
 
+    @classmethod
+    def joined(cls, parts: Sequence[Slice]) -> Slice:
+        """The rows of several parts, at least one, with the columns of the first, which are arrays."""
+        return cls({name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns})
+
     def __getitem__(self, name: str) -> Any:
         return self.columns[name]
 
@@ -298,6 +303,16 @@ def group_sums(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_group
     if len(present):
         sums[:, present] = np.add.reduceat(values[:, order], first[present], axis=1)
     return sums
+
+
+def reduce_groups(
+    function: np.ufunc, values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int
+) -> npt.NDArray[np.int64]:
+    """``np.minimum`` or ``np.maximum`` of the values of each group; of none the largest or the least number there is."""
+    limits = np.iinfo(np.int64)
+    reduced = np.full(num_groups, limits.max if function is np.minimum else limits.min, dtype=np.int64)
+    function.at(reduced, group, values)
+    return reduced
 
 
 def group_medians(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int) -> npt.NDArray[np.int64]:
