@@ -64,10 +64,7 @@ class Slice:
 
     def among(self, name: str, values: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Mark the rows that have one of the values."""
-        chosen = np.zeros(len(self), dtype=np.bool_)
-        for value in values:
-            chosen |= self.columns[name] == value
-        return chosen
+        return are_among(self.columns[name], values)
 
     def by(self, name: str) -> dict[Any, Slice]:
         """The rows of each value of a column, in the order of the values."""
@@ -192,7 +189,15 @@ def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:
 
 def rows_among(column: pd.Series[Any], values: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Mask of the rows that have one of the values, in a tenth of the time that ``isin`` of a short category takes."""
-    return Slice({"": _plain(column)}).among("", values)
+    return are_among(_plain(column), values)
+
+
+def are_among(column: Any, values: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """The same of an array of texts, or of :class:`Texts`."""
+    chosen = np.zeros(len(column), dtype=np.bool_)
+    for value in values:
+        chosen |= column == value
+    return chosen
 
 
 def slice_of(table: pd.DataFrame) -> Slice:

@@ -200,7 +200,9 @@ def synchronising_calls(events: Events, rows: Rows, calls: Rows) -> Rows:
 def _distinct_calls(events: Events, calls: Rows) -> Rows:
     """The calls, without those that a driver and a runtime table both have."""
     columns = np.stack((events.start_ns[calls], events.dur_ns[calls], events.thread[calls]))
-    return calls[np.append(True, (np.diff(columns) != 0).any(axis=0))[: len(calls)]]
+    is_new = np.append(True, (np.diff(columns) != 0).any(axis=0))[: len(calls)]
+    distinct: Rows = calls[is_new]
+    return distinct
 
 
 def _await_communication(events: Events, rows: Rows, communicates: Bool, calls: Rows) -> Bool:

@@ -54,7 +54,9 @@ def match_by_adjacent_ops(
             (a.stage, a.microbatch)
             for a in cross_rank_ops(plan_of(int(str(step))), pp_rank, str(direction), sends=kind == "send")
         }
-        matched = _with_adjacent_op(rows, rank_ops.sort_values("start_ns", kind="stable"), sends=kind == "send")
+        ordered = rows.sort_values("start_ns", kind="stable"), rank_ops.sort_values("start_ns", kind="stable")
+        matched, adjacent = with_adjacent_op(*ordered, sends=kind == "send")
+        matched = matched.assign(**{name: adjacent[name].to_numpy() for name in ("stage", "microbatch")})
         matched = matched[[key in wanted for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
         matched = matched.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
         if len(matched) < len(wanted):
@@ -63,16 +65,16 @@ def match_by_adjacent_ops(
     return pd.concat(parts).sort_index()
 
 
-def _with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
-    """The messages in time order, each with the stage and microbatch of the last op before it, or of the first after it."""
-    ordered = rows.sort_values("start_ns", kind="stable")
+def with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(messages, ops row by row): the last op over before a send, or the first that begins after a receive; both tables are in
+    the order of time, and messages without such an op are left out.
+    """
     if sends:
-        index = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
+        index = np.searchsorted(ops["end_ns"].to_numpy(), rows["start_ns"].to_numpy(), side="right") - 1
     else:
-        index = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
+        index = np.searchsorted(ops["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), side="left")
     inside = (index >= 0) & (index < len(ops))
-    neighbours = ops.iloc[index[inside]]
-    return ordered[inside].assign(stage=neighbours["stage"].to_numpy(), microbatch=neighbours["microbatch"].to_numpy())
+    return rows[inside], ops.iloc[index[inside]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ def _members(
     _, match = np.unique(rows["match"].to_numpy(), return_inverse=True)
     size = np.bincount(match)
     is_whole = (size > 1) & (size == np.bincount(match, has_nodes))
-    return rows.assign(start_node=start_node, end_node=end_node)[is_whole[match]]
+    members: pd.DataFrame = rows.assign(start_node=start_node, end_node=end_node)[is_whole[match]]
+    return members
 
 
 def _first_like(wanted: Sequence[Int64], known: Sequence[Int64], number: int) -> Int64:
