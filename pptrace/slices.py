@@ -44,6 +44,10 @@ class Slice:
             chosen = np.flatnonzero(chosen)
         return Slice(_Chosen(self.columns, chosen))
 
+    def with_columns(self, columns: Mapping[str, Any]) -> Slice:
+        """The rows with other or further columns."""
+        return Slice({**self.columns, **columns})
+
     def only(self, names: Sequence[str]) -> Slice:
         """The rows with some columns alone."""
         return Slice({name: self.columns[name] for name in names})

@@ -99,11 +99,12 @@ class Events:
         return found
 
     def rows_named(self, pattern: re.Pattern[str], *categories: Category) -> npt.NDArray[np.intp]:
-        """The rows of some categories in whose name a pattern is found."""
+        """The rows of some categories, of all without any, in whose name a pattern is found."""
         named = self.named(pattern)
         if not named.any():
             return np.empty(0, dtype=np.intp)
-        return np.flatnonzero(self.is_of(*categories) & named[self.name_id])
+        chosen = named[self.name_id]
+        return np.flatnonzero(chosen & self.is_of(*categories) if categories else chosen)
 
     def is_of(self, *categories: Category) -> Bool:
         """Mark the rows of some categories."""

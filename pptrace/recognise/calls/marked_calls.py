@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.intervals import find_interval
 from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
@@ -46,11 +47,13 @@ def calls_with_marks(
     calls = without_categories(calls)
     described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
     described_ns = (marks.start_ns[described], marks.end_ns[described])
-    outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]
+    host_ns = calls["host_ns"].to_numpy()
+    outside = calls[find_interval(*described_ns, host_ns, until=host_ns) < 0]
     if not len(marks.calls):
         return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
-    mark_of_call = _range_of(outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]])
+    host_ns = outside["host_ns"].to_numpy()
+    mark_of_call = find_interval(marks.start_ns[watched["at"]], marks.end_ns[watched["at"]], host_ns, until=host_ns)
     recorded = np.full(len(watched), -1)
     is_within = np.flatnonzero(mark_of_call >= 0)
     first_of, first = np.unique(mark_of_call[is_within], return_index=True)
@@ -58,7 +61,10 @@ def calls_with_marks(
     succeeded = _succeeded(watched, metadata)
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
     unmarked = _as_hooks_describe(outside[mark_of_call < 0], metadata)
-    unmarked = _with_groups_of_cpp(unmarked, _groups_of_workers(table), metadata)
+    known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
+    sure = known.first()[known.nunique() == 1]  # of worker threads with one group
+    only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
+    unmarked = _with_groups_of_cpp(unmarked, only_group, metadata)
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
@@ -87,14 +93,6 @@ def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bo
         return np.ones(len(watched), dtype=np.bool_)
     columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
     return np.array([call not in failed for call in zip(*columns, strict=True)], dtype=np.bool_)
-
-
-def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
-    """The process group of each worker thread with only one, according to marked calls."""
-    known_groups = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
-    names = known_groups.groupby("worker")["group_id"].agg(["first", "nunique"])
-    sure = names[names["nunique"] == 1]["first"]
-    return dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
 
 
 def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
@@ -152,16 +150,6 @@ def _innermost(marks: MarkedRanges) -> Int64:
         if last < 0 or threads[last] != threads[index] or starts[last] >= ends[index]:
             kept.append(index)
     return order[kept[::-1]]
-
-
-def _range_of(at_ns: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
-    """Index of the last range that began before each time and has not ended; -1 where there is none.
-
-    The ranges are in the order of their starts.
-    """
-    index = np.searchsorted(starts_ns, at_ns, side="right") - 1
-    inside = (index >= 0) & (at_ns <= np.append(ends_ns, 0)[index])
-    return np.where(inside, index, -1)
 
 
 def _table(

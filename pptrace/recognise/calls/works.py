@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.calls.call_columns import CODE_OF_KIND, with_columns
+from pptrace.recognise.calls.call_columns import CODE_OF_KIND
 from pptrace.slices import Slice, group_codes
 
 _ALL_REDUCE, _REDUCE_SCATTER = CODE_OF_KIND["all_reduce"], CODE_OF_KIND["reduce_scatter"]
@@ -41,9 +41,9 @@ def with_works(calls: Slice) -> Slice:
     worker[call[sure]] = calls["thread"][work[sure]]
     gives = is_new & _tells_bytes(calls, work, call, is_unsure, works)
     num_bytes[call[gives]] = calls["num_bytes"][work[gives]]
-    kept = np.ones(len(calls), dtype=np.bool_)
-    kept[work] = False
-    return with_columns(calls, {"end_ns": end_ns, "worker": worker, "num_bytes": num_bytes}).where(kept)
+    is_work = np.zeros(len(calls), dtype=np.bool_)
+    is_work[work] = True
+    return calls.with_columns({"end_ns": end_ns, "worker": worker, "num_bytes": num_bytes}).where(~is_work)
 
 
 def _tells_bytes(
@@ -69,29 +69,26 @@ def _owned(calls: Slice, works: Int64, posted: Int64) -> Iterator[_Owned]:
     none = np.empty(0, dtype=np.int64)
     yield none, none, none.astype(np.bool_), none.astype(np.bool_)
     if calls["in_parts"][posted].any():
-        yield _one_by_one(calls, works, posted)
+        yield one_by_one(calls, works, posted)
         return
     kind, elements = calls["kind"], calls["elements"]
-    queue = np.where((kind == _REDUCE_SCATTER) & _has(calls, posted, _REDUCE_SCATTER), _ALL_REDUCE, kind)
+    queue = np.where((kind == _REDUCE_SCATTER) & bool((kind[posted] == _REDUCE_SCATTER).any()), _ALL_REDUCE, kind)
     for each in np.unique(queue[works]).tolist():
         of_queue, of_calls = works[queue[works] == each], posted[queue[posted] == each]
         if not len(of_calls):
             continue
         sized = [elements[rows] >= 0 for rows in (of_queue, of_calls)]
-        has_several_kinds = len(np.unique(kind[np.append(of_queue, of_calls)])) > 1
-        if has_several_kinds or not (all(rows.all() for rows in sized) or not all(rows.any() for rows in sized)):
-            yield _one_by_one(calls, of_queue, of_calls)
-        elif all(rows.all() for rows in sized):
-            yield _in_turn(calls, of_queue, of_calls, elements)
+        are_sized, has_several_kinds = (
+            all(rows.all() for rows in sized),
+            len(np.unique(kind[np.append(of_queue, of_calls)])) > 1,
+        )
+        if has_several_kinds or (not are_sized and all(rows.any() for rows in sized)):
+            yield one_by_one(calls, of_queue, of_calls)
         else:
-            yield _in_turn(calls, of_queue, of_calls, np.zeros(len(calls), dtype=np.int64))
+            yield in_turn(calls, of_queue, of_calls, elements if are_sized else np.zeros_like(elements))
 
 
-def _has(calls: Slice, rows: Int64, kind: int) -> bool:
-    return bool((calls["kind"][rows] == kind).any())
-
-
-def _in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
+def in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
     """The calls of each work where each queue's works are of the calls posted to it, in their order.
 
     Args:
@@ -126,7 +123,7 @@ def _lengths(changes: Int64, queue: Int64) -> Int64:
     return lengths
 
 
-def _one_by_one(calls: Slice, works: Int64, posted: Int64) -> _Owned:
+def one_by_one(calls: Slice, works: Int64, posted: Int64) -> _Owned:
     """The calls of each work where it may be all or part of several."""
     queue = _Queue(*(calls[name].tolist() for name in ("kind", "elements", "in_parts", "start_ns", "end_ns")))
     owned: list[tuple[int, int, bool, bool]] = []

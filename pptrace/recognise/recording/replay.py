@@ -179,7 +179,7 @@ def _ordered(time: Int64, edges: Edges, chain: Slice, longest: Int64, parts: Map
         position[edges.source[used]],
         lag[used],
         edges.units[used],
-        Slice({**chain.columns, "edge": index[: len(chain)], "waited": waited}),
+        chain.with_columns({"edge": index[: len(chain)], "waited": waited}),
     )
 
 
