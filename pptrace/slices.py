@@ -177,13 +177,9 @@ def slices_by_int(table: pd.DataFrame, name: str, then: Sequence[str]) -> dict[i
     whole = slice_of(table)
     if not len(whole):
         return {}
-    if (values := whole[name]).size and not _ascends(values):
+    if (whole[name][1:] < whole[name][:-1]).any():
         whole = whole.in_order_of(name)
     return {part.first(name): part.sorted_by(then) for part in _ordered_parts(whole, whole[name])}
-
-
-def _ascends(values: Array) -> bool:
-    return bool((values[1:] >= values[:-1]).all())
 
 
 def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:

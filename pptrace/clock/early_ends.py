@@ -39,7 +39,7 @@ def without_early_ends(
     wrong = [
         pair["row"].to_numpy()
         for (first, second), pair in early.groupby(["member", "other"])
-        if len(pair) < least_share * _number_between(traffic, int(first), int(second))
+        if len(pair) < least_share * _number_between(traffic, int(str(first)), int(str(second)))
     ]
     if not wrong:
         return matched, matched.iloc[:0]

@@ -66,22 +66,20 @@ def estimate_clock(
     if low.max(initial=0, where=same) > limit:
         matched, early = without_early_ends(matched, ordered, same, limit)
         low = lower_bounds(matched, ordered) if len(early) else low
+    violated = int(low.max())
     clock = _clock(ordered, low, spread, shared, facts, comms, matched, ops, pipelines)
-    if spread is not None and not _is_closer(clock, int(low.max())):
+    # Is the clock as good as readings of one clock, which messages contradict by ``violated`` ns?
+    is_close = clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
+    if clock.method is ClockMethod.BOUNDS:
+        is_close = clock.uncertainty_ns is not None and _CLOSER * clock.uncertainty_ns < violated
+    if spread is not None and not is_close:
         _, early = without_early_ends(every, ordered, same, limit, least_share=np.inf)
-        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), int(low.max()))
+        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), violated)
     return clock.with_early_ends(early) if len(early) else clock
 
 
 _CLOSER = 10
 """Times closer than readings of one clock are contradicted: so much closer messages know the clocks that contradict them."""
-
-
-def _is_closer(clock: Clock, violated: int) -> bool:
-    """Return whether a clock is as good as readings of one clock, which messages contradict by ``violated`` ns."""
-    if clock.method is ClockMethod.BOUNDS:
-        return clock.uncertainty_ns is not None and _CLOSER * clock.uncertainty_ns < violated
-    return clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
 
 
 def _clock(
@@ -96,12 +94,11 @@ def _clock(
     pipelines: Sequence[Sequence[int]],
 ) -> Clock:
     """The clock of several ranks, of which ``matched`` communication tells ``low``; ``spread`` is of readings of one host."""
+    violated = int(low.max())
     if len(set(shared)) == 1 and shared[0] is not None:
-        return _of_one_recording(ordered, str(shared[0]), int(low.max()))
-    if spread is not None:
-        violated = int(low.max())
-        if violated <= spread + READING_NS:
-            return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
+        return _of_one_recording(ordered, str(shared[0]), violated)
+    if spread is not None and violated <= spread + READING_NS:
+        return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
     hosts = pairs_of_same_host_name(ordered, facts)
     if hosts.any():
         hosts = drop_contradicted(hosts, low, ordered, comms, empty_table(OPS) if ops is None else ops, pipelines)

@@ -74,6 +74,9 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     on_device = calls["kernel"] >= 0
     hint = np.array(HINTS, dtype=object)[calls["hint"]]
     stream = events.stream[calls["kernel"]] if len(events) else calls["kernel"]
+    engine = events.rows_named(_ENGINE)
+    in_engine = events.are_within(engine, calls["thread"], calls["start_ns"])
+    backward = np.where((calls["thread"] < 0) | (len(engine) == 0), -1, in_engine)
     columns: dict[str, Any] = {
         "kind": category_of_codes(kind, KINDS),
         "group_id": args.texts("group_id", rows),
@@ -85,7 +88,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "bytes": np.where(num_bytes >= 0, num_bytes, calls["num_bytes"]),
         "seq": args.numbers("seq", rows),
         "host_ns": calls["start_ns"],
-        "backward": _are_backward(events, calls["thread"], calls["start_ns"]),
+        "backward": backward,
         "hint": as_category(np.where(hint == "", _axes_of_ranges(events, calls["thread"], calls["start_ns"]), hint)),
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
@@ -118,12 +121,6 @@ def _host_times(calls: Slice, events: Events, may_be_bucket: npt.NDArray[np.bool
     asked[waits] = _busy_until(events, calls["thread"][waits], until[waits], asks[waits])
     ends = np.where(is_unknown, until, np.where(is_ahead, end, np.maximum(start, end)))
     return {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": ends}
-
-
-def _are_backward(events: Events, threads: Int64, times_ns: Int64) -> Int64:
-    """Flags of calls made by autograd's engine: 1 or 0, −1 where the trace has no engine or the thread is not known."""
-    rows = events.rows_named(_ENGINE)
-    return np.where((threads < 0) | (len(rows) == 0), -1, events.are_within(rows, threads, times_ns))
 
 
 def _axes_of_ranges(events: Events, threads: Int64, times_ns: Int64) -> npt.NDArray[np.object_]:

@@ -152,7 +152,7 @@ def _pairs(kind: str, rows: pd.DataFrame, launches: Sequence[_Launch], is_anchor
     for shift in shifts:
         first, last = max(0, -shift), min(len(called), len(recorded) - shift)
         distance = int(np.abs(recorded[first + shift : last + shift] - called[first:last]).max())
-        if distance <= _DISTINCT * _FAR_NS and _is_consistent(kind, rows.iloc[first:], launches[first + shift :]):
+        if distance <= _DISTINCT * _FAR_NS and _agree(kind, rows.iloc[first:], launches[first + shift :]):
             plausible.append((distance, shift))
     plausible.sort()
     if not plausible or plausible[0][0] > _FAR_NS:
@@ -163,49 +163,45 @@ def _pairs(kind: str, rows: pd.DataFrame, launches: Sequence[_Launch], is_anchor
     return dict(zip(rows.index.tolist()[first:], launches[first + plausible[0][1] :], strict=False))
 
 
-def _is_consistent(kind: str, rows: pd.DataFrame, launches: Sequence[_Launch]) -> bool:
+def _agree(kind: str, rows: pd.DataFrame, launches: Sequence[_Launch]) -> bool:
     """Return whether nothing in the trace contradicts the dump."""
-    return kind == _FUSED or all(
-        _agrees(row, launch[0]) for row, launch in zip(rows.to_dict("records"), launches, strict=False)
-    )
-
-
-def _agrees(row: Mapping[Any, Any], call: DumpCall) -> bool:
-    size, is_p2p = len(call.group.ranks), call.kind in P2P
-    return bool(
-        (not row["group_id"] or not call.group.id or row["group_id"] == call.group.id)
-        and (row["group_size"] < 0 or not size or row["group_size"] == size)
-        and (not is_p2p or row["local_peer"] < 0 or row["local_peer"] == call.local_peer)
-        and (not is_p2p or row["peer"] < 0 or not size or row["peer"] == call.peer)
-        and (not is_p2p or -1 in (row["bytes"], call.bytes) or row["bytes"] == call.bytes)
-    )
+    if kind == _FUSED:
+        return True
+    for row, (call, *_) in zip(rows.to_dict("records"), launches, strict=False):
+        size = len(call.group.ranks)
+        agrees = (not row["group_id"] or not call.group.id or row["group_id"] == call.group.id) and (
+            row["group_size"] < 0 or not size or row["group_size"] == size
+        )
+        if agrees and call.kind in P2P:
+            agrees = (
+                (row["local_peer"] < 0 or row["local_peer"] == call.local_peer)
+                and (row["peer"] < 0 or not size or row["peer"] == call.peer)
+                and (-1 in (row["bytes"], call.bytes) or row["bytes"] == call.bytes)
+            )
+        if not agrees:
+            return False
+    return True
 
 
 def _rows(calls: pd.DataFrame, launches: Mapping[int, _Launch]) -> Iterator[Mapping[Any, Any]]:
-    """The calls, a launch of several messages as one row for each."""
+    """The calls, a launch of several messages as one row for each, with what the dump tells of what a row lacks."""
     has_sequence_numbers = bool((calls["seq"] >= 0).any())
     for index, row in zip(calls.index.tolist(), calls.to_dict("records"), strict=True):
         for call in launches.get(index, ()):
-            completed = _with_facts_of_dump(row, call)
-            yield completed if has_sequence_numbers or call.kind in P2P else {**completed, "seq": call.seq}
+            group, ranks = call.group, list(call.group.ranks)
+            yield {
+                **row,
+                "kind": call.kind,
+                "group_id": row["group_id"] or group.id,
+                "description": row["description"] or group.description,
+                "group_ranks": row["group_ranks"] or (json.dumps(ranks) if ranks else ""),
+                "group_size": row["group_size"] if row["group_size"] > 0 else len(ranks) or -1,
+                "local_peer": row["local_peer"] if row["local_peer"] >= 0 else call.local_peer,
+                "bytes": row["bytes"] if row["bytes"] >= 0 else call.bytes,
+                "seq": row["seq"] if has_sequence_numbers or call.kind in P2P else call.seq,
+            }
         if index not in launches:
             yield row
-
-
-def _with_facts_of_dump(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
-    """Fill in what the row of a call lacks."""
-    group, ranks = call.group, list(call.group.ranks)
-    size = len(ranks) or -1
-    return {
-        **row,
-        "kind": call.kind,
-        "group_id": row["group_id"] or group.id,
-        "description": row["description"] or group.description,
-        "group_ranks": row["group_ranks"] or (json.dumps(ranks) if ranks else ""),
-        "group_size": row["group_size"] if row["group_size"] > 0 else size,
-        "local_peer": row["local_peer"] if row["local_peer"] >= 0 else call.local_peer,
-        "bytes": row["bytes"] if row["bytes"] >= 0 else call.bytes,
-    }
 
 
 def _with_groups(info: TraceInfo, groups: Sequence[DumpGroup]) -> TraceInfo:

@@ -117,7 +117,11 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     is_around = (begun > 0) & (launch_ns <= np.append(calls["until_ns"], 0)[begun - 1])
     may_carry = np.flatnonzero(is_around | (kind > 0))  # a copy is of the call around it alone
     begun, kind, is_around = begun[may_carry], kind[may_carry], is_around[may_carry]
-    latest = _latest_of_kind(kind, begun, calls["kind"])
+    latest = np.full(len(kind), -1, dtype=np.int64)  # the last call before each launch that the kernel can carry
+    for each in np.unique(kind[kind > 0]).tolist():
+        able = _carries(np.full(len(calls), each), calls["kind"])
+        last = np.maximum.accumulate(np.append(-1, np.where(able, np.arange(len(able)), -1)))
+        latest[kind == each] = last[begun[kind == each]]
     carries, first = batches(begun, latest, is_around)
     batch = np.flatnonzero(carries & ~is_around)
     sizes = begun[batch] - first[batch]
@@ -127,17 +131,6 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     able = _carries(kind[index], calls["kind"][call])
     around = np.flatnonzero(is_around)
     return may_carry[np.append(around, index[able])], np.append(begun[around] - 1, call[able])
-
-
-def _latest_of_kind(kind: Int64, begun: Int64, call_kinds: Int64) -> Int64:
-    """For each kernel the last call before its launch that it can carry; −1 without one."""
-    latest = np.full(len(kind), -1, dtype=np.int64)
-    for each in np.unique(kind[kind > 0]).tolist():
-        able = _carries(np.full(len(call_kinds), each), call_kinds)
-        last = np.maximum.accumulate(np.append(-1, np.where(able, np.arange(len(able)), -1)))
-        of_kind = kind == each
-        latest[of_kind] = last[begun[of_kind]]
-    return latest
 
 
 def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:

@@ -58,7 +58,13 @@ def calls_with_marks(
     is_within = np.flatnonzero(mark_of_call >= 0)
     first_of, first = np.unique(mark_of_call[is_within], return_index=True)
     recorded[first_of] = is_within[first]
-    succeeded = _succeeded(watched, metadata)
+    # A call that raised an error is no communication, and its end says nothing of when another rank was there.
+    listed = metadata.get(FAILED_KEY)
+    failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
+    columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
+    succeeded = np.ones(len(watched), dtype=np.bool_)
+    if failed:
+        succeeded[:] = [call not in failed for call in zip(*columns, strict=True)]
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
     unmarked = _as_hooks_describe(outside[mark_of_call < 0], metadata)
     known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
@@ -81,18 +87,6 @@ def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.D
         if is_known.any():
             changed[name] = np.where(is_known, column, calls[name].to_numpy())
     return calls.assign(**changed).astype({name: calls[name].dtype for name in changed}) if changed else calls
-
-
-def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-    """Mark the calls that raised nothing: one that did is no communication, and its end says nothing of when another rank was
-    there.
-    """
-    listed = metadata.get(FAILED_KEY)
-    failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
-    if not failed:
-        return np.ones(len(watched), dtype=np.bool_)
-    columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
-    return np.array([call not in failed for call in zip(*columns, strict=True)], dtype=np.bool_)
 
 
 def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:

@@ -26,6 +26,8 @@ _RESOLUTION_NS = 1_000
 _GRAPH_LAUNCHES = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
 _GRAPH = re.compile(r"^CUDA graph")
 """Name of the one event that Nsight Systems writes for a graph whose nodes it does not record."""
+_WAITS = re.compile(r"^(?:(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize)")
+"""Calls that wait for a whole device."""
 _SAME_WORK = ("device", "stream", "start_ns", "dur_ns", "name_id")
 """Columns in which a piece of work that was recorded twice is the same."""
 
@@ -80,7 +82,11 @@ def out_of_order(events: Events) -> Rows:
     rows, calls = rows[known], calls[known]
     start, begun, ended = events.start_ns[rows], events.start_ns[calls], events.ends_of(calls)
     stream = _streams(events, rows)
-    wrong = _after_waits(events, rows, begun)
+    wrong = np.zeros(len(rows), dtype=np.bool_)
+    waits = events.rows_named(_WAITS, Category.RUNTIME)
+    if len(waits) and len(np.unique(events.device[rows])) == 1:  # after the end of the first wait since its launch
+        earliest_end = earliest_from(events.ends_of(waits))[np.searchsorted(events.start_ns[waits], begun)]
+        wrong = start - _CLOCKS_NS > earliest_end
     for number in np.unique(stream[~wrong]).tolist():
         chosen = np.flatnonzero((stream == number) & ~wrong)
         wrong[chosen] = _misplaced(start[chosen], begun[chosen], ended[chosen])
@@ -99,25 +105,11 @@ def _misplaced(start: Int64, begun: Int64, ended: Int64) -> Bool:
     """Mark the starts of a stream's work that are not in their place, by when the calls that launched it began and ended."""
     by_begin, by_end = np.argsort(begun, kind="stable"), np.argsort(ended, kind="stable")
     earliest = earliest_from(start[by_begin])[np.searchsorted(begun[by_begin], ended)]  # of what was launched behind it
-    latest = np.append(-_FAR_OFF, np.maximum.accumulate(start[by_end]))
+    latest = np.append(-np.iinfo(np.int64).max // 2, np.maximum.accumulate(start[by_end]))
     latest_before = latest[np.searchsorted(ended[by_end], begun, side="right")]
     late, early = start - _CLOCKS_NS > earliest, start < latest_before - _CLOCKS_NS
     chosen: Bool = late if late.sum() <= early.sum() else early
     return chosen
-
-
-_FAR_OFF = np.iinfo(np.int64).max // 2
-_WAITS = re.compile(r"^(?:(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize)")
-
-
-def _after_waits(events: Events, rows: Rows, begun: Int64) -> Bool:
-    """Mark the work that begins after the end of the first wait for the one device since its launch."""
-    waits = events.rows_named(_WAITS, Category.RUNTIME)
-    if not len(waits) or (events.device[rows] != events.device[rows[0]]).any():
-        return np.zeros(len(rows), dtype=np.bool_)
-    earliest_end = earliest_from(events.ends_of(waits))[np.searchsorted(events.start_ns[waits], begun)]
-    over: Bool = events.start_ns[rows] - _CLOCKS_NS > earliest_end
-    return over
 
 
 def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:

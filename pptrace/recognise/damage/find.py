@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.marks import PREFIX
 from pptrace.model.damage import KINDS, Damage, RankDamage
 from pptrace.model.device import DeviceWork, Rows
-from pptrace.model.traces import Bool, Category, Events, InputFormat, Trace
+from pptrace.model.traces import Category, Events, InputFormat, Trace
 from pptrace.model.wording import counted
 from pptrace.recognise.damage.device_records import device_damage, doubled, out_of_order
 from pptrace.recognise.device.work import device_rows
@@ -58,7 +58,11 @@ def without_misplaced_work(trace: Trace) -> Trace:
     if not len(events):
         return trace
     rows = device_rows(events)
-    far = rows[_is_far(events, rows)]
+    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
+    far = rows[:0]
+    if len(on_host):
+        first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
+        far = rows[(events.start_ns[rows] > last + _FAR_NS) | (events.start_ns[rows] < first - _FAR_NS)]
     misplaced = np.setdiff1d(out_of_order(events), far)
     if not len(far) and not len(misplaced):
         return trace
@@ -82,15 +86,6 @@ def without_misplaced_work(trace: Trace) -> Trace:
         warnings=(*trace.warnings, line),
         damage=RankDamage.joined((trace.damage, *damage)),
     )
-
-
-def _is_far(events: Events, rows: Rows) -> Bool:
-    on_host = np.flatnonzero(events.category < Category.HOST_LIMIT)
-    if not len(on_host):
-        return np.zeros(len(rows), dtype=np.bool_)
-    first, last = int(events.start_ns[on_host[0]]), int(events.ends_of(on_host).max())
-    start = events.start_ns[rows]
-    return (start > last + _FAR_NS) | (start < first - _FAR_NS)
 
 
 def _host_damage(events: Events) -> Iterator[RankDamage]:

@@ -72,7 +72,12 @@ def idle_time(events: Events, rows: Rows, calls: Rows, communicates: Bool) -> Id
     followed_wait[late] = _follow_waits(events, calls, calls[first[late]])
     not_launched_until = np.clip(launched, begins, ends)
     starved_until = np.where(is_late & ~followed_wait, ends, not_launched_until)  # with the delivery of the launch
-    synchronising = _distinct_calls(events, synchronising_calls(events, rows, calls))
+    synchronising = synchronising_calls(events, rows, calls)
+    columns = np.stack([values[synchronising] for values in (events.start_ns, events.dur_ns, events.thread)])
+    is_new = (np.diff(columns, prepend=-1) != 0).any(
+        axis=0
+    )  # drivers and runtimes may both have a table of the same calls
+    synchronising = synchronising[is_new]
     by_launcher = np.isin(events.thread[synchronising], np.unique(events.thread[calls[calls >= 0]]))
     sync_start, sync_end = events.start_ns[synchronising], events.ends_of(synchronising)
     awaits = _await_communication(events, rows, communicates, synchronising) & by_launcher
@@ -195,14 +200,6 @@ def synchronising_calls(events: Events, rows: Rows, calls: Rows) -> Rows:
     """
     copying = calls[_are_pageable(events, rows) & (calls >= 0)]
     return np.union1d(events.rows_named(SYNCHRONISES, Category.RUNTIME), copying).astype(np.intp)
-
-
-def _distinct_calls(events: Events, calls: Rows) -> Rows:
-    """The calls, without those that a driver and a runtime table both have."""
-    columns = np.stack((events.start_ns[calls], events.dur_ns[calls], events.thread[calls]))
-    is_new = np.append(True, (np.diff(columns) != 0).any(axis=0))[: len(calls)]
-    distinct: Rows = calls[is_new]
-    return distinct
 
 
 def _await_communication(events: Events, rows: Rows, communicates: Bool, calls: Rows) -> Bool:

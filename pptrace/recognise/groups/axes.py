@@ -79,7 +79,14 @@ def find_groups(
     rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
-        return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
+        axes = {
+            group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
+            for group in uses
+        }
+        pipelines = _pipelines(axes, ())
+        is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
+        sizes = sizes_of(axes, pipelines, world if is_complete else None)
+        return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | set(edges) | set(uses))
 
     def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
         return chains_of(edges, axes, rings, set(calls), world)
@@ -90,26 +97,14 @@ def find_groups(
     if world is not None and not multiply_up(sizes, world):
         assignments.withdraw(sizes, world)
         pipelines = _pipelines(assignments.axes, chains(assignments.axes))
-        sizes = _without_surplus(sizes_of(assignments.axes, pipelines, world), world)
+        # Sizes are dropped until they multiply up to the number of ranks; dp first, whose groups frameworks split most often.
+        sizes = sizes_of(assignments.axes, pipelines, world)
+        fewer = (
+            {axis: size for axis, size in sizes.items() if axis not in doubtful}
+            for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER)
+        )
+        sizes = next((kept for kept in fewer if multiply_up(kept, world)), {})
     return Groups(of_call, assignments.axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
-
-
-def _described(
-    of_call: Mapping[CallKey, Group],
-    uses: Mapping[Group, Use],
-    world: int | None,
-    unnamed: Mapping[int, Group],
-    rings: frozenset[Group],
-) -> Groups:
-    """Assign the axes that descriptions name, and no others."""
-    axes = {
-        group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
-        for group in uses
-    }
-    pipelines = _pipelines(axes, ())
-    is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
-    sizes = sizes_of(axes, pipelines, world if is_complete else None)
-    return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | frozenset(uses))
 
 
 def _used(
@@ -137,15 +132,6 @@ def _used(
 def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
     declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
     return tuple(declared) or tuple(chain.ranks for chain in chains if chain.is_whole)
-
-
-def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
-    """Drop sizes until they multiply up to the number of ranks; dp first, whose groups frameworks split most often."""
-    for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER):
-        kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
-        if multiply_up(kept, world):
-            return kept
-    return {}
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:

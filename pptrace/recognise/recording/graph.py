@@ -211,7 +211,14 @@ class _Device:
         before = np.full(len(self), -1, dtype=np.intp)  # the work before each on its stream
         before[order[same]] = order[same - 1]
         ended = np.where(before >= 0, self.end[before], 0)
-        cause, caused_ns = self._cause_on_other_streams(ended)
+        # The work of another stream that ended last before each start, where that is soon before it.
+        order = np.argsort(self.end, kind="stable")
+        last = np.searchsorted(self.end[order], self.start, side="right") - 1
+        cause = np.where(last >= 0, order[np.maximum(last, 0)], -1)
+        caused_ns = np.where(cause >= 0, self.start - self.end[cause], 0)
+        may_cause = (
+            (cause >= 0) & (self.stream[cause] != self.stream) & (caused_ns <= SOON_NS) & (self.end[cause] > ended)
+        )
         launched = self.launch >= 0
         latency = np.where(launched, self.start - self.launched_ns, 0)
         behind = np.where(before >= 0, self.start - ended, 0)  # negative where work of one stream overlaps
@@ -220,7 +227,7 @@ class _Device:
         least_gap = _low(behind[launched & ~idle & (behind >= 0) & (behind <= SOON_NS)], _STREAM_GAP_NS)
         by_launch = idle & (latency <= least_latency + SOON_NS)
         by_stream = ~idle & (before >= 0) & (behind <= least_gap + SOON_NS)
-        by_other = ~by_launch & ~by_stream & (cause >= 0)
+        by_other = ~by_launch & ~by_stream & may_cause
         by_launch |= idle & ~by_other
         by_stream |= ~by_launch & ~by_other
         follows, overlaps = (before >= 0) & (behind >= 0), (before >= 0) & (behind < 0)
@@ -232,25 +239,16 @@ class _Device:
             Edges.of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
             Edges.of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
             Edges.of(starts, ends, self.end - self.start),
-            *self._queue_edges(node_of, ends),
+            self._queue_edges(node_of, ends),
         ]
 
-    def _cause_on_other_streams(self, ended: Int64) -> tuple[Rows, Int64]:
-        """(the work of another stream that ended last before each start, −1 if that is not soon before it; how long before)."""
-        order = np.argsort(self.end, kind="stable")
-        last = np.searchsorted(self.end[order], self.start, side="right") - 1
-        cause = np.where(last >= 0, order[np.maximum(last, 0)], -1)
-        after = np.where(cause >= 0, self.start - self.end[cause], 0)
-        other = (cause >= 0) & (self.stream[cause] != self.stream) & (after <= SOON_NS) & (self.end[cause] > ended)
-        return np.where(other, cause, -1), after
-
-    def _queue_edges(self, node_of: Rows, ends: Int64) -> list[Edges]:
+    def _queue_edges(self, node_of: Rows, ends: Int64) -> Edges:
         """A launch waits while the device has as many before it as it takes."""
         launched = np.flatnonzero(self.launch >= 0)
         launched = launched[np.argsort(self.launched_ns[launched], kind="stable")]
         first, later = launched[:-_QUEUE], launched[_QUEUE:]
         ahead = self.end[first] <= self.launched_ns[later]
-        return [Edges.of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)]
+        return Edges.of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)
 
 
 def _low(values: Int64, default: int) -> int:

@@ -36,7 +36,11 @@ def find_period(tokens: Int64) -> Period | None:
     Lengths that are looked at are those at which the sequence agrees best with itself: its autocorrelation, with a random number
     of size 1 for each token, by FFT (Wiener–Khinchin), so that a million tokens take a second.
     """
-    periods = [period for length in _lengths(tokens) if (period := _longest_run(tokens, length)) is not None]
+    periods = []
+    for length in _lengths(tokens):
+        start, run = _longest_true(tokens[length:] == tokens[:-length])
+        if run >= length:
+            periods.append(Period(length, start, start + run + length))
     if not periods:
         return None
     most = max(period.stop - period.start for period in periods)
@@ -80,11 +84,6 @@ def _lengths(tokens: Int64) -> list[int]:
     share = equal / (count - np.arange(1, half + 1))
     chosen = [np.argsort(-values.round(6), kind="stable")[:_MOST_CANDIDATES] + 1 for values in (equal, share)]
     return sorted({int(length) for lengths in chosen for length in lengths})
-
-
-def _longest_run(tokens: Int64, length: int) -> Period | None:
-    start, run = _longest_true(tokens[length:] == tokens[:-length])
-    return Period(length, start, start + run + length) if run >= length else None
 
 
 def _longest_true(mask: Bool) -> tuple[int, int]:
