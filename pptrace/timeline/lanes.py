@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +94,13 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
     """The idle time of a rank's device on the common clock, without its synchronisations."""
     if work.idle.reason:
         return None
-    causes = ("launch_starved", "blocking", "dependency", "unknown")
-    moved = replace(IdleTime(), **{cause: clock.to_common_clock(rank, getattr(work.idle, cause)) for cause in causes})
+    idle = work.idle
+    moved = IdleTime(
+        launch_starved=clock.to_common_clock(rank, idle.launch_starved),
+        blocking=clock.to_common_clock(rank, idle.blocking),
+        dependency=clock.to_common_clock(rank, idle.dependency),
+        unknown=clock.to_common_clock(rank, idle.unknown),
+    )
     return with_host_waits(moved, host_waits(comms))
 
 
