@@ -73,6 +73,10 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
     shapes = np.where(args.texts("splits", rows) == "", calls["shapes"], rows)
     on_device = calls["kernel"] >= 0
     hint = np.array(HINTS, dtype=object)[calls["hint"]]
+    for axis, pattern in _LAYERS.items():
+        ranges = events.rows_named(pattern, Category.CPU_OP, Category.ANNOTATION)
+        is_inside = events.are_within(ranges, calls["thread"], calls["start_ns"])
+        hint[is_inside & (calls["hint"] == 0)] = axis
     stream = events.stream[calls["kernel"]] if len(events) else calls["kernel"]
     engine = events.rows_named(_ENGINE)
     in_engine = events.are_within(engine, calls["thread"], calls["start_ns"])
@@ -89,7 +93,7 @@ def _table(calls: Slice, events: Events, args: CommArgs) -> pd.DataFrame:
         "seq": args.numbers("seq", rows),
         "host_ns": calls["start_ns"],
         "backward": backward,
-        "hint": as_category(np.where(hint == "", _axes_of_ranges(events, calls["thread"], calls["start_ns"]), hint)),
+        "hint": as_category(hint),
         "functional": calls["is_functional"].astype(np.int64),
         "worker": calls["worker"],
         "splits": args.texts("splits", shapes),
@@ -121,15 +125,6 @@ def _host_times(calls: Slice, events: Events, may_be_bucket: npt.NDArray[np.bool
     asked[waits] = _busy_until(events, calls["thread"][waits], until[waits], asks[waits])
     ends = np.where(is_unknown, until, np.where(is_ahead, end, np.maximum(start, end)))
     return {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": ends}
-
-
-def _axes_of_ranges(events: Events, threads: Int64, times_ns: Int64) -> npt.NDArray[np.object_]:
-    """The axis that a range around each call names; "" where none does."""
-    axes = np.full(len(threads), "", dtype=object)
-    for axis, pattern in _LAYERS.items():
-        rows = events.rows_named(pattern, Category.CPU_OP, Category.ANNOTATION)
-        axes[events.are_within(rows, threads, times_ns)] = axis
-    return axes
 
 
 def _busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
+from pptrace.ingest.flight_recorder.dump import Dump, DumpCall
 from pptrace.marks import P2P
 from pptrace.model.tables import CALLS, make_table
-from pptrace.model.traces import TraceInfo
 from pptrace.recognise.recognised_rank import RecognisedRank
 
 _FUSED = "send_recv"
@@ -102,7 +101,16 @@ def _name_calls(recognised: RecognisedRank, dump: Dump) -> tuple[RecognisedRank,
     why = f"which of its {', '.join(undecided)} calls are which of the trace's cannot be decided" if undecided else ""
     rows = list(_rows(calls, launches))
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
-    info = _with_groups(recognised.info, dump.groups)
+    # The groups of the rank and the world size, where the trace lacks them.
+    groups = [group for group in dump.groups if group.ranks]
+    config = [
+        {"pg_name": group.id, "pg_desc": group.description, "pg_size": len(group.ranks), "ranks": list(group.ranks)}
+        for group in groups
+    ]
+    sizes = [len(group.ranks) for group in groups if group.is_world]
+    world = {"world_size": sizes[0]} if sizes else {}
+    distributed = {"pg_config": config, **world, **recognised.info.distributed}
+    info = replace(recognised.info, distributed=distributed)
     return replace(recognised, calls=table, info=info), len(launches), sum(len(rows) for _, rows, _ in sides), why
 
 
@@ -202,15 +210,3 @@ def _rows(calls: pd.DataFrame, launches: Mapping[int, _Launch]) -> Iterator[Mapp
             }
         if index not in launches:
             yield row
-
-
-def _with_groups(info: TraceInfo, groups: Sequence[DumpGroup]) -> TraceInfo:
-    """Add the groups of the rank and the world size, where the trace lacks them."""
-    config = [
-        {"pg_name": group.id, "pg_desc": group.description, "pg_size": len(group.ranks), "ranks": list(group.ranks)}
-        for group in groups
-        if group.ranks
-    ]
-    sizes = [len(group.ranks) for group in groups if group.is_world and group.ranks]
-    world = {"world_size": sizes[0]} if sizes else {}
-    return replace(info, distributed={"pg_config": config, **world, **info.distributed})

@@ -33,6 +33,7 @@ from pptrace.intervals import EMPTY, Int64, earliest_from, find_interval, inters
 from pptrace.model.device import Rows
 from pptrace.model.device_idle import IdleTime, Synchronisations
 from pptrace.model.traces import Bool, Category, Events
+from pptrace.slices import last_like
 
 SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx|Context)Synchronize|Memcpy(?!\w*(?:Async|Batch))")
 """Runtime calls that return when device work is over."""
@@ -205,7 +206,11 @@ def synchronising_calls(events: Events, rows: Rows, calls: Rows) -> Rows:
 def _await_communication(events: Events, rows: Rows, communicates: Bool, calls: Rows) -> Bool:
     """Mark the calls that returned when communication was over: of the work that ended before they returned, it was the last."""
     result = np.zeros(len(calls), dtype=np.bool_)
-    synchronised = _synchronised_streams(events, calls)
+    # The stream that each call waited for, where the profiler recorded that.
+    synchronised = np.full(len(calls), -1, dtype=np.int64)
+    records = np.flatnonzero((events.category == Category.DEVICE_SYNC) & (events.correlation >= 0))
+    record = last_like([events.correlation[calls]], [events.correlation[records[::-1]]])
+    synchronised[record >= 0] = events.stream[records[::-1][record[record >= 0]]]
     ends, streams = events.ends_of(rows), events.stream[rows]
     for stream in np.unique(synchronised).tolist():
         of_stream = np.flatnonzero(synchronised == stream)
@@ -217,17 +222,6 @@ def _await_communication(events: Events, rows: Rows, communicates: Bool, calls: 
         awaited = work[np.maximum(last, 0)]
         result[of_stream] = (last >= 0) & communicates[awaited] & (ends[awaited] > events.start_ns[calls[of_stream]])
     return result
-
-
-def _synchronised_streams(events: Events, calls: Rows) -> Int64:
-    """The stream that each call waited for, where the profiler recorded that; else −1."""
-    records = np.flatnonzero((events.category == Category.DEVICE_SYNC) & (events.correlation >= 0))
-    if not len(records):
-        return np.full(len(calls), -1, dtype=np.int64)
-    records = records[np.argsort(events.correlation[records], kind="stable")]
-    known, wanted = events.correlation[records], events.correlation[calls]
-    index = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where((known[index] == wanted) & (wanted >= 0), events.stream[records[index]], -1)
 
 
 def _synchronisations(

@@ -74,7 +74,12 @@ def find_groups(
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
     keyed = {rank: KeyedCalls.of(rank, table) for rank, table in calls.items() if len(table)}
     of_call, uses = _used(keyed, configured, world, steps)
-    unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
+    unnamed = {}
+    for rank in calls:
+        of_rank = configured.get(rank, {})
+        pp = next((group for group in of_rank.values() if axis_of_description(group.description) == "pp"), None)
+        # Without a group that is described as the pipeline's it is the default group, in which places are global ranks.
+        unnamed[rank] = Group("", "default_pg", (), -1) if pp is None else _complete(pp, of_rank, world)
     edges = edges_of(keyed, of_call, unnamed)
     rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
@@ -164,12 +169,6 @@ def _complete(group: Group, configured: Mapping[str, Group], world: int | None) 
 
 
 _NO_GROUP = Group("", "", (), -1)
-
-
-def _group_of_messages(configured: Mapping[str, Group], world: int | None) -> Group:
-    """The pipeline's group where the configuration describes one, else the default group, in which places are global ranks."""
-    described = [group for group in configured.values() if axis_of_description(group.description) == "pp"]
-    return _complete(described[0], configured, world) if described else Group("", "default_pg", (), -1)
 
 
 @dataclass(slots=True)

@@ -51,7 +51,13 @@ def match_by_end_times(
     numbers: dict[int, int] = {}
     first = int(comms["match"].max()) + 1 if len(comms) else 0
     counts: dict[tuple[int, ...], int] = {}
-    for ranks, between in _sets(mesh, unmatched):
+    # Candidate sets of ranks, largest first, each with the ranks between its members that then have no collective.
+    of_all = [(ranks, ()) for ranks in (tuple(range(mesh.num_ranks)), *mesh.pipelines)]
+    of_ends = [((ranks[0], ranks[-1]), ranks[1:-1]) for ranks in mesh.pipelines if len(ranks) > 2]
+    present = set(unmatched["rank"].tolist())
+    for ranks, between in dict.fromkeys([*of_all, *of_ends]):
+        if len(ranks) < 2 or not present.issuperset(ranks):
+            continue
         for kind in sorted(set(unmatched["kind"])) if clock.relates(ranks) else ():
             rows = unmatched[(unmatched["kind"] == kind) & ~unmatched.index.isin(list(numbers))]
             if rows["rank"].isin(between).any():
@@ -88,16 +94,6 @@ def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
         parts.append(rank_rows[inside].assign(step=steps.index.get_level_values("step").to_numpy()[index[inside]]))
     with_steps: pd.DataFrame = pd.concat(parts)
     return with_steps.sort_values("end_ns", kind="stable")
-
-
-def _sets(mesh: MeshInfo, rows: pd.DataFrame) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Candidate sets of ranks, largest first, each with the ranks between its members that then have no collective."""
-    present = set(rows["rank"].tolist())
-    complete = (tuple(range(mesh.num_ranks)), *mesh.pipelines)
-    ends = [((pipeline[0], pipeline[-1]), pipeline[1:-1]) for pipeline in mesh.pipelines if len(pipeline) > 2]
-    for ranks, between in dict.fromkeys((*((ranks, ()) for ranks in complete), *ends)):
-        if len(ranks) > 1 and present.issuperset(ranks):
-            yield ranks, between
 
 
 def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], tolerance_ns: int) -> Iterator[list[int]]:
