@@ -173,8 +173,8 @@ class NestedIntervals:
 
     def hold(self, times: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether any interval has started at each of these times, and not yet ended."""
-        held: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
-        return held
+        inside: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
+        return inside
 
     def cover(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether any one interval reaches from before each of these stretches, or from its start, to its end or
@@ -190,9 +190,9 @@ class NestedIntervals:
 
     def innermost(self, times: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The index of the last interval that has started at each time and not yet ended; −1 where there is none."""
-        wanted = np.asarray(times)
-        index = np.searchsorted(self.starts, wanted, side="right") - 1
-        while (over := np.flatnonzero((index >= 0) & (self.ends[index] <= wanted))).size:
+        at = np.asarray(times)
+        index = np.searchsorted(self.starts, at, side="right") - 1
+        while (over := np.flatnonzero((index >= 0) & (self.ends[index] <= at))).size:
             index[over] = self.enclosing[index[over]]
         return index
 

@@ -174,12 +174,12 @@ def slices_by_int(table: pd.DataFrame, name: str, then: Sequence[str]) -> dict[i
 
     The parts are views where the table is in that order already.
     """
-    whole = slice_of(table)
-    if not len(whole):
+    rows = slice_of(table)
+    if not len(rows):
         return {}
-    if (whole[name][1:] < whole[name][:-1]).any():
-        whole = whole.in_order_of(name)
-    return {part.first(name): part.sorted_by(then) for part in _ordered_parts(whole, whole[name])}
+    if (rows[name][1:] < rows[name][:-1]).any():
+        rows = rows.in_order_of(name)
+    return {part.first(name): part.sorted_by(then) for part in _ordered_parts(rows, rows[name])}
 
 
 def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:
@@ -261,16 +261,16 @@ def _numbers(column: pd.Series[Any] | Array) -> npt.NDArray[Any]:
     return np.asarray(column) if column.dtype.kind in "biu" else pd.factorize(column)[0]
 
 
-def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
+def last_like(rows: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
     """Last row of other columns that equals each row of some columns of integers; −1 where none is."""
-    num_wanted, num_known = len(wanted[0]), len(known[0])
-    if not num_wanted or not num_known:
-        return np.full(num_wanted, -1)
-    codes = group_codes([np.concatenate(pair) for pair in zip(wanted, known, strict=True)])
+    num_rows, num_known = len(rows[0]), len(known[0])
+    if not num_rows or not num_known:
+        return np.full(num_rows, -1)
+    codes = group_codes([np.concatenate(pair) for pair in zip(rows, known, strict=True)])
     index, distinct = pd.factorize(codes)
     last = np.full(len(distinct), -1)
-    last[index[num_wanted:]] = np.arange(num_known)  # of equal ones the last assignment stays
-    return last[index[:num_wanted]]
+    last[index[num_rows:]] = np.arange(num_known)  # of equal ones the last assignment stays
+    return last[index[:num_rows]]
 
 
 def distinct_of(columns: Sequence[pd.Series[Any] | Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -38,7 +38,7 @@ class _Fit:
     rates: Rates
     span_ns: int
     middle_ns: int
-    whole: list[tuple[int, int]]
+    over_trace: list[tuple[int, int]]
     direct: list[tuple[int, int]]
     straight: list[tuple[int, int]]
     parts: list[list[tuple[int, int]]]
@@ -124,7 +124,7 @@ def _fit_lines(
         rates=rates,
         span_ns=end - begin,
         middle_ns=middle,
-        whole=offset_ranges(low),
+        over_trace=offset_ranges(low),
         direct=_direct(low),
         straight=offset_ranges(straight_low),
         parts=parts,
@@ -140,7 +140,7 @@ def _direct(low: Matrix) -> list[tuple[int, int]]:
 
 def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> tuple[int, int, float, str]:
     """A rank's offset against the first one's by the fit, its error, ns, the rate by which its times are corrected, a warning."""
-    (lower, upper), (low, high) = fit.whole[index], fit.straight[index]
+    (lower, upper), (low, high) = fit.over_trace[index], fit.straight[index]
     rate = float(fit.rates[index])
     drift = round(abs(rate) * fit.span_ns)
     if lower <= upper:  # one offset does; what drift there may be widens what is known of it
@@ -174,25 +174,27 @@ def _error_with_drift(offset_ns: int, index: int, drift_ns: int, fit: _Fit) -> i
     """
     likely = _likely_drift(fit.span_ns)
     if not likely:
-        return clamp_offset(offset_ns, *fit.whole[index])[1]
+        return clamp_offset(offset_ns, *fit.over_trace[index])[1]
     drift_ns_over_trace = max(drift_ns, likely) if fit.is_possible else likely
-    error_ns = _error_at_all_times(offset_ns, fit.whole[index], fit.direct[index], drift_ns_over_trace, len(fit.whole))
+    error_ns = _error_at_all_times(
+        offset_ns, fit.over_trace[index], fit.direct[index], drift_ns_over_trace, len(fit.over_trace)
+    )
     if not fit.is_possible or not all(is_bounded(*part[index]) for part in fit.parts):
         return error_ns
-    in_stretches = max(clamp_offset(offset_ns, *fit.whole[index])[1], _largest_error(offset_ns, index, fit.parts))
+    in_stretches = max(clamp_offset(offset_ns, *fit.over_trace[index])[1], _largest_error(offset_ns, index, fit.parts))
     return min(error_ns, in_stretches + drift_ns // (2 * len(fit.parts)))
 
 
 def _error_at_all_times(
-    offset_ns: int, chained: tuple[int, int], direct: tuple[int, int], apart_ns: int, num_ranks: int
+    offset_ns: int, chained: tuple[int, int], direct: tuple[int, int], drift_ns: int, num_ranks: int
 ) -> int:
-    """Error of an offset, ns, if two clocks drift apart by ``apart_ns`` over the trace.
+    """Error of an offset, ns, if two clocks drift apart by ``drift_ns`` over the trace.
 
     Its bounds were met at any time of it, so that the truth of another time lies up to half of that outside them: of a chain, for
     each of its links.
     """
-    error_ns = clamp_offset(offset_ns, *chained)[1] + (num_ranks - 1) * ((apart_ns + 1) // 2)
-    return min(error_ns, clamp_offset(offset_ns, *direct)[1] + (apart_ns + 1) // 2) if is_bounded(*direct) else error_ns
+    error_ns = clamp_offset(offset_ns, *chained)[1] + (num_ranks - 1) * ((drift_ns + 1) // 2)
+    return min(error_ns, clamp_offset(offset_ns, *direct)[1] + (drift_ns + 1) // 2) if is_bounded(*direct) else error_ns
 
 
 def _likely_drift(span_ns: int) -> int:

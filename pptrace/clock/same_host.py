@@ -26,7 +26,9 @@ def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, obje
     times = [
         (reading.get("time_ns"), reading.get("monotonic_ns")) for reading in readings if isinstance(reading, Mapping)
     ]
-    differences = [wall - own for wall, own in times if isinstance(wall, int) and isinstance(own, int)]
+    differences = [
+        wall - monotonic for wall, monotonic in times if isinstance(wall, int) and isinstance(monotonic, int)
+    ]
     return max(differences) - min(differences) if differences else None
 
 

@@ -117,14 +117,14 @@ def _host_times(calls: Slice, events: Events, may_be_bucket: npt.NDArray[np.bool
     is_unknown = end < 0
     is_ahead = ~is_unknown & (end > until)
     posted = np.where(is_unknown | is_ahead, until, start)
-    asked = posted.copy()
+    wait_start = posted.copy()
     first, last = (np.maximum(copy, until) for copy in _copies_of_buckets(events, calls["thread"], start))
     latest = np.where(may_be_bucket & is_ahead, last, end)
     end, asks = np.minimum(end, latest), np.where(may_be_bucket, np.minimum(end, first), end)
     waits = np.flatnonzero(is_ahead & (calls["kernel"] < 0))
-    asked[waits] = _busy_until(events, calls["thread"][waits], until[waits], asks[waits])
+    wait_start[waits] = _busy_until(events, calls["thread"][waits], until[waits], asks[waits])
     ends = np.where(is_unknown, until, np.where(is_ahead, end, np.maximum(start, end)))
-    return {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": ends}
+    return {"start_ns": start, "posted_ns": posted, "asked_ns": wait_start, "end_ns": ends}
 
 
 def _busy_until(events: Events, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:

@@ -197,9 +197,9 @@ def _with_all_to_alls(calls: Slice, kernels: Slice, kernel: Int64, call: Int64) 
     if not len(merged):
         return calls
     _, first_of_stream = np.unique(stream[carries], return_index=True)
-    place = np.full(len(streams), -1)
-    place[np.unique(stream[carries])] = first_of_stream
-    merged = merged[np.argsort(place[stream[merged]], kind="stable")]  # streams as they come first
+    first_kernel = np.full(len(streams), -1)
+    first_kernel[np.unique(stream[carries])] = first_of_stream
+    merged = merged[np.argsort(first_kernel[stream[merged]], kind="stable")]  # streams as they come first
     is_merged = np.zeros(num_kernels, dtype=np.bool_)
     is_merged[merged] = True
     in_batch = is_merged[kernel]

@@ -137,13 +137,13 @@ def _innermost(marks: MarkedRanges) -> Int64:
     start, end, thread = (times[at[order]] for times in (marks.start_ns, marks.end_ns, marks.thread))
     if not ((thread[:-1] == thread[1:]) & (start[1:] < end[:-1])).any():
         return order
-    kept: list[int] = []
+    inner: list[int] = []
     starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
     for index in range(len(order) - 1, -1, -1):
-        last = kept[-1] if kept else -1
+        last = inner[-1] if inner else -1
         if last < 0 or threads[last] != threads[index] or starts[last] >= ends[index]:
-            kept.append(index)
-    return order[kept[::-1]]
+            inner.append(index)
+    return order[inner[::-1]]
 
 
 def _table(

@@ -52,10 +52,10 @@ def _tells_bytes(
     """Types that the work alone has, of a list of tensors; whose work it is, is unsure where groups have calls at once."""
     kind, elements, num_bytes = (calls[name] for name in ("kind", "elements", "num_bytes"))
     is_same = (kind[work] == kind[call]) & (elements[work] == elements[call]) & (elements[call] >= 0)
-    alike = group_codes([kind[works], elements[works]])
-    sizes = pd.Series(num_bytes[works]).groupby(alike).nunique()
+    size_code = group_codes([kind[works], elements[works]])
+    sizes = pd.Series(num_bytes[works]).groupby(size_code).nunique()
     has_one_size = np.zeros(len(calls), dtype=np.bool_)
-    has_one_size[works] = (sizes.reindex(alike) == 1).to_numpy()
+    has_one_size[works] = (sizes.reindex(size_code) == 1).to_numpy()
     tells: npt.NDArray[np.bool_] = (num_bytes[call] < 0) & is_same & (~is_unsure | has_one_size[work])
     return tells
 
@@ -103,13 +103,13 @@ def in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
     waiting = _lengths(np.where(is_work, -1, 1), number)
     before = np.where(is_first, 0, np.append(0, waiting[:-1]))
     is_taking = is_work & (before > 0)
-    taking, places = np.flatnonzero(is_taking), np.flatnonzero(~is_work)
+    taking, callers = np.flatnonzero(is_taking), np.flatnonzero(~is_work)
     taken_before: Int64 = np.cumsum(is_taking) - is_taking
     first_taken: Int64 = taken_before[np.flatnonzero(is_first)][number]
     first_posted: Int64 = (np.cumsum(~is_work) - ~is_work)[np.flatnonzero(is_first)][number]
-    place = places[first_posted[taking] + taken_before[taking] - first_taken[taking]]
-    is_unsure = (before[taking] > 1) | (taken_before[taking] > taken_before[place])
-    return both[taking], both[place], np.ones(len(taking), dtype=np.bool_), is_unsure
+    caller = callers[first_posted[taking] + taken_before[taking] - first_taken[taking]]
+    is_unsure = (before[taking] > 1) | (taken_before[taking] > taken_before[caller])
+    return both[taking], both[caller], np.ones(len(taking), dtype=np.bool_), is_unsure
 
 
 def _lengths(changes: Int64, queue: Int64) -> Int64:
@@ -117,8 +117,8 @@ def _lengths(changes: Int64, queue: Int64) -> Int64:
     total = np.cumsum(changes)
     begins = np.flatnonzero(np.diff(queue, prepend=-1))
     total -= np.append(0, total)[begins][queue]
-    apart = 2 * len(changes) + 2
-    lowest = np.minimum.accumulate(np.minimum(total, 0) - queue * apart) + queue * apart
+    offset = 2 * len(changes) + 2
+    lowest = np.minimum.accumulate(np.minimum(total, 0) - queue * offset) + queue * offset
     lengths: Int64 = total - lowest
     return lengths
 

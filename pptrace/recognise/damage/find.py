@@ -79,10 +79,10 @@ def without_misplaced_work(trace: Trace) -> Trace:
         f"left out {counted(number, 'piece')} of device work that cannot have been where the trace has "
         f"{'it' if number == 1 else 'them'}: {' and '.join(f'{len(rows):,} {why}' for rows, why in reasons if len(rows))}"
     )
-    kept = np.setdiff1d(np.arange(len(events)), np.concatenate((far, misplaced)))
+    remaining = np.setdiff1d(np.arange(len(events)), np.concatenate((far, misplaced)))
     return replace(
         trace,
-        events=events.take(kept),
+        events=events.take(remaining),
         warnings=(*trace.warnings, line),
         damage=RankDamage.joined((trace.damage, *damage)),
     )

@@ -92,10 +92,10 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
         return np.full(len(rows), -1, dtype=np.intp)
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
-    wanted = events.correlation[rows]
-    index = np.searchsorted(known, wanted)
+    number = events.correlation[rows]
+    index = np.searchsorted(known, number)
     np.minimum(index, len(known) - 1, out=index)
-    return np.where((known[index] == wanted) & (wanted >= 0), calls[index], np.intp(-1))
+    return np.where((known[index] == number) & (number >= 0), calls[index], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:

@@ -108,7 +108,7 @@ def find_groups(
             {axis: size for axis, size in sizes.items() if axis not in doubtful}
             for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER)
         )
-        sizes = next((kept for kept in fewer if multiply_up(kept, world)), {})
+        sizes = next((candidate for candidate in fewer if multiply_up(candidate, world)), {})
     return Groups(of_call, assignments.axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
 
 
@@ -246,7 +246,7 @@ def _axes(
         pipelines = [group for group in along if group.size == smallest]
         assignments.assign(pipelines, "pp", "the messages between its neighbours")
     _assign_by_rank_lists(assignments, [family for family in unused if not axes.keys() & family], world)
-    _assign_whole_world(assignments, world_groups, uses)
+    _assign_world(assignments, world_groups, uses)
     for group in uses:
         axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
     return assignments
@@ -270,9 +270,7 @@ def _assign_by_rank_lists(
             assignments.assign(family, axis, f"its rank list, stride {stride}")
 
 
-def _assign_whole_world(
-    assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
-) -> None:
+def _assign_world(assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]) -> None:
     """Assign an axis by usage to the groups of all ranks: what their calls are made for, and another where no other groups split
     the ranks.
     """

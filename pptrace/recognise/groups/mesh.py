@@ -97,8 +97,8 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     """
     if len(mesh.pipelines) < 2 or not len(comms):
         return mesh
-    place = {rank: place for pipeline in mesh.pipelines for place, rank in enumerate(pipeline)}
-    pipeline_of = {rank: {rank} for rank in place}
+    position = {rank: position for pipeline in mesh.pipelines for position, rank in enumerate(pipeline)}
+    pipeline_of = {rank: {rank} for rank in position}
     pairs: set[tuple[int, int]] = set()
     for begin in range(0, len(comms), _BLOCK):
         rows = comms[["kind", "axis", "rank", "peer"]].iloc[begin : begin + _BLOCK]
@@ -107,12 +107,12 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
         _, first = distinct_of(ends)
         pairs |= set(zip(*(end[first].tolist() for end in ends), strict=True))
     for rank, peer in pairs:
-        if rank in place and peer in place and pipeline_of[rank] is not pipeline_of[peer]:
+        if rank in position and peer in position and pipeline_of[rank] is not pipeline_of[peer]:
             joined = pipeline_of[rank] | pipeline_of[peer]
             pipeline_of |= dict.fromkeys(joined, joined)
-    connected = {min(ranks): tuple(sorted(ranks, key=place.__getitem__)) for ranks in pipeline_of.values()}
-    places = list(range(len(mesh.pipelines[0])))
-    if any([place[rank] for rank in ranks] != places for ranks in connected.values()):
+    connected = {min(ranks): tuple(sorted(ranks, key=position.__getitem__)) for ranks in pipeline_of.values()}
+    positions = list(range(len(mesh.pipelines[0])))
+    if any([position[rank] for rank in ranks] != positions for ranks in connected.values()):
         return mesh
     return replace(mesh, pipelines=tuple(sorted(connected.values())))
 
@@ -184,11 +184,11 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
     """
-    held = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
+    stages_of_rank = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
     compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].unique().tolist())
     is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
-        stages = [held[rank] for rank in pipeline if rank in held]
+        stages = [stages_of_rank[rank] for rank in pipeline if rank in stages_of_rank]
         is_consistent = is_consistent and len(set(stages)) == len(stages)
     # Where a group has several ranks, the ops alone cannot show that the axes without one have none.
     several = any(size > 1 for size in groups.sizes.values())
@@ -214,7 +214,7 @@ def stages_by_rank(ops: pd.DataFrame) -> dict[int, frozenset[int]]:
     stages: dict[int, set[int]] = {}
     for rank, stage in ops[["rank", "stage"]].iloc[first].itertuples(index=False):
         stages.setdefault(rank, set()).add(stage)
-    return {rank: frozenset(held) for rank, held in stages.items()}
+    return {rank: frozenset(stages_of_rank) for rank, stages_of_rank in stages.items()}
 
 
 def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:

@@ -192,8 +192,8 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
 def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> Texts:
     """The kinds; a kernel that may be any of send, receive and all-to-all exchanges tokens if it lies inside a single op."""
     kinds: Texts = calls["kind"].to_numpy(dtype=object, copy=True)
-    is_beside_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
-    kinds[is_beside_gemm] = "ring_exchange"
+    is_with_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
+    kinds[is_with_gemm] = "ring_exchange"
     kinds[(kinds == "send_recv") & (calls["hint"] == "ep").to_numpy()] = "all_to_all"
     unclear = np.flatnonzero(kinds == "send_recv")
     if not len(unclear):

@@ -53,9 +53,9 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
         if (same["seq"] >= 0).all():
             nth = same.groupby(["rank", "seq"]).cumcount()
             call = same.groupby([same["seq"], nth], sort=False).ngroup().to_numpy()
-            is_whole = np.bincount(call)[call] == size
-            _, index = np.unique(call[is_whole], return_inverse=True)
-            numbers.give_groups(same["row"].to_numpy()[is_whole], index)
+            is_complete = np.bincount(call)[call] == size
+            _, index = np.unique(call[is_complete], return_inverse=True)
+            numbers.give_groups(same["row"].to_numpy()[is_complete], index)
         else:
             _number(list(slice_of(same).by("rank").values()), numbers)
     return calls.assign(match=np.where(numbers.of_row >= 0, numbers.of_row + first, -1))

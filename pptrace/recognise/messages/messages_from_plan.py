@@ -50,16 +50,16 @@ def match_by_adjacent_ops(
             return None
         kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
         rank_ops = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
-        wanted = {
+        planned = {
             (a.stage, a.microbatch)
             for a in cross_rank_ops(plan_of(int(str(step))), pp_rank, str(direction), sends=kind == "send")
         }
         ordered = rows.sort_values("start_ns", kind="stable"), rank_ops.sort_values("start_ns", kind="stable")
         matched, adjacent = with_adjacent_op(*ordered, sends=kind == "send")
         matched = matched.assign(**{name: adjacent[name].to_numpy() for name in ("stage", "microbatch")})
-        matched = matched[[key in wanted for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
+        matched = matched[[key in planned for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
         matched = matched.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
-        if len(matched) < len(wanted):
+        if len(matched) < len(planned):
             return None
         parts.append(matched)
     return pd.concat(parts).sort_index()
@@ -104,7 +104,7 @@ def label_from_plan(
     is_message = calls["kind"].isin(P2P) & (calls["axis"] == "pp")
     if not is_message.any():
         return calls
-    wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
+    planned: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
     messages = calls.assign(row=np.arange(len(calls)))[is_message]
@@ -113,11 +113,11 @@ def label_from_plan(
         if plan is None or plan.pp != len(pipeline):
             continue
         key = (plan.num_microbatches, kind)
-        if key not in wanted:
-            wanted[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
+        if key not in planned:
+            planned[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
         ordered = rows.in_order_of("start_ns")
         for row, message in zip(
-            ordered["row"], _messages_in_order(wanted[key], ordered, steps.get(step)), strict=False
+            ordered["row"], _messages_in_order(planned[key], ordered, steps.get(step)), strict=False
         ):
             named["direction"][row] = message.direction
             named["stage"][row], named["microbatch"][row] = message.op.stage, message.op.microbatch
@@ -125,20 +125,20 @@ def label_from_plan(
     return calls.assign(**named).astype(calls.dtypes)
 
 
-def _messages_in_order(wanted: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
+def _messages_in_order(planned: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
     """The planned messages in time order; [] where the ops contradict that."""
-    if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
+    if ops is None or not planned or len(messages) % len(planned) or (messages["microbatch"] >= 0).any():
         return []
     keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
     index_of_op = {key: index for index, key in enumerate(keys)}
     op_indices = [
-        index_of_op.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted
+        index_of_op.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in planned
     ]
     if min(op_indices) < 0:
         return []
-    op_times = ops.where(np.repeat(op_indices, len(messages) // len(wanted)))
+    op_times = ops.where(np.repeat(op_indices, len(messages) // len(planned)))
     is_send = messages["kind"] == "send"
     possible = np.where(
         is_send, messages["start_ns"] >= op_times["end_ns"], messages["end_ns"] <= op_times["start_ns"]
     ).all()
-    return [message for message in wanted for _ in range(len(messages) // len(wanted))] if possible else []
+    return [message for message in planned for _ in range(len(messages) // len(planned))] if possible else []

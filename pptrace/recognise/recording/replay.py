@@ -104,11 +104,11 @@ def join_graphs(
     members = _members(graphs, times, first, comms)
     # Each message or collective is a node, which comes when its last member has begun.
     matches, index = np.unique(members["match"].to_numpy(), return_inverse=True)
-    start, end, asked, start_node, end_node = (
+    start, end, wait_ns, start_node, end_node = (
         members[name].to_numpy() for name in ("start_ns", "end_ns", "asked_ns", "start_node", "end_node")
     )
     ready = reduce_groups(np.maximum, start, index, len(matches))
-    waited, depends = asked <= ready[index], end >= ready[index]
+    waited, depends = wait_ns <= ready[index], end >= ready[index]
     lag = np.where(waited, end - ready[index], 0)
     meetings = num_nodes + index
     of_meetings = [Edges.of(start_node, meetings, 0), Edges.of(meetings[depends], end_node[depends], lag[depends])]
@@ -142,14 +142,14 @@ def _members(
     has_nodes = (start_node >= 0) & (end_node >= 0)
     _, match = np.unique(rows["match"].to_numpy(), return_inverse=True)
     size = np.bincount(match)
-    is_whole = (size > 1) & (size == np.bincount(match, has_nodes))
-    members: pd.DataFrame = rows.assign(start_node=start_node, end_node=end_node)[is_whole[match]]
+    is_complete = (size > 1) & (size == np.bincount(match, has_nodes))
+    members: pd.DataFrame = rows.assign(start_node=start_node, end_node=end_node)[is_complete[match]]
     return members
 
 
-def _first_like(wanted: Sequence[Int64], known: Sequence[Int64], number: int) -> Int64:
+def _first_like(rows: Sequence[Int64], known: Sequence[Int64], number: int) -> Int64:
     """The first row of some columns, numbered from ``number`` on, that equals each wanted row; −1 where none does."""
-    last = last_like(wanted, [column[::-1] for column in known])
+    last = last_like(rows, [column[::-1] for column in known])
     return np.where(last >= 0, number + len(known[0]) - 1 - last, -1)
 
 

@@ -120,8 +120,8 @@ def _num_in_turn(tokens: Int64, num_nodes: Int64) -> int | None:
             if (known[length:] == known[:-length]).all():
                 return length
     usual = np.median(num_nodes[1:]) if len(num_nodes) > 1 else 0
-    is_alike = len(tokens) > 2 and bool((np.abs(num_nodes[1:] - usual) <= _ALIKE * usual).all())
-    return 1 if is_alike else None
+    is_similar = len(tokens) > 2 and bool((np.abs(num_nodes[1:] - usual) <= _ALIKE * usual).all())
+    return 1 if is_similar else None
 
 
 def _with_zero_grad(events: Events, ends: Int64) -> Int64:

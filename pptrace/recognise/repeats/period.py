@@ -57,12 +57,12 @@ def occurs_in(tokens: Int64, piece: Int64) -> bool:
         return False
     values, counts = np.unique(piece, return_counts=True)
     anchor = values[np.argmin(counts)]
-    places, at = np.flatnonzero(tokens == anchor), np.flatnonzero(piece == anchor)
-    if len(places) * len(at) > _MOST_PLACES * _MOST_PLACES:
+    positions, at = np.flatnonzero(tokens == anchor), np.flatnonzero(piece == anchor)
+    if len(positions) * len(at) > _MOST_PLACES * _MOST_PLACES:
         return True
-    for place in places.tolist():
-        window = tokens[max(0, place - length + 1) : place + length]
-        here = min(place, length - 1)
+    for position in positions.tolist():
+        window = tokens[max(0, position - length + 1) : position + length]
+        here = min(position, length - 1)
         for offset in at.tolist():
             expected = piece[(np.arange(len(window)) - here + offset) % length]
             if _longest_true(window == expected)[1] >= length:

@@ -211,9 +211,9 @@ def _cut(calls: Slice, period: Period) -> int:
     )
     turns = len(gaps) // period.length
     typical = np.median(gaps[: turns * period.length].reshape(turns, period.length), axis=0)
-    places = (np.flatnonzero(typical == typical.max()) + 1) % period.length
-    begins_with_launch = calls["launches"][period.start + places]
-    return int(np.min(places[begins_with_launch] if begins_with_launch.any() else places))
+    candidates = (np.flatnonzero(typical == typical.max()) + 1) % period.length
+    begins_with_launch = calls["launches"][period.start + candidates]
+    return int(np.min(candidates[begins_with_launch] if begins_with_launch.any() else candidates))
 
 
 def _begins(calls: Slice, cuts: Int64, stop: int) -> tuple[Int64, bool]:
