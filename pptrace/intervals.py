@@ -140,6 +140,20 @@ def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     return np.where(last > first, before(last) - before(first), 0)
 
 
+def find_interval(starts: Int64, ends: Int64, times: npt.ArrayLike, until: npt.ArrayLike | None = None) -> Int64:
+    """The index of the last interval, in the order of their starts, that has begun at each time; −1 where there is none or it has
+    ended by then. With ``until``: where it ends before that.
+    """
+    index = np.searchsorted(starts, times, side="right") - 1
+    ends_there = np.append(ends, np.iinfo(np.int64).min)[index]
+    return np.where(ends_there > times if until is None else ends_there >= until, index, -1)
+
+
+def earliest_from(values: Int64) -> Int64:
+    """The least of the values from each one on; behind the last one the largest number there is."""
+    return np.append(np.minimum.accumulate(values[::-1])[::-1], np.iinfo(np.int64).max)
+
+
 def reduce_ranges(function: np.ufunc, values: Int64, low: Int64, high: Int64) -> Int64:
     """A function such as ``np.minimum`` of ``values[low:high]`` for each of several stretches of values, none of them empty."""
     bounds = np.stack((low, high), axis=1).reshape(-1)
@@ -159,8 +173,8 @@ class NestedIntervals:
 
     def hold(self, times: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether any interval has started at each of these times, and not yet ended."""
-        held: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
-        return held
+        inside: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
+        return inside
 
     def cover(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether any one interval reaches from before each of these stretches, or from its start, to its end or
@@ -176,9 +190,9 @@ class NestedIntervals:
 
     def innermost(self, times: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The index of the last interval that has started at each time and not yet ended; −1 where there is none."""
-        wanted = np.asarray(times)
-        index = np.searchsorted(self.starts, wanted, side="right") - 1
-        while (over := np.flatnonzero((index >= 0) & (self.ends[index] <= wanted))).size:
+        at = np.asarray(times)
+        index = np.searchsorted(self.starts, at, side="right") - 1
+        while (over := np.flatnonzero((index >= 0) & (self.ends[index] <= at))).size:
             index[over] = self.enclosing[index[over]]
         return index
 

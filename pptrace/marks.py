@@ -220,7 +220,8 @@ def format_mark(mark: Mark) -> str:
         case WaitMark(transfer, step):
             return f"{PREFIX}wait step={step} op={_format_transfer(transfer)}"
         case CollectiveMark(kind, axis, size, num_bytes, step, handle, uneven):
-            end = f"{_format_uneven(uneven)}{_format_handle(handle)}"
+            parts = "" if uneven is None else f" got={uneven.received_bytes} rows={uneven.splits}"
+            end = f"{parts}{_format_handle(handle)}"
             return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}{end}"
         case ExchangeMark(links, axis, step, handle):
             ops = ",".join(map(_format_link, links))
@@ -291,9 +292,12 @@ def _parse_body(head: str, values: dict[str, str]) -> Mark:
         return AwaitMark(Axis(values["axis"]), step, _number(values["handle"]))
     if head in _SPANS:
         return SpanMark(SpanKind(head), step)
-    has_phase = "phase" in values
-    phase = Phase(values["phase"]) if has_phase else Phase.STEADY
-    return OpMark(_tag(parse_action(head), _number(values["chunk"]), phase), step, has_phase)
+    phase = Phase(values.get("phase", Phase.STEADY))
+    action, chunk = parse_action(head), _number(values["chunk"])
+    if not action.kind.is_compute:
+        raise ValueError(f"{action} is no compute action")
+    tagged = Action(action.kind, action.stage, action.microbatch, chunk, phase, action.parts)
+    return OpMark(tagged, step, has_phase="phase" in values)
 
 
 def _number(text: str) -> int:
@@ -303,22 +307,12 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _tag(action: Action, chunk: int, phase: Phase) -> Action:
-    if not action.kind.is_compute:
-        raise ValueError(f"{action} is no compute action")
-    return Action(action.kind, action.stage, action.microbatch, chunk, phase, action.parts)
-
-
 def _format_handle(handle: int | None) -> str:
     return "" if handle is None else f" handle={handle}"
 
 
 def _parse_handle(values: dict[str, str]) -> int | None:
     return _number(values["handle"]) if "handle" in values else None
-
-
-def _format_uneven(uneven: Uneven | None) -> str:
-    return "" if uneven is None else f" got={uneven.received_bytes} rows={uneven.splits}"
 
 
 def _parse_uneven(values: dict[str, str]) -> Uneven | None:

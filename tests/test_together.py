@@ -12,7 +12,7 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, OPS, make_table
 from pptrace.recognise.messages.match import with_transfers
-from pptrace.recognise.messages.match_by_end_times import match_by_end_times
+from pptrace.recognise.messages.match_without_groups import match_by_end_times
 
 US = 1000
 STEP = 100_000 * US
@@ -50,18 +50,18 @@ def tables(*steps: Calls, **columns: object) -> tuple[pd.DataFrame, pd.DataFrame
 
 def matches(*steps: Calls, at: Clock = CLOCK, mesh: MeshInfo = MESH, **columns: object) -> list[int]:
     comms, ops = tables(*steps, **columns)
-    matched = match_by_end_times(comms, ops, mesh, at)
-    assert bool(matched.warnings) == bool((matched.comms["match"] >= 0).any())
-    return matched.comms["match"].tolist()
+    matched, warnings = match_by_end_times(comms, ops, mesh, at)
+    assert bool(warnings) == bool((matched["match"] >= 0).any())
+    return matched["match"].tolist()
 
 
 def test_what_ends_together_in_every_step_is_one_and_its_early_ranks_wait() -> None:
     comms, ops = tables(NORM, NORM)
-    matched = match_by_end_times(comms, ops, MESH, CLOCK)
-    assert matched.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    begins = with_transfers(matched.comms)["transfer_start_ns"] % STEP
+    matched, warnings = match_by_end_times(comms, ops, MESH, CLOCK)
+    assert matched["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    begins = with_transfers(matched)["transfer_start_ns"] % STEP
     assert set(begins) == {LAST[0] + 200 * US}
-    assert matched.warnings[0].endswith("2 on ranks 0, 1, 2, 3")
+    assert warnings[0].endswith("2 on ranks 0, 1, 2, 3")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_gradients_of_a_stages_replicas_before_it_are_left_alone() -> None:
 
 def test_what_lies_outside_the_ranges_of_steps_belongs_to_the_ops_before_it() -> None:
     comms, ops = tables(NORM, NORM)
-    matched = match_by_end_times(comms.assign(step=-1), ops, MESH, CLOCK)
-    assert matched.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    matched, _ = match_by_end_times(comms.assign(step=-1), ops, MESH, CLOCK)
+    assert matched["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_calls_among_the_ops_are_left_alone() -> None:

@@ -10,8 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.marks import P2P
+from pptrace.slices import reduce_groups
 
 Matrix = npt.NDArray[np.int64]
+Pairs = npt.NDArray[np.bool_]
+"""Shape (n, n): which pairs of ranks, in order."""
 UNBOUNDED = np.iinfo(np.int64).max // 4
 ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives in which everyone waits for everyone; a broadcast's root, say, may be done before the others begin."""
@@ -45,7 +48,11 @@ class Traffic:
         match, start_ns, end_ns = (matched[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
         is_collective = matched["kind"].isin(ALL_TO_ALL).to_numpy()
         rank = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
-        ends = _ends_of_messages(matched)
+        sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in P2P)
+        receive_of = np.full(int(match.max(initial=-1)) + 1, -1, dtype=np.intp)
+        receive_of[match[receives]] = receives
+        other = receive_of[match[sends]]
+        ends = (sends[other >= 0], other[other >= 0])
         return cls(len(ranks), rank, match, start_ns, end_ns, *ends, np.flatnonzero(is_collective))
 
     def lower_bounds(self, start_ns: Matrix, end_ns: Matrix) -> Matrix:
@@ -70,16 +77,6 @@ class Traffic:
                 )
             np.fill_diagonal(low[index], 0)
         return list(low)
-
-
-def _ends_of_messages(matched: pd.DataFrame) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The rows of the two ends of each message, the sends' and the receives'."""
-    sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in P2P)
-    match = matched["match"].to_numpy()
-    receive_of = np.full(int(match.max(initial=-1)) + 1, -1, dtype=np.intp)
-    receive_of[match[receives]] = receives
-    other = receive_of[match[sends]]
-    return sends[other >= 0], other[other >= 0]
 
 
 def _of_collectives(
@@ -111,12 +108,7 @@ def numbers_of_matches(match: Matrix) -> npt.NDArray[np.intp]:
 def reduce_by_match(function: np.ufunc, values: Matrix, match: Matrix) -> Matrix:
     """The least or the largest of the values of each match, in ascending order of these."""
     number = numbers_of_matches(match)
-    least = np.iinfo(np.int64)
-    reduced = np.full(
-        int(number.max(initial=-1)) + 1, least.max if function is np.minimum else least.min, dtype=np.int64
-    )
-    function.at(reduced, number, values)
-    return reduced
+    return reduce_groups(function, values, number, int(number.max(initial=-1)) + 1)
 
 
 def offset_ranges(low: Matrix) -> list[tuple[int, int]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from pptrace.clock.bounds import Traffic, numbers_of_matches, reduce_by_match
-from pptrace.clock.same_host import Pairs
+from pptrace.clock.bounds import Pairs, Traffic, numbers_of_matches, reduce_by_match
 from pptrace.model.tables import Int64
 
 
@@ -29,15 +29,17 @@ def without_early_ends(
         most_ns: how far two readings of one clock may differ.
     """
     traffic = Traffic.of(matched, ranks)
-    ends = pd.concat([_ends_of_messages(traffic), _ends_of_collectives(traffic)], ignore_index=True)
-    row, other = ends["row"].to_numpy(), ends["other"].to_numpy()
-    member = traffic.rank[row]
-    is_early = (ends["begin_ns"].to_numpy() - traffic.end_ns[row] > most_ns) & same[member, other]
-    early = ends[is_early].assign(member=member[is_early])
+    last, begin_ns = _last_of_collectives(traffic)
+    # Each receive with its sender, each member of a collective with the last rank that began, and when that began.
+    row = np.append(traffic.receives, traffic.collectives)
+    begin_ns = np.append(traffic.start_ns[traffic.sends], begin_ns)
+    member, other = traffic.rank[row], np.append(traffic.rank[traffic.sends], last)
+    is_early = (begin_ns - traffic.end_ns[row] > most_ns) & same[member, other]
+    early = pd.DataFrame({"row": row, "member": member, "other": other})[is_early]
     wrong = [
         pair["row"].to_numpy()
         for (first, second), pair in early.groupby(["member", "other"])
-        if len(pair) < least_share * _number_between(traffic, int(first), int(second))
+        if len(pair) < least_share * _number_between(traffic, int(str(first)), int(str(second)))
     ]
     if not wrong:
         return matched, matched.iloc[:0]
@@ -46,22 +48,16 @@ def without_early_ends(
     return matched[~match.isin(match.iloc[rows])], matched.iloc[np.sort(rows)]
 
 
-def _ends_of_messages(traffic: Traffic) -> pd.DataFrame:
-    """Each receive: its row, the rank of its sender, and when that began to send."""
-    sends, receives = traffic.sends, traffic.receives
-    return pd.DataFrame({"row": receives, "other": traffic.rank[sends], "begin_ns": traffic.start_ns[sends]})
-
-
-def _ends_of_collectives(traffic: Traffic) -> pd.DataFrame:
-    """Each member of each collective: its row, the last rank that began, and when that was."""
+def _last_of_collectives(traffic: Traffic) -> tuple[npt.NDArray[np.intp], Int64]:
+    """(the last rank that began, when that was) for each member of each collective."""
     rows = traffic.collectives
     match, start_ns = traffic.match[rows], traffic.start_ns[rows]
     call = numbers_of_matches(match)
-    begin_ns = reduce_by_match(np.maximum, start_ns, match)[call] if len(rows) else start_ns
+    begin_ns = reduce_by_match(np.maximum, start_ns, match)[call]
     last = np.zeros(int(call.max(initial=-1)) + 1, dtype=np.intp)
     is_last = start_ns == begin_ns
     last[call[is_last]] = traffic.rank[rows[is_last]]
-    return pd.DataFrame({"row": rows, "other": last[call], "begin_ns": begin_ns})
+    return last[call], begin_ns
 
 
 def _number_between(traffic: Traffic, first: int, second: int) -> int:

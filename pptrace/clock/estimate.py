@@ -22,14 +22,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import UNBOUNDED, Matrix, Pairs, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.drift import with_drift
 from pptrace.clock.early_ends import without_early_ends
-from pptrace.clock.ends import offsets_by_common_ends
-from pptrace.clock.offsets import from_bounds
+from pptrace.clock.offsets import from_bounds, offsets_by_common_ends
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
-from pptrace.clock.same_host import Pairs, drop_contradicted, pairs_of_same_host_name, same_host_spread
+from pptrace.clock.same_host import drop_contradicted, pairs_of_same_host_name, same_host_spread
 from pptrace.model.tables import OPS, empty_table
 from pptrace.model.traces import HOST, SESSION
 from pptrace.slices import rows_where
@@ -67,22 +66,20 @@ def estimate_clock(
     if low.max(initial=0, where=same) > limit:
         matched, early = without_early_ends(matched, ordered, same, limit)
         low = lower_bounds(matched, ordered) if len(early) else low
+    violated = int(low.max())
     clock = _clock(ordered, low, spread, shared, facts, comms, matched, ops, pipelines)
-    if spread is not None and not _is_closer(clock, int(low.max())):
+    # Is the clock as good as readings of one clock, which messages contradict by ``violated`` ns?
+    is_close = clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
+    if clock.method is ClockMethod.BOUNDS:
+        is_close = clock.uncertainty_ns is not None and _CLOSER * clock.uncertainty_ns < violated
+    if spread is not None and not is_close:
         _, early = without_early_ends(every, ordered, same, limit, least_share=np.inf)
-        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), int(low.max()))
+        clock = Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), violated)
     return clock.with_early_ends(early) if len(early) else clock
 
 
 _CLOSER = 10
 """Times closer than readings of one clock are contradicted: so much closer messages know the clocks that contradict them."""
-
-
-def _is_closer(clock: Clock, violated: int) -> bool:
-    """Return whether a clock is as good as readings of one clock, which messages contradict by ``violated`` ns."""
-    if clock.method is ClockMethod.BOUNDS:
-        return clock.uncertainty_ns is not None and _CLOSER * clock.uncertainty_ns < violated
-    return clock.method not in (ClockMethod.OP_ORDER, ClockMethod.NONE)
 
 
 def _clock(
@@ -97,13 +94,14 @@ def _clock(
     pipelines: Sequence[Sequence[int]],
 ) -> Clock:
     """The clock of several ranks, of which ``matched`` communication tells ``low``; ``spread`` is of readings of one host."""
+    violated = int(low.max())
     if len(set(shared)) == 1 and shared[0] is not None:
-        return _of_one_recording(ordered, str(shared[0]), int(low.max()))
-    if spread is not None:
-        violated = int(low.max())
-        if violated <= spread + READING_NS:
-            return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
-    hosts = _named_hosts(ordered, facts, low, comms, ops, pipelines)
+        return _of_one_recording(ordered, str(shared[0]), violated)
+    if spread is not None and violated <= spread + READING_NS:
+        return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
+    hosts = pairs_of_same_host_name(ordered, facts)
+    if hosts.any():
+        hosts = drop_contradicted(hosts, low, ordered, comms, empty_table(OPS) if ops is None else ops, pipelines)
     if hosts.all():
         return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), READING_NS)
     same = hosts | np.array(
@@ -114,21 +112,6 @@ def _clock(
     if clock.uncertainty_ns is None or not (hosts & ~np.eye(len(ordered), dtype=np.bool_)).any():
         return clock
     return replace(clock, uncertainty_ns=clock.uncertainty_ns + READING_NS)
-
-
-def _named_hosts(
-    ranks: Sequence[int],
-    facts: Mapping[int, Mapping[str, object]],
-    low: Matrix,
-    comms: pd.DataFrame,
-    ops: pd.DataFrame | None,
-    pipelines: Sequence[Sequence[int]],
-) -> Pairs:
-    """Pairs of ranks on one clock because their traces name the same host and nothing contradicts that."""
-    named = pairs_of_same_host_name(ranks, facts)
-    if not named.any():
-        return named
-    return drop_contradicted(named, low, ranks, comms, empty_table(OPS) if ops is None else ops, pipelines)
 
 
 def _from_messages(
@@ -145,34 +128,20 @@ def _from_messages(
         by_order = from_op_order(ordered, low, ops, pipelines)
         if by_order is not None:
             return by_order
-    if low.max(initial=-UNBOUNDED, where=~(same | np.eye(len(ordered), dtype=bool))) <= -UNBOUNDED:
-        return _without_messages(
-            ordered,
-            low,
-            same,
-            [str(recording) for recording in shared if recording is not None and shared.count(recording) > 1],
-        )
-    clock = from_bounds(ordered, low, offsets_by_common_ends(matched, ordered))
-    return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
-
-
-def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Sequence[str]) -> Clock:
-    """The clock where no message crosses hosts or recordings: ranks of one share a clock, others keep their own.
-
-    Args:
-        same: the pairs on one clock.
-        shared: the recordings that several ranks share.
-    """
-    if (same & ~np.eye(len(ranks), dtype=np.bool_)).any():
-        is_session = any(recording.startswith(SESSION) for recording in shared)
+    others = ~np.eye(len(ordered), dtype=np.bool_)
+    if low.max(initial=-UNBOUNDED, where=~same & others) > -UNBOUNDED:
+        clock = from_bounds(ordered, low, offsets_by_common_ends(matched, ordered))
+        return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
+    if (same & others).any():  # no message crosses hosts or recordings: ranks of one share a clock
+        recordings = [str(each) for each in shared if each is not None and shared.count(each) > 1]
+        is_session = any(recording.startswith(SESSION) for recording in recordings)
         of_file = ClockMethod.SAME_SESSION if is_session else ClockMethod.ONE_FILE
-        method = of_file if shared else ClockMethod.SAME_HOST
-        return replace(from_bounds(ranks, low, {}), method=method)
+        return replace(from_bounds(ordered, low, {}), method=of_file if recordings else ClockMethod.SAME_HOST)
     warning = (
         "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
         "left unchanged, and figures that compare ranks (a step's span, bubble and waterfall) are null"
     )
-    return Clock(ClockMethod.NONE, dict.fromkeys(ranks, 0), None, (warning,), frozenset(ranks[1:]))
+    return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,), frozenset(ordered[1:]))
 
 
 def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:

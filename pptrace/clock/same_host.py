@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pptrace.clock.bounds import Matrix, is_bounded, offset_ranges
+from pptrace.clock.bounds import Matrix, Pairs, is_bounded, offset_ranges
 from pptrace.clock.op_order import with_op_ends
 from pptrace.clock.result import READING_NS
 from pptrace.model.traces import HOST_NAME
-
-Pairs = npt.NDArray[np.bool_]
-"""Shape (n, n): which pairs of ranks, in order."""
 
 _ANY_HOST = frozenset({"", "localhost", "localhost.localdomain", "(none)", "none", "unknown"})
 """Names of hosts without a name of their own."""
@@ -25,25 +21,15 @@ def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, obje
     hosts = {str(facts.get(rank, {}).get("host")) for rank in ranks}
     if len(hosts) != 1 or "None" in hosts:
         return None
+    of_ranks = [facts.get(rank, {}).get("clock") for rank in ranks]  # {"start": {"time_ns": …, "monotonic_ns": …}, …}
+    readings = [each for readings in of_ranks if isinstance(readings, Mapping) for each in readings.values()]
+    times = [
+        (reading.get("time_ns"), reading.get("monotonic_ns")) for reading in readings if isinstance(reading, Mapping)
+    ]
     differences = [
-        int(sample["time_ns"]) - int(sample["monotonic_ns"])
-        for rank in ranks
-        for sample in _samples(facts.get(rank, {}))
+        wall - monotonic for wall, monotonic in times if isinstance(wall, int) and isinstance(monotonic, int)
     ]
     return max(differences) - min(differences) if differences else None
-
-
-def _samples(facts: Mapping[str, object]) -> list[Mapping[str, int]]:
-    """The clock readings of a rank: {"start": {…}, "stop": {…}}, each with ``time_ns`` and ``monotonic_ns``."""
-    readings = facts.get("clock")
-    if not isinstance(readings, Mapping):
-        return []
-    return [
-        reading
-        for reading in readings.values()
-        if isinstance(reading, Mapping)
-        and all(isinstance(reading.get(key), int) for key in ("time_ns", "monotonic_ns"))
-    ]
 
 
 def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:

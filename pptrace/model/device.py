@@ -73,6 +73,12 @@ class DeviceWork:
     def intervals(self, selected: npt.NDArray[np.bool_]) -> Int64:
         return union(self.start_ns[selected], self.end_ns[selected])
 
+    @property
+    def launch_order(self) -> Rows:
+        """The rows whose launch was recorded, in the order of the launches."""
+        known = np.flatnonzero(self.launch_ns >= 0)
+        return known[np.argsort(self.launch_ns[known], kind="stable")]
+
     @cached_property
     def compute(self) -> Int64:
         return self.intervals(self.is_compute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -15,6 +16,8 @@ from pptrace.intervals import NestedIntervals
 from pptrace.model.damage import RankDamage
 from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMM_ARGS, Int8, Int32, Int64, empty_table
+
+Bool = npt.NDArray[np.bool_]
 
 
 class Category(IntEnum):
@@ -75,6 +78,54 @@ class Events:
     def intervals_of(self, rows: npt.NDArray[np.intp]) -> NestedIntervals:
         """The times of some rows, which are in the order of the events."""
         return NestedIntervals(self.start_ns[rows], self.ends_of(rows))
+
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> Events:
+        """Some of the events in the order given, with the arguments of their communication."""
+        names = ("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation")
+        new = np.full(len(self), -1, dtype=np.int64)
+        new[rows] = np.arange(len(rows))
+        event = new[self.comm_args["event"].to_numpy()]
+        comm_args = self.comm_args.assign(event=event)[event >= 0].reset_index(drop=True)
+        return replace(self, **{name: getattr(self, name)[rows] for name in names}, comm_args=comm_args)
+
+    def named(self, pattern: re.Pattern[str], of_rows: npt.NDArray[np.integer[Any]] | None = None) -> Bool:
+        """Mark those of ``names`` in which a pattern is found; with ``of_rows`` no others than theirs are searched."""
+        found = np.zeros(len(self.names), dtype=np.bool_)
+        searched = (
+            np.ones(len(self.names)) if of_rows is None else np.bincount(self.name_id[of_rows], minlength=len(found))
+        )
+        for index in np.flatnonzero(searched).tolist():
+            found[index] = pattern.search(self.names[index]) is not None
+        return found
+
+    def rows_named(self, pattern: re.Pattern[str], *categories: Category) -> npt.NDArray[np.intp]:
+        """The rows of some categories, of all without any, in whose name a pattern is found."""
+        named = self.named(pattern)
+        if not named.any():
+            return np.empty(0, dtype=np.intp)
+        chosen = named[self.name_id]
+        return np.flatnonzero(chosen & self.is_of(*categories) if categories else chosen)
+
+    def is_of(self, *categories: Category) -> Bool:
+        """Mark the rows of some categories."""
+        chosen: Bool = self.category == categories[0]
+        for category in categories[1:]:
+            chosen |= self.category == category
+        return chosen
+
+    def are_within(self, rows: npt.NDArray[np.intp], threads: Int64, times_ns: Int64) -> Bool:
+        """Mark the times that lie within one of some rows on their own thread."""
+        within = np.zeros(len(threads), dtype=np.bool_)
+        for thread, of_thread in self.rows_by_thread(rows).items():
+            chosen = np.flatnonzero(threads == thread)
+            within[chosen] = self.intervals_of(of_thread).hold(times_ns[chosen])
+        return within
+
+    def outermost(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Those of some rows that lie in no other one, of the thread that has most of them."""
+        by_thread = self.rows_by_thread(rows).values()
+        outermost = [of_thread[~self.intervals_of(of_thread).are_inside_another()] for of_thread in by_thread]
+        return max(outermost, key=len, default=rows)
 
 
 SESSION = "session "

@@ -17,7 +17,6 @@ from pptrace.model.traces import Events, InputFormat, Trace, no_events
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.damage.device_records import unrelated_work
-from pptrace.recognise.device.graphs import inside
 from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
 from pptrace.recognise.infer.host_order import find_host_order
@@ -31,10 +30,15 @@ from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.ops.without_device_work import with_places_on_device
 from pptrace.recognise.pieces.find import pieces_of
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.repeats.captures import capture_times, capturing_steps, without_steps
+from pptrace.recognise.repeats.cuda_graphs import (
+    capture_times,
+    capturing_steps,
+    outside_captures,
+    with_steps_on_device,
+    without_steps,
+)
 from pptrace.recognise.repeats.loop import steps_of_loop
 from pptrace.recognise.repeats.repeated_calls import RepeatedSteps
-from pptrace.recognise.repeats.steps_on_device import with_steps_on_device
 from pptrace.slices import rows_among
 
 
@@ -118,8 +122,7 @@ def _with_lost(work: DeviceWork, events: Events) -> DeviceWork:
         return work
     rows = device_rows(events)
     calls, lost = kernel_launches(events, rows)
-    if len(lost):
-        lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
+    lost = outside_captures(events, lost) if len(lost) else lost
     unrelated = unrelated_work(events, rows, work)
     if not len(lost) and not len(unrelated):
         return work

@@ -26,9 +26,9 @@ from pptrace.recognise.infer.assign_from_schedule import StageAssignment
 from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
-from pptrace.recognise.messages.directions import with_directions
-from pptrace.recognise.messages.match import match_calls, match_comms, steps_of_unmatched, warn_unmatched, with_sizes
-from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent
+from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
+from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent, with_directions
+from pptrace.recognise.messages.match_calls import match_calls
 from pptrace.recognise.mixed_labels import without_other_numbers
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork

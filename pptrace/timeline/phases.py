@@ -13,7 +13,7 @@ from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, I
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, slice_of, slices
+from pptrace.slices import Slice, reduce_groups, slice_of, slices
 from pptrace.timeline.windows import StepWindow
 
 
@@ -34,7 +34,9 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], by_order: 
     Without ``by_order`` those that neither tells stay "": several schedules may have run, with other phases.
     """
     is_compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
-    phase = _own_phases(ops)
+    codes, names = slice_of(ops[["phase"]]).codes("phase")
+    of_name = np.array([_NAMES.index(name) if name in _NAMES else UNTAGGED for name in names], dtype=np.int8)
+    phase = of_name[codes] if len(names) else np.zeros(len(ops), dtype=np.int8)
     steps = ops["step"].to_numpy()
     plans = {step: plan_of(step) for step in np.unique(steps[is_compute]).tolist()}
     distinct = {id(plan): plan for plan in plans.values() if plan is not None}
@@ -51,13 +53,6 @@ UNTAGGED = 0
 _NAMES = ("", *sorted(map(str, Phase)))
 _PHASES: pd.CategoricalDtype[str] = pd.CategoricalDtype(list(_NAMES))
 _CODE_OF_PHASE = np.array([_NAMES.index(str(phase)) for phase in Phase], dtype=np.int8)
-
-
-def _own_phases(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
-    """The codes of the phases that ops have; of one that is no phase, none."""
-    codes, names = slice_of(ops[["phase"]]).codes("phase")
-    of_name = np.array([_NAMES.index(name) if name in _NAMES else UNTAGGED for name in names], dtype=np.int8)
-    return of_name[codes] if len(names) else np.zeros(len(ops), dtype=np.int8)
 
 
 def _tag_from_plan(ops: pd.DataFrame, rows: npt.NDArray[np.intp], plan: Plan, phase: npt.NDArray[np.int8]) -> None:
@@ -106,11 +101,10 @@ def phase_spans_of_steps(
         starts_ns, ends_ns: the windows.
     """
     num_steps, phases = len(starts_ns), tuple(Phase)
-    group = step * len(phases) + _index_of_phase(ops, phases)
-    first = np.full(num_steps * len(phases), np.iinfo(np.int64).max)
-    last = np.full(num_steps * len(phases), np.iinfo(np.int64).min)
-    np.minimum.at(first, group, ops["start_ns"])
-    np.maximum.at(last, group, ops["end_ns"])
+    code, names = ops.codes("phase")
+    group = step * len(phases) + np.array([phases.index(Phase(name)) for name in names], dtype=np.int64)[code]
+    first = reduce_groups(np.minimum, ops["start_ns"], group, num_steps * len(phases))
+    last = reduce_groups(np.maximum, ops["end_ns"], group, num_steps * len(phases))
     kind, kinds = ops.codes("kind")
     counts = np.bincount(group, minlength=len(first))
     forwards, backwards = (
@@ -128,9 +122,3 @@ def phase_spans_of_steps(
         tuple(map(PhaseSpan, phases, edges[:-1], edges[1:], num_forward[index], num_backward[index]))
         for index, edges in enumerate(zip(starts_ns, begin, end, ends_ns, strict=True))
     ]
-
-
-def _index_of_phase(ops: Slice, phases: Sequence[Phase]) -> Int64:
-    codes, names = ops.codes("phase")
-    of_name = np.array([phases.index(Phase(name)) for name in names], dtype=np.int64)
-    return of_name[codes]

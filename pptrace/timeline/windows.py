@@ -1,14 +1,20 @@
-"""Step windows: the time from the start to the end of one pipeline's work on one step."""
+"""Step windows, the time from the start to the end of one pipeline's work on one step, and the bounds of steps that ranges mark:
+what counts for throughput is the time from one's start to the next one's, its period.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from pptrace.clock import Clock
+from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.slices import rows_among, rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,52 @@ def _spans(ops: pd.DataFrame) -> pd.DataFrame:
 
 
 _LATEST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """The first begin of each step on any rank, by its number, and the bounds of each step's range on each rank, by both."""
+
+    begin_ns: Mapping[int, int]
+    ranges_ns: Mapping[tuple[int, int], tuple[int, int]]
+
+    def last_end_ns(self, step: int) -> int | None:
+        """The latest end of a step's ranges."""
+        ends = [end for (number, _), (_, end) in self.ranges_ns.items() if number == step]
+        return max(ends, default=None)
+
+
+def step_bounds(ops: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock) -> StepBounds:
+    """The bounds of all steps that STEP ranges mark; they end with the last range that is in them.
+
+    On a device a step neither begins nor ends before the work is over that was launched until then, as an event of CUDA would
+    show: a host may run ahead.
+
+    Args:
+        ops: on the common clock.
+        work: the device work of ranks, each on its own clock.
+    """
+    marks = rows_where(ops, rows_among(ops["kind"], ("STEP",)))
+    of_ranks = marks.groupby(["rank", "step"], as_index=False).agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    ranges = rows_where(ops, ~rows_among(ops["kind"], COMPUTE_KINDS))
+    last = ranges.groupby(["rank", "step"])["end_ns"].max()
+    of_ranks["end"] = last.reindex(pd.MultiIndex.from_frame(of_ranks[["rank", "step"]])).to_numpy(dtype=np.int64)
+    begin_ns: dict[int, int] = {}
+    ranges_ns: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, of_rank in of_ranks.groupby("rank"):
+        rank = int(str(number))
+        bounds = [of_rank[name].to_numpy() for name in ("begin", "end")]
+        if rank in work:
+            bounds = _after_work(bounds, work[rank], clock, rank)
+        for step, begin, end in zip(of_rank["step"].tolist(), *(times.tolist() for times in bounds), strict=True):
+            begin_ns[step] = min(begin, begin_ns.get(step, begin))
+            ranges_ns[step, rank] = begin, end
+    return StepBounds(begin_ns, ranges_ns)
+
+
+def _after_work(bounds: Sequence[Int64], work: DeviceWork, clock: Clock, rank: int) -> list[Int64]:
+    """Times, or when all work was over that the device had to do and that was launched before them, if that is later."""
+    order = work.launch_order
+    launched, end = (clock.to_common_clock(rank, times[order]) for times in (work.launch_ns, work.end_ns))
+    done = np.append(np.maximum.accumulate(end), np.iinfo(np.int64).min)
+    return [np.maximum(times, done[np.searchsorted(launched, times) - 1]) for times in bounds]

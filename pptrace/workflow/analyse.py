@@ -65,8 +65,7 @@ from pptrace.processes import num_cpus
 from pptrace.recognise.device.lost_work import is_much
 from pptrace.recognise.device.work import NO_DEVICE, breakdown
 from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
-from pptrace.recognise.messages.match_by_end_times import match_by_end_times
-from pptrace.recognise.messages.match_inside_ops import match_inside_ops
+from pptrace.recognise.messages.match_without_groups import match_by_end_times, match_inside_ops
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -363,14 +362,12 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     known = without_matches_of(run.comms, clock.early_ends)
-    by_end_times = match_by_end_times(shift(known, clock), ops, run.mesh, clock)
-    matched = match_inside_ops(by_end_times.comms, ops, run.mesh, clock)
+    matched, by_end_times = match_by_end_times(shift(known, clock), ops, run.mesh, clock)
+    matched = match_inside_ops(matched, ops, run.mesh, clock)
     without = [rank for rank, work in run.work.items() if work.missing_device_events]
     comms = with_transfers(without_unknown_times(matched, without, lost_steps(run.ops, run.work)))
     incomplete = lacking_ranks(run)
-    return with_lanes(
-        run, ops, comms, clock, predictions_of(run.facts, run.schedule), incomplete
-    ), by_end_times.warnings
+    return with_lanes(run, ops, comms, clock, predictions_of(run.facts, run.schedule), incomplete), by_end_times
 
 
 def with_lanes(

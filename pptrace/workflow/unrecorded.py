@@ -273,7 +273,7 @@ class _Prediction:
             host = self.recordings[rank].graph.host
             times = self.graph.time_ns[self.graph.position[rank][: len(host)]]
             begin, end = self.graph.time_ns[bounds.host[[0, -1]]]
-            counts.append(float(host.units[(times > begin) & (times <= end)].sum()) / len(bounds.steps))
+            counts.append(float(host["units"][(times > begin) & (times <= end)].sum()) / len(bounds.steps))
         return round(float(np.mean(counts)))
 
     def _idle_share(self, comes: Int64) -> float | None:

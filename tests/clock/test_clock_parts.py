@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.clock.bounds import UNBOUNDED, Traffic, is_bounded, lower_bounds, offset_ranges
-from pptrace.clock.ends import CommonEnd, clamp_offset, offsets_by_common_ends
-from pptrace.clock.offsets import from_bounds
+from pptrace.clock.offsets import CommonEnd, clamp_offset, from_bounds, offsets_by_common_ends
 from pptrace.clock.same_host import same_host_spread
 from pptrace.model.tables import COMMS, make_table
 from pptrace.model.traces import HOST, HOST_NAME, SESSION

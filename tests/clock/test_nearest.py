@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pptrace.clock import ClockMethod, estimate_clock
 from pptrace.clock.bounds import UNBOUNDED, Matrix
-from pptrace.clock.ends import CommonEnd, offsets_by_common_ends
-from pptrace.clock.nearest import nearest_offsets
+from pptrace.clock.offsets import CommonEnd, nearest_offsets, offsets_by_common_ends
 from pptrace.model.tables import COMMS, make_table
 
 Row = tuple[int, str, int, int, int]

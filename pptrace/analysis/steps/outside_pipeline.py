@@ -32,8 +32,7 @@ from pptrace.marks import Collective
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.slices import Slice, distinct_of
 from pptrace.timeline.lanes import Lane
-from pptrace.timeline.step_bounds import StepBounds, step_bounds
-from pptrace.timeline.windows import StepWindow
+from pptrace.timeline.windows import StepBounds, StepWindow, step_bounds
 
 OTHER, HOST, COMPUTE = "other", "host", "compute"
 UNRECORDED, UNKNOWN_RANK = "unrecorded_ranks", "unknown_rank"

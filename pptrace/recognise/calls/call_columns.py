@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.model.categories import as_category, category_of_codes
 from pptrace.model.tables import Int64
-from pptrace.recognise.device.communication_names import KINDS
+from pptrace.recognise.device.communication_names import KINDS, kind_of
 from pptrace.slices import Slice
 
 CODE_OF_KIND: Mapping[str, int] = {kind: code for code, kind in enumerate(KINDS)}
@@ -53,16 +53,6 @@ def make_calls(num_calls: int, columns: Mapping[str, npt.NDArray[Any]]) -> Slice
     return Slice(made)
 
 
-def join_calls(parts: Sequence[Slice]) -> Slice:
-    """The calls of all parts, one behind the other."""
-    return Slice({name: np.concatenate([part[name] for part in parts]) for name in COLUMNS})
-
-
-def with_columns(calls: Slice, columns: Mapping[str, npt.NDArray[Any]]) -> Slice:
-    """The calls with other values in some columns."""
-    return Slice({**calls.columns, **columns})
-
-
 class CommArgs:
     """The communication arguments of a rank's events (schema ``COMM_ARGS``) by event; the last row of an event counts."""
 
@@ -89,6 +79,11 @@ class CommArgs:
         """A column of texts in some rows; "" for the row −1."""
         codes, texts = self.codes(name)
         return category_of_codes(codes[rows], texts)
+
+    def kinds(self, rows: Int64) -> Int64:
+        """The code of the kind that the arguments in some rows name, 0 without one."""
+        codes, texts = self.codes("collective")
+        return np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)[codes[rows]]
 
     def message_bytes(self, rows: Int64) -> Int64:
         """Bytes of the larger of input and output; −1 where they were not recorded."""

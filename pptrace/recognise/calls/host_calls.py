@@ -22,9 +22,9 @@ import numpy.typing as npt
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
-from pptrace.recognise.calls.nesting import LASTING_ROLES, Nesting, RangeName, Role, join_nested
+from pptrace.recognise.calls.nesting import EVENTS_OF_CALL, LASTING_ROLES, Nesting, RangeName, Role, join_nested
 from pptrace.recognise.device.communication_names import kind_of
-from pptrace.slices import Slice, distinct_rows
+from pptrace.slices import Slice, distinct_of, distinct_rows, places_of_each, reduce_groups
 
 _WORK = re.compile(
     r"(?P<backend>[a-z0-9_]*ccl[a-z0-9_]*|gloo|ucc|mpi):(?P<what>\S+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.ASCII
@@ -44,41 +44,22 @@ def host_calls(events: Events, args: CommArgs) -> Slice:
     """The calls of all threads (columns of :data:`~pptrace.recognise.calls.call_columns.COLUMNS`), thread by thread as their
     events end them. Works are not joined yet.
     """
-    peers, names = _read_names(events.names)
+    read = [read_name(name) for name in events.names]
+    peers, names = np.array([peer for peer, _ in read], dtype=np.int64), [name for _, name in read]
     roles = np.array([name.role for name in names], dtype=np.int8)
     if not roles.any():
         return make_calls(0, {})
-    on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
-    rows = np.flatnonzero(on_host & (roles[events.name_id] > 0))
+    rows = np.flatnonzero(events.is_of(Category.CPU_OP, Category.ANNOTATION) & (roles[events.name_id] > 0))
     if not len(rows):
         return make_calls(0, {})
-    thread, first_of_thread = _by_first(events.thread[rows])
+    thread, first_of_thread = distinct_of([events.thread[rows]])
     order = np.argsort(thread, kind="stable")
-    ranges = _Ranges.of(events, rows[order], thread[order], names, np.array(peers, dtype=np.int64), args)
-    parts = list(_joined(ranges))
-    return _calls_of(ranges, parts, events.thread[rows][first_of_thread])
+    ranges = _Ranges.of(events, rows[order], thread[order], names, peers, args)
+    return _calls_of(ranges, list(_joined(ranges)), events.thread[rows][first_of_thread])
 
 
-def _by_first(values: Int64) -> tuple[Int64, Int64]:
-    """(for each value its number, counted as values come first; where each comes first)."""
-    _, first, number = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    return place[number], first[order]
-
-
-def _read_names(names: Sequence[str]) -> tuple[list[int], list[RangeName]]:
-    """The peer within its group that each name tells, −1 without one, and all else that it tells."""
-    peers, read = [], []
-    for name in names:
-        peer, range_name = _read_name(name)
-        peers.append(peer)
-        read.append(range_name)
-    return peers, read
-
-
-def _read_name(name: str) -> tuple[int, RangeName]:
+def read_name(name: str) -> tuple[int, RangeName]:
+    """(the peer within its group that a name tells, −1 without one; all else that it tells)."""
     if name == "record_param_comms":
         return -1, RangeName(Role.RECORD)
     if match := _OPERATOR.fullmatch(name):
@@ -120,9 +101,7 @@ class _Ranges:
         cls, events: Events, rows: Int64, thread: Int64, names: Sequence[RangeName], peers: Int64, args: CommArgs
     ) -> _Ranges:
         args_rows = args.rows_of(rows)
-        collectives, texts = args.codes("collective")
-        kinds = np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)
-        kind_of_args = np.where(args_rows >= 0, kinds[collectives[args_rows]] + 1, 0)
+        kind_of_args = np.where(args_rows >= 0, args.kinds(args_rows) + 1, 0)
         distinct = list(dict.fromkeys(names))
         number = {name: index for index, name in enumerate(distinct)}
         name = np.array([number[each] for each in names], dtype=np.int64)[events.name_id[rows]]
@@ -165,12 +144,8 @@ _MOST_EVENTS = 16
 """Stretches of more events are compared with no other: their nesting is hardly that of another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """Nesting of the stretches that begin at ``firsts``."""
-
-    firsts: Int64
-    nesting: Nesting
+_Joined = tuple[Int64, Nesting]
+"""(where some stretches begin, the nesting of each of them)."""
 
 
 def _joined(ranges: _Ranges) -> Iterator[_Joined]:
@@ -179,102 +154,73 @@ def _joined(ranges: _Ranges) -> Iterator[_Joined]:
     sizes = np.diff(np.append(firsts, len(ranges.start_ns)))
     for size in np.unique(sizes).tolist():
         same_size = firsts[sizes == size]
-        if size > _MOST_EVENTS:
-            groups = [same_size[index : index + 1] for index in range(len(same_size))]
-        else:
-            groups = list(_alike(ranges, same_size, size))
-        for group in groups:
-            first = int(group[0])
-            stretch = slice(first, first + size)
+        for group in same_size[:, None] if size > _MOST_EVENTS else _of_equal_nesting(ranges, same_size, size):
+            stretch = slice(int(group[0]), int(group[0]) + size)
             read = [ranges.names[code] for code in ranges.name[stretch].tolist()]
-            times = (ranges.start_ns[stretch].tolist(), ranges.end_ns[stretch].tolist())
-            yield _Joined(group, join_nested(read, *times))
+            yield group, join_nested(read, ranges.start_ns[stretch].tolist(), ranges.end_ns[stretch].tolist())
 
 
-def _alike(ranges: _Ranges, firsts: Int64, size: int) -> Iterator[Int64]:
+def _of_equal_nesting(ranges: _Ranges, firsts: Int64, size: int) -> list[Int64]:
     """The stretches of so many events in groups: equal names that hold each other alike."""
     events = firsts[:, None] + np.arange(size)
     name, start, end = ranges.name[events], ranges.start_ns[events], ranges.end_ns[events]
     columns, bits, num_bits = [name[:, index] for index in range(size)], np.zeros(len(firsts), dtype=np.int64), 0
-    for later in range(1, size):
+    for later in range(size):
         for earlier in range(later):
-            held = start[:, later] < end[:, earlier]
-            is_same_start = start[:, later] == start[:, earlier]
-            bits = bits * 4 + held + 2 * is_same_start
+            bits = bits * 4 + (start[:, later] < end[:, earlier]) + 2 * (start[:, later] == start[:, earlier])
             num_bits += 2
             if num_bits == 60:
                 columns.append(bits)
                 bits, num_bits = np.zeros(len(firsts), dtype=np.int64), 0
     _, number = distinct_rows(np.stack([*columns, bits], axis=1))
-    order = np.argsort(number, kind="stable")
-    yield from np.split(firsts[order], np.flatnonzero(np.diff(number[order])) + 1)
+    return [firsts[rows] for rows in places_of_each(number)]
 
 
 def _calls_of(ranges: _Ranges, parts: Sequence[_Joined], threads: Int64) -> Slice:
     """The calls of all stretches, in the order in which they end up known."""
     num_calls = 0
-    fields: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in ("start", "until", "record", "at", "opens")}
-    pairs: dict[str, list[tuple[Int64, Int64]]] = {name: [] for name in ("ends", "peers", "sizes")}
-    constants: dict[str, list[npt.NDArray[np.int64]]] = {}
-    for part in parts:
-        nesting, firsts = part.nesting, part.firsts[:, None]
-        fields["opens"].append((firsts + nesting.operators).ravel())
-        number = num_calls + np.arange(len(firsts) * nesting.num_calls).reshape(len(firsts), -1)
+    columns: dict[str, list[Int64]] = {}
+    sources: dict[str, list[Int64]] = {"ends": [], "peers": [], "sizes": []}  # (call, event) of each
+    opens = []
+    for group, (nested, of_nested, operators) in parts:
+        firsts = group[:, None]
+        opens.append((firsts + operators).ravel())
+        number = num_calls + np.arange(len(firsts) * len(nested)).reshape(len(firsts), -1)
         num_calls += number.size
-        fields["start"].append((firsts + nesting.start).ravel())
-        fields["until"].append((firsts + nesting.until).ravel())
-        fields["at"].append((firsts + nesting.at).ravel())
-        fields["record"].append(np.where(nesting.record >= 0, firsts + nesting.record, -1).ravel())
-        for name, (call, event) in nesting.sources.items():
-            pairs[name].append((number[:, call].ravel(), (firsts + event).ravel()))
-        for name, values in nesting.constants.items():
-            constants.setdefault(name, []).append(np.tile(values, len(firsts)))
-    start, until, record, at = (np.concatenate(fields[name]) for name in ("start", "until", "record", "at"))
-    constant = {name: np.concatenate(values) for name, values in constants.items()}
-    joined = {name: _concatenated(some) for name, some in pairs.items()}
-    columns: dict[str, npt.NDArray[np.generic]] = {
-        **{name: constant[name] for name in ("kind", "of_library", "on_worker", "is_enqueued", "in_parts")},
-        "is_functional": constant["is_functional"],
+        for name, values in nested.columns.items():
+            of_events = np.where(values >= 0, firsts + values, -1) if name in EVENTS_OF_CALL else values
+            columns.setdefault(name, []).append(np.broadcast_to(of_events, number.shape).ravel())
+        for name, (call, event) in of_nested.items():
+            sources[name].append(np.stack((number[:, call].ravel(), (firsts + event).ravel())))
+    found = {name: np.concatenate(values) for name, values in columns.items()}
+    ends, peers, sizes = (np.concatenate(pairs, axis=1) for pairs in sources.values())
+    start, until, record = (found.pop(name) for name in ("start", "until", "record"))
+    at, is_operator = found.pop("at"), found.pop("is_operator")
+    on_worker = found["on_worker"] > 0
+    calls = found | {
         "thread": threads[ranges.thread[start]],
         "start_ns": ranges.start_ns[start],
-        "until_ns": np.where(constant["on_worker"] > 0, ranges.start_ns[until], ranges.end_ns[until]),
-        "end_ns": _latest(num_calls, *joined["ends"], ranges.end_ns),
-        "local_peer": _first_known(num_calls, *joined["peers"], ranges.peer),
-        "elements": _first_known(num_calls, *joined["sizes"], ranges.elements),
-        "num_bytes": _first_known(num_calls, *joined["sizes"], ranges.num_bytes),
-        "shapes": _first_known(num_calls, *joined["sizes"], ranges.args),
+        "until_ns": np.where(on_worker, ranges.start_ns[until], ranges.end_ns[until]),
+        "end_ns": np.maximum(reduce_groups(np.maximum, ranges.end_ns[ends[1]], ends[0], num_calls), -1),
+        "local_peer": _first_known(num_calls, peers, ranges.peer),
+        "elements": _first_known(num_calls, sizes, ranges.elements),
+        "num_bytes": _first_known(num_calls, sizes, ranges.num_bytes),
+        "shapes": _first_known(num_calls, sizes, ranges.args),
         "args": np.where(record >= 0, ranges.args[record], -1),
     }
-    order = np.argsort(_known_at(ranges, at, constant["is_operator"] > 0, np.concatenate(fields["opens"])))
-    return make_calls(num_calls, columns).where(order)
-
-
-def _concatenated(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
-    first, second = zip(*pairs, strict=True)
-    return np.concatenate(first), np.concatenate(second)
-
-
-def _known_at(ranges: _Ranges, at: Int64, is_operator: npt.NDArray[np.bool_], opens: Int64) -> Int64:
-    """A number for each call by which calls are in order: that of an operator which holds no record is known when the next
-    operator of its thread begins.
-    """
-    opens = np.sort(opens)
-    following = np.append(opens, len(ranges.start_ns))[np.searchsorted(opens, at, side="right")]
+    # An operator that holds no record is known when the next operator of its thread begins.
+    operators = np.sort(np.concatenate(opens))
+    following = np.append(operators, len(ranges.start_ns))[np.searchsorted(operators, at, side="right")]
     ends_of_threads = np.searchsorted(ranges.thread, ranges.thread[at], side="right")
-    return np.where(is_operator, 2 * np.minimum(following, ends_of_threads) - 1, 2 * at)
+    known_at = np.where(is_operator > 0, 2 * np.minimum(following, ends_of_threads) - 1, 2 * at)
+    return make_calls(num_calls, calls).where(np.argsort(known_at))
 
 
-def _first_known(num_calls: int, call: Int64, event: Int64, values: Int64) -> Int64:
+def _first_known(num_calls: int, sources: Int64, values: Int64) -> Int64:
     """The first value of each call's events that is not negative; without one, the last."""
+    call, event = sources
     chosen = np.full(num_calls, -1, dtype=np.int64)
     chosen[call] = values[event]  # of several, the last assignment stays
     is_known = values[event] >= 0
     chosen[call[is_known][::-1]] = values[event[is_known]][::-1]
     return chosen
-
-
-def _latest(num_calls: int, call: Int64, event: Int64, ends_ns: Int64) -> Int64:
-    """The latest end of each call's events; −1 without any."""
-    latest = np.full(num_calls, -1, dtype=np.int64)
-    np.maximum.at(latest, call, ends_ns[event])
-    return latest

@@ -8,15 +8,13 @@ recorded they are none of these, and device time alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, join_calls, make_calls, with_columns
-from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
+from pptrace.recognise.calls.call_columns import CODE_OF_KIND, HINTS, CommArgs, make_calls
+from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of_kernel
 from pptrace.recognise.device.work import communication_rows, launch_calls
 from pptrace.slices import Slice
 
@@ -28,119 +26,84 @@ def with_kernels(events: Events, calls: Slice, args: CommArgs) -> Slice:
 
     Calls that are parts of another one lose their kind.
     """
-    kernels = _Kernels.of(events)
-    if not len(kernels.row):
+    rows = communication_rows(events)
+    if not len(rows):
         return calls
+    kernels = _kernels(events, rows)
     index, call = _carried(kernels, calls)
-    is_alone = np.ones(len(kernels.row), dtype=np.bool_)
+    args_rows = args.rows_of(kernels["row"])
+    is_alone = kernels["kind"] != 0  # not a copy in addition to what a call asks for, as of a wait
     is_alone[index] = False
-    is_alone &= kernels.kind != 0  # not a copy in addition to what a call asks for, as of a wait
     if len(index):
-        is_alone &= ~kernels.is_earlier | (args.rows_of(kernels.row) >= 0)
+        is_alone &= ~kernels["is_earlier"] | (args_rows >= 0)
     alone = np.flatnonzero(is_alone)
-    joined = join_calls([calls, _calls_of_kernels(kernels, alone, args)])
+    kind_of_args, posted = args.kinds(args_rows[alone]), kernels["posted_ns"][alone]
+    columns = {
+        "kind": np.where(kind_of_args > 0, kind_of_args, kernels["kind"][alone]),
+        "start_ns": posted,
+        "until_ns": posted,
+        "args": args_rows[alone],
+        "hint": kernels["hint"][alone],
+    }
+    joined = Slice.joined([calls, make_calls(len(alone), columns)])
     index, call = np.append(index, alone), np.append(call, len(calls) + np.arange(len(alone)))
     order = np.lexsort((call, index))
-    pairs = _Pairs(kernels, index[order], call[order])
-    return _with_all_to_alls(_with_times(joined, pairs, args), pairs)
+    index, call = index[order], call[order]
+    return _with_all_to_alls(_with_times(joined, kernels, index, call, args), kernels, index, call)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """The kernels and copies that communicate, in the order of their launches: events, their launchers (−1: not recorded) and
-    what their names tell. A copy is of no kind. ``posted_ns`` is when their call was made, as far as that is known: their start
-    where it is not. ``is_earlier``: before the recording began.
+def _kernels(events: Events, rows: Int64) -> Slice:
+    """The kernels and copies that communicate, in the order of their launches: events and what their names tell. A copy is of no
+    kind. ``posted_ns`` is when their call was made, as far as that is known: their start where it is not, before all events where
+    that was before the recording (``is_earlier``).
     """
-
-    row: Int64
-    launch_ns: Int64
-    is_launched: npt.NDArray[np.bool_]
-    posted_ns: Int64
-    is_earlier: npt.NDArray[np.bool_]
-    thread: Int64
-    start_ns: Int64
-    end_ns: Int64
-    stream: Int64
-    kind: Int64
-    hint: Int64
-
-    @classmethod
-    def of(cls, events: Events) -> _Kernels:
-        rows = communication_rows(events)
-        launchers = launch_calls(events, rows)
-        launch_ns = np.where(launchers >= 0, events.start_ns[launchers], -1) if len(rows) else rows
-        order = np.lexsort((launchers, rows, launch_ns))
-        rows, launchers, launch_ns = rows[order], launchers[order], launch_ns[order]
-        names, name = np.unique(events.name_id[rows], return_inverse=True)
-        kinds = np.array([CODE_OF_KIND[kind_of_kernel(events.names[each])] for each in names.tolist()], dtype=np.int64)
-        hints = np.array([HINTS.index(hint_of_kernel(events.names[each])) for each in names.tolist()], dtype=np.int64)
-        is_kernel = events.category[rows] == Category.KERNEL
-        is_earlier = _are_earlier(events, rows, launchers)
-        return cls(
-            row=rows,
-            launch_ns=launch_ns,
-            is_launched=launchers >= 0,
-            posted_ns=_posted_ns(events, rows, launchers, is_earlier),
-            is_earlier=is_earlier,
-            thread=events.thread[launchers] if len(rows) else rows,
-            start_ns=events.start_ns[rows],
-            end_ns=events.ends_of(rows),
-            stream=events.stream[rows],
-            kind=np.where(is_kernel, kinds[name], 0) if len(rows) else rows,
-            hint=hints[name] if len(rows) else rows,
-        )
-
-
-def _are_earlier(events: Events, rows: Int64, launchers: Int64) -> npt.NDArray[np.bool_]:
-    """Mark the kernels that were launched before the recording.
-
-    Correlation ids count the calls of a process, so that a smaller one than that of every recorded call was given before them.
-    """
+    launchers = launch_calls(events, rows)
+    launch_ns = np.where(launchers >= 0, events.start_ns[launchers], -1)
+    order = np.lexsort((launchers, rows, launch_ns))
+    rows, launchers, launch_ns = rows[order], launchers[order], launch_ns[order]
+    is_launched = launchers >= 0
+    # Correlation ids count the calls of a process, so that a smaller one than that of every recorded call was given before them.
     numbers = events.correlation[(events.category == Category.RUNTIME) & (events.correlation >= 0)]
+    least = numbers.min() if len(numbers) else 0
     number = events.correlation[rows]
-    least = numbers.min(initial=np.iinfo(numbers.dtype).max) if len(numbers) else 0
-    earlier: npt.NDArray[np.bool_] = (launchers < 0) & (number >= 0) & (number < least)
-    return earlier
+    is_earlier = ~is_launched & (number >= 0) & (number < least)
+    posted_ns = np.where(is_launched, launch_ns, events.start_ns[rows])
+    codes, name = np.unique(events.name_id[rows], return_inverse=True)
+    names = [events.names[code] for code in codes.tolist()]
+    kinds = np.array([CODE_OF_KIND[kind_of_kernel(each)] for each in names], dtype=np.int64)
+    hints = np.array([HINTS.index(hint_of_kernel(each)) for each in names], dtype=np.int64)
+    return Slice(
+        {
+            "row": rows,
+            "launch_ns": launch_ns,
+            "is_launched": is_launched,
+            "posted_ns": np.where(is_earlier, events.start_ns.min() - 1, posted_ns),
+            "is_earlier": is_earlier,
+            "thread": events.thread[launchers],
+            "start_ns": events.start_ns[rows],
+            "end_ns": events.ends_of(rows),
+            "stream": events.stream[rows],
+            "kind": np.where(events.category[rows] == Category.KERNEL, kinds[name], 0),
+            "hint": hints[name],
+        }
+    )
 
 
-def _posted_ns(events: Events, rows: Int64, launchers: Int64, is_earlier: npt.NDArray[np.bool_]) -> Int64:
-    """Launch times; of launches that were not recorded the start, or before all events where they were before the recording."""
-    posted: Int64 = np.where(launchers >= 0, events.start_ns[launchers], events.start_ns[rows])
-    return np.where(is_earlier, events.start_ns.min() - 1, posted) if len(rows) else posted
-
-
-def _calls_of_kernels(kernels: _Kernels, alone: Int64, args: CommArgs) -> Slice:
-    """Calls that nothing but their kernels shows."""
-    args_rows = args.rows_of(kernels.row[alone])
-    collectives, texts = args.codes("collective")
-    kinds = np.array([CODE_OF_KIND[kind_of(text)] for text in texts], dtype=np.int64)
-    kind = kinds[collectives[args_rows]]
-    start = kernels.posted_ns[alone]
-    columns = {
-        "kind": np.where(kind > 0, kind, kernels.kind[alone]),
-        "start_ns": start,
-        "until_ns": start,
-        "args": args_rows,
-        "hint": kernels.hint[alone],
-    }
-    return make_calls(len(alone), columns)
-
-
-def _carried(kernels: _Kernels, calls: Slice) -> tuple[Int64, Int64]:
+def _carried(kernels: Slice, calls: Slice) -> tuple[Int64, Int64]:
     """(kernel, call) of what carries what, as indices."""
     order = np.lexsort((calls["start_ns"], calls["thread"]))
     threads = calls["thread"][order]
-    launched = np.flatnonzero(kernels.is_launched)
-    launched = launched[np.argsort(kernels.thread[launched], kind="stable")]
-    bounds = np.append(np.flatnonzero(np.diff(kernels.thread[launched])) + 1, len(launched))
+    launched = np.flatnonzero(kernels["is_launched"])
+    launched = launched[np.argsort(kernels["thread"][launched], kind="stable")]
+    bounds = np.append(np.flatnonzero(np.diff(kernels["thread"][launched])) + 1, len(launched))
     parts, begin = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))], 0
     for end in bounds.tolist() if len(launched) else ():
         of_thread = launched[begin:end]
-        thread = kernels.thread[of_thread[0]]
+        thread = kernels["thread"][of_thread[0]]
         first, last = np.searchsorted(threads, thread), np.searchsorted(threads, thread, side="right")
         thread_calls = order[first:last]
         index, call = _carried_on_thread(
-            kernels.launch_ns[of_thread], kernels.kind[of_thread], calls.where(thread_calls)
+            kernels["launch_ns"][of_thread], kernels["kind"][of_thread], calls.where(thread_calls)
         )
         parts.append((of_thread[index], thread_calls[call]))
         begin = end
@@ -154,8 +117,12 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     is_around = (begun > 0) & (launch_ns <= np.append(calls["until_ns"], 0)[begun - 1])
     may_carry = np.flatnonzero(is_around | (kind > 0))  # a copy is of the call around it alone
     begun, kind, is_around = begun[may_carry], kind[may_carry], is_around[may_carry]
-    latest = _latest_of_kind(kind, begun, calls["kind"])
-    carries, first = _batches(begun, latest, is_around)
+    latest = np.full(len(kind), -1, dtype=np.int64)  # the last call before each launch that the kernel can carry
+    for each in np.unique(kind[kind > 0]).tolist():
+        able = _carries(np.full(len(calls), each), calls["kind"])
+        last = np.maximum.accumulate(np.append(-1, np.where(able, np.arange(len(able)), -1)))
+        latest[kind == each] = last[begun[kind == each]]
+    carries, first = batches(begun, latest, is_around)
     batch = np.flatnonzero(carries & ~is_around)
     sizes = begun[batch] - first[batch]
     within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -166,18 +133,7 @@ def _carried_on_thread(launch_ns: Int64, kind: Int64, calls: Slice) -> tuple[Int
     return may_carry[np.append(around, index[able])], np.append(begun[around] - 1, call[able])
 
 
-def _latest_of_kind(kind: Int64, begun: Int64, call_kinds: Int64) -> Int64:
-    """For each kernel the last call before its launch that it can carry; −1 without one."""
-    latest = np.full(len(kind), -1, dtype=np.int64)
-    for each in np.unique(kind[kind > 0]).tolist():
-        able = _carries(np.full(len(call_kinds), each), call_kinds)
-        last = np.maximum.accumulate(np.append(-1, np.where(able, np.arange(len(able)), -1)))
-        of_kind = kind == each
-        latest[of_kind] = last[begun[of_kind]]
-    return latest
-
-
-def _batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
+def batches(begun: Int64, latest: Int64, is_around: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], Int64]:
     """(mask of the kernels that carry calls, for each kernel the first call that no kernel before it has carried).
 
     A kernel without a call around it carries what was called since the last one that carried something.
@@ -207,61 +163,47 @@ def _carries(kernel_kind: Int64, call_kind: Int64) -> npt.NDArray[np.bool_]:
     return able
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Pairs of kernels (by index, in order) and the calls that they carry."""
-
-    kernels: _Kernels
-    kernel: Int64
-    call: Int64
-
-
-def _with_times(calls: Slice, pairs: _Pairs, args: CommArgs) -> Slice:
+def _with_times(calls: Slice, kernels: Slice, kernel: Int64, call: Int64, args: CommArgs) -> Slice:
     """The calls with what their kernels tell: times, the axis of a library, arguments where the call has none."""
-    kernels = pairs.kernels
-    order = np.argsort(pairs.call, kind="stable")
-    kernel, call = pairs.kernel[order], pairs.call[order]
+    order = np.argsort(call, kind="stable")
+    kernel, call = kernel[order], call[order]
     begins = np.flatnonzero(np.diff(call, prepend=-1))
     carried = call[begins]
     changed = {name: calls[name].copy() for name in ("kernel", "kernel_start_ns", "kernel_end_ns", "hint", "args")}
-    changed["kernel"][carried] = kernels.row[kernel[begins]]
-    changed["kernel_start_ns"][carried] = np.minimum.reduceat(kernels.start_ns[kernel], begins)
-    changed["kernel_end_ns"][carried] = np.maximum.reduceat(kernels.end_ns[kernel], begins)
-    for name, of_kernels, unknown in (("hint", kernels.hint, 0), ("args", args.rows_of(kernels.row), -1)):
+    changed["kernel"][carried] = kernels["row"][kernel[begins]]
+    changed["kernel_start_ns"][carried] = np.minimum.reduceat(kernels["start_ns"][kernel], begins)
+    changed["kernel_end_ns"][carried] = np.maximum.reduceat(kernels["end_ns"][kernel], begins)
+    for name, of_kernels, unknown in (("hint", kernels["hint"], 0), ("args", args.rows_of(kernels["row"]), -1)):
         value = of_kernels[kernel]
         tells = np.flatnonzero((value != unknown) & (calls[name][call] == unknown))[::-1]
         changed[name][call[tells]] = value[tells]  # of several the first: the last assignment stays
-    return with_columns(calls, changed)
+    return calls.with_columns(changed)
 
 
-def _with_all_to_alls(calls: Slice, pairs: _Pairs) -> Slice:
+def _with_all_to_alls(calls: Slice, kernels: Slice, kernel: Int64, call: Int64) -> Slice:
     """The calls, with one of unknown kind for all that a kernel carries, as where nothing but the kernel was recorded, on streams
     of which each kernel carries so many sends and receives of the library that they may be an all-to-all; these lose their kind.
     A pipeline's batches begin and end with fewer on the same stream.
     """
-    kernels, num_kernels = pairs.kernels, len(pairs.kernels.row)
-    of_library = calls["of_library"][pairs.call]
-    kind = calls["kind"][pairs.call]
-    sends, recvs = (
-        np.bincount(pairs.kernel[of_library & (kind == code)], minlength=num_kernels) for code in (_SEND, _RECV)
-    )
+    num_kernels, of_library, kind = len(kernels), calls["of_library"][call], calls["kind"][call]
+    sends, recvs = (np.bincount(kernel[of_library & (kind == code)], minlength=num_kernels) for code in (_SEND, _RECV))
     may_be = (sends > 1) & (recvs > 1)
     if not may_be.any():
         return calls
-    carries = np.bincount(pairs.kernel, minlength=num_kernels) > 0
-    streams, stream = np.unique(kernels.stream, return_inverse=True)
+    carries = np.bincount(kernel, minlength=num_kernels) > 0
+    streams, stream = np.unique(kernels["stream"], return_inverse=True)
     is_other = np.bincount(stream[carries & ~may_be], minlength=len(streams)) > 0
     merged = np.flatnonzero(carries & ~is_other[stream])
     if not len(merged):
         return calls
     _, first_of_stream = np.unique(stream[carries], return_index=True)
-    place = np.full(len(streams), -1)
-    place[np.unique(stream[carries])] = first_of_stream
-    merged = merged[np.argsort(place[stream[merged]], kind="stable")]  # streams as they come first
+    first_kernel = np.full(len(streams), -1)
+    first_kernel[np.unique(stream[carries])] = first_of_stream
+    merged = merged[np.argsort(first_kernel[stream[merged]], kind="stable")]  # streams as they come first
     is_merged = np.zeros(num_kernels, dtype=np.bool_)
     is_merged[merged] = True
-    in_batch = is_merged[pairs.kernel]
-    kernel, call = pairs.kernel[in_batch], pairs.call[in_batch]
+    in_batch = is_merged[kernel]
+    kernel, call = kernel[in_batch], call[in_batch]
     begins = np.flatnonzero(np.diff(kernel, prepend=-1))
     latest = np.maximum.reduceat(calls["until_ns"][call], begins)
     batch = np.searchsorted(kernel[begins], merged)
@@ -273,4 +215,4 @@ def _with_all_to_alls(calls: Slice, pairs: _Pairs) -> Slice:
     }
     left = calls["kind"].copy()
     left[call] = 0
-    return join_calls([with_columns(calls, {"kind": left}), make_calls(len(merged), columns)])
+    return Slice.joined([calls.with_columns({"kind": left}), make_calls(len(merged), columns)])

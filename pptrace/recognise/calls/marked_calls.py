@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.intervals import find_interval
 from pptrace.marks import P2P
 from pptrace.model.categories import without_categories
 from pptrace.model.device import DeviceWork
@@ -46,19 +47,30 @@ def calls_with_marks(
     calls = without_categories(calls)
     described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
     described_ns = (marks.start_ns[described], marks.end_ns[described])
-    outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]
+    host_ns = calls["host_ns"].to_numpy()
+    outside = calls[find_interval(*described_ns, host_ns, until=host_ns) < 0]
     if not len(marks.calls):
         return _with_groups_of_cpp(_as_hooks_describe(outside.reset_index(drop=True), metadata), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
-    mark_of_call = _range_of(outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]])
+    host_ns = outside["host_ns"].to_numpy()
+    mark_of_call = find_interval(marks.start_ns[watched["at"]], marks.end_ns[watched["at"]], host_ns, until=host_ns)
     recorded = np.full(len(watched), -1)
     is_within = np.flatnonzero(mark_of_call >= 0)
     first_of, first = np.unique(mark_of_call[is_within], return_index=True)
     recorded[first_of] = is_within[first]
-    succeeded = _succeeded(watched, metadata)
+    # A call that raised an error is no communication, and its end says nothing of when another rank was there.
+    listed = metadata.get(FAILED_KEY)
+    failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
+    columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
+    succeeded = np.ones(len(watched), dtype=np.bool_)
+    if failed:
+        succeeded[:] = [call not in failed for call in zip(*columns, strict=True)]
     table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
     unmarked = _as_hooks_describe(outside[mark_of_call < 0], metadata)
-    unmarked = _with_groups_of_cpp(unmarked, _groups_of_workers(table), metadata)
+    known = table[(table["worker"] >= 0) & (table["group_id"] != "")].groupby("worker")["group_id"]
+    sure = known.first()[known.nunique() == 1]  # of worker threads with one group
+    only_group = dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
+    unmarked = _with_groups_of_cpp(unmarked, only_group, metadata)
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
@@ -75,26 +87,6 @@ def _as_hooks_describe(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.D
         if is_known.any():
             changed[name] = np.where(is_known, column, calls[name].to_numpy())
     return calls.assign(**changed).astype({name: calls[name].dtype for name in changed}) if changed else calls
-
-
-def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-    """Mark the calls that raised nothing: one that did is no communication, and its end says nothing of when another rank was
-    there.
-    """
-    listed = metadata.get(FAILED_KEY)
-    failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
-    if not failed:
-        return np.ones(len(watched), dtype=np.bool_)
-    columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
-    return np.array([call not in failed for call in zip(*columns, strict=True)], dtype=np.bool_)
-
-
-def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
-    """The process group of each worker thread with only one, according to marked calls."""
-    known_groups = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
-    names = known_groups.groupby("worker")["group_id"].agg(["first", "nunique"])
-    sure = names[names["nunique"] == 1]["first"]
-    return dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
 
 
 def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
@@ -145,23 +137,13 @@ def _innermost(marks: MarkedRanges) -> Int64:
     start, end, thread = (times[at[order]] for times in (marks.start_ns, marks.end_ns, marks.thread))
     if not ((thread[:-1] == thread[1:]) & (start[1:] < end[:-1])).any():
         return order
-    kept: list[int] = []
+    inner: list[int] = []
     starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
     for index in range(len(order) - 1, -1, -1):
-        last = kept[-1] if kept else -1
+        last = inner[-1] if inner else -1
         if last < 0 or threads[last] != threads[index] or starts[last] >= ends[index]:
-            kept.append(index)
-    return order[kept[::-1]]
-
-
-def _range_of(at_ns: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
-    """Index of the last range that began before each time and has not ended; -1 where there is none.
-
-    The ranges are in the order of their starts.
-    """
-    index = np.searchsorted(starts_ns, at_ns, side="right") - 1
-    inside = (index >= 0) & (at_ns <= np.append(ends_ns, 0)[index])
-    return np.where(inside, index, -1)
+            inner.append(index)
+    return order[inner[::-1]]
 
 
 def _table(

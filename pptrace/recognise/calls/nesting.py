@@ -6,16 +6,16 @@ work or of the library, each inside the one before it where all are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
+from pptrace.marks import P2P
 from pptrace.model.tables import Int64
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND
-
-_P2P = frozenset({"send", "recv"})
+from pptrace.slices import Slice
 
 
 class Role(IntEnum):
@@ -44,24 +44,14 @@ class RangeName:
     is_other_call: bool = False  # a record whose arguments name no communication, such as a wait's
 
 
-@dataclass(frozen=True, slots=True)
-class Nesting:
-    """The calls that some nested events are, as indices of these events.
+Nesting = tuple[Slice, Mapping[str, tuple[Int64, Int64]], Int64]
+"""(calls, sources, operators): the calls that some nested events are, as indices of these events.
 
-    ``start`` and ``until`` are the events of which each call has its beginning and the return of its host call, ``record`` the
-    one with its arguments (−1: none), ``at`` the one by which it is known. ``sources`` are pairs of calls and events, in the
-    order in which they count: of ends, peers and sizes. ``constants`` are what nesting and names tell alone (columns of
-    ``COLUMNS``, and ``is_operator``: known by its operator alone). ``operators`` are the outermost operators.
-    """
-
-    num_calls: int
-    start: Int64
-    until: Int64
-    record: Int64
-    at: Int64
-    sources: Mapping[str, tuple[Int64, Int64]]
-    constants: Mapping[str, Int64]
-    operators: Int64
+Of the calls, ``start`` and ``until`` are the events of which each has its beginning and the return of its host call, ``record``
+the one with its arguments (−1: none), ``at`` the one by which it is known; the other columns are what nesting and names tell
+alone (``COLUMNS``, and ``is_operator``: known by its operator alone). The sources are pairs of calls and events, in the order
+in which they count: of ``ends``, ``peers`` and ``sizes``. The operators are the outermost ones.
+"""
 
 
 @dataclass(slots=True)
@@ -84,7 +74,8 @@ class _Call:
     is_operator: bool = False
 
 
-_CONSTANTS = ("of_library", "on_worker", "is_enqueued", "in_parts", "is_functional", "is_operator")
+EVENTS_OF_CALL = ("start", "until", "record", "at")
+_FLAGS = ("of_library", "on_worker", "is_enqueued", "in_parts", "is_functional", "is_operator")
 
 
 def join_nested(names: Sequence[RangeName], starts_ns: Sequence[int], ends_ns: Sequence[int]) -> Nesting:
@@ -93,33 +84,15 @@ def join_nested(names: Sequence[RangeName], starts_ns: Sequence[int], ends_ns: S
     for event in range(len(names)):
         gatherer.add(event)
     calls = gatherer.done()
-    return Nesting(
-        num_calls=len(calls),
-        start=_array(call.start for call in calls),
-        until=_array(call.until for call in calls),
-        record=_array(call.record for call in calls),
-        at=_array(call.at for call in calls),
-        sources={
-            "ends": _pairs([call.ends for call in calls]),
-            "peers": _pairs([call.peers for call in calls]),
-            "sizes": _pairs([call.sizes for call in calls]),
-        },
-        constants={
-            "kind": _array(CODE_OF_KIND[call.kind] for call in calls),
-            **{name: _array(int(getattr(call, name)) for call in calls) for name in _CONSTANTS},
-        },
-        operators=_array(gatherer.operators),
-    )
-
-
-def _array(values: Iterable[int]) -> Int64:
-    return np.fromiter(values, dtype=np.int64)
-
-
-def _pairs(events: Sequence[Sequence[int]]) -> tuple[Int64, Int64]:
-    """(call, event) of all events of the calls."""
-    call = np.repeat(np.arange(len(events)), list(map(len, events)))
-    return call, _array(event for of_call in events for event in of_call)
+    columns = {name: [int(getattr(call, name)) for call in calls] for name in (*EVENTS_OF_CALL, *_FLAGS)}
+    columns["kind"] = [CODE_OF_KIND[call.kind] for call in calls]
+    sources = {}
+    for source in ("ends", "peers", "sizes"):
+        pairs = [(number, event) for number, call in enumerate(calls) for event in getattr(call, source)]
+        of_call, events = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        sources[source] = (of_call, events)
+    table = Slice({name: np.array(values, dtype=np.int64) for name, values in columns.items()})
+    return table, sources, np.array(gatherer.operators, dtype=np.int64)
 
 
 class _Gatherer:
@@ -187,7 +160,7 @@ class _Gatherer:
     def _add_range(self, event: int) -> None:
         name = self._names[event]
         call = self._record if self._inside(self._record, event) else None
-        if call is not None and {call.kind, name.kind} == _P2P:
+        if call is not None and {call.kind, name.kind} == set(P2P):
             call = None  # posted in the same instant
         if call is None and self._inside(self._operator, event):
             call = self._operator

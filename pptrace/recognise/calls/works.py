@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.calls.call_columns import CODE_OF_KIND, with_columns
+from pptrace.recognise.calls.call_columns import CODE_OF_KIND
 from pptrace.slices import Slice, group_codes
 
 _ALL_REDUCE, _REDUCE_SCATTER = CODE_OF_KIND["all_reduce"], CODE_OF_KIND["reduce_scatter"]
@@ -41,9 +41,9 @@ def with_works(calls: Slice) -> Slice:
     worker[call[sure]] = calls["thread"][work[sure]]
     gives = is_new & _tells_bytes(calls, work, call, is_unsure, works)
     num_bytes[call[gives]] = calls["num_bytes"][work[gives]]
-    kept = np.ones(len(calls), dtype=np.bool_)
-    kept[work] = False
-    return with_columns(calls, {"end_ns": end_ns, "worker": worker, "num_bytes": num_bytes}).where(kept)
+    is_work = np.zeros(len(calls), dtype=np.bool_)
+    is_work[work] = True
+    return calls.with_columns({"end_ns": end_ns, "worker": worker, "num_bytes": num_bytes}).where(~is_work)
 
 
 def _tells_bytes(
@@ -52,10 +52,10 @@ def _tells_bytes(
     """Types that the work alone has, of a list of tensors; whose work it is, is unsure where groups have calls at once."""
     kind, elements, num_bytes = (calls[name] for name in ("kind", "elements", "num_bytes"))
     is_same = (kind[work] == kind[call]) & (elements[work] == elements[call]) & (elements[call] >= 0)
-    alike = group_codes([kind[works], elements[works]])
-    sizes = pd.Series(num_bytes[works]).groupby(alike).nunique()
+    size_code = group_codes([kind[works], elements[works]])
+    sizes = pd.Series(num_bytes[works]).groupby(size_code).nunique()
     has_one_size = np.zeros(len(calls), dtype=np.bool_)
-    has_one_size[works] = (sizes.reindex(alike) == 1).to_numpy()
+    has_one_size[works] = (sizes.reindex(size_code) == 1).to_numpy()
     tells: npt.NDArray[np.bool_] = (num_bytes[call] < 0) & is_same & (~is_unsure | has_one_size[work])
     return tells
 
@@ -69,29 +69,26 @@ def _owned(calls: Slice, works: Int64, posted: Int64) -> Iterator[_Owned]:
     none = np.empty(0, dtype=np.int64)
     yield none, none, none.astype(np.bool_), none.astype(np.bool_)
     if calls["in_parts"][posted].any():
-        yield _one_by_one(calls, works, posted)
+        yield one_by_one(calls, works, posted)
         return
     kind, elements = calls["kind"], calls["elements"]
-    queue = np.where((kind == _REDUCE_SCATTER) & _has(calls, posted, _REDUCE_SCATTER), _ALL_REDUCE, kind)
+    queue = np.where((kind == _REDUCE_SCATTER) & bool((kind[posted] == _REDUCE_SCATTER).any()), _ALL_REDUCE, kind)
     for each in np.unique(queue[works]).tolist():
         of_queue, of_calls = works[queue[works] == each], posted[queue[posted] == each]
         if not len(of_calls):
             continue
         sized = [elements[rows] >= 0 for rows in (of_queue, of_calls)]
-        has_several_kinds = len(np.unique(kind[np.append(of_queue, of_calls)])) > 1
-        if has_several_kinds or not (all(rows.all() for rows in sized) or not all(rows.any() for rows in sized)):
-            yield _one_by_one(calls, of_queue, of_calls)
-        elif all(rows.all() for rows in sized):
-            yield _in_turn(calls, of_queue, of_calls, elements)
+        are_sized, has_several_kinds = (
+            all(rows.all() for rows in sized),
+            len(np.unique(kind[np.append(of_queue, of_calls)])) > 1,
+        )
+        if has_several_kinds or (not are_sized and all(rows.any() for rows in sized)):
+            yield one_by_one(calls, of_queue, of_calls)
         else:
-            yield _in_turn(calls, of_queue, of_calls, np.zeros(len(calls), dtype=np.int64))
+            yield in_turn(calls, of_queue, of_calls, elements if are_sized else np.zeros_like(elements))
 
 
-def _has(calls: Slice, rows: Int64, kind: int) -> bool:
-    return bool((calls["kind"][rows] == kind).any())
-
-
-def _in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
+def in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
     """The calls of each work where each queue's works are of the calls posted to it, in their order.
 
     Args:
@@ -106,13 +103,13 @@ def _in_turn(calls: Slice, works: Int64, posted: Int64, queue: Int64) -> _Owned:
     waiting = _lengths(np.where(is_work, -1, 1), number)
     before = np.where(is_first, 0, np.append(0, waiting[:-1]))
     is_taking = is_work & (before > 0)
-    taking, places = np.flatnonzero(is_taking), np.flatnonzero(~is_work)
+    taking, callers = np.flatnonzero(is_taking), np.flatnonzero(~is_work)
     taken_before: Int64 = np.cumsum(is_taking) - is_taking
     first_taken: Int64 = taken_before[np.flatnonzero(is_first)][number]
     first_posted: Int64 = (np.cumsum(~is_work) - ~is_work)[np.flatnonzero(is_first)][number]
-    place = places[first_posted[taking] + taken_before[taking] - first_taken[taking]]
-    is_unsure = (before[taking] > 1) | (taken_before[taking] > taken_before[place])
-    return both[taking], both[place], np.ones(len(taking), dtype=np.bool_), is_unsure
+    caller = callers[first_posted[taking] + taken_before[taking] - first_taken[taking]]
+    is_unsure = (before[taking] > 1) | (taken_before[taking] > taken_before[caller])
+    return both[taking], both[caller], np.ones(len(taking), dtype=np.bool_), is_unsure
 
 
 def _lengths(changes: Int64, queue: Int64) -> Int64:
@@ -120,13 +117,13 @@ def _lengths(changes: Int64, queue: Int64) -> Int64:
     total = np.cumsum(changes)
     begins = np.flatnonzero(np.diff(queue, prepend=-1))
     total -= np.append(0, total)[begins][queue]
-    apart = 2 * len(changes) + 2
-    lowest = np.minimum.accumulate(np.minimum(total, 0) - queue * apart) + queue * apart
+    offset = 2 * len(changes) + 2
+    lowest = np.minimum.accumulate(np.minimum(total, 0) - queue * offset) + queue * offset
     lengths: Int64 = total - lowest
     return lengths
 
 
-def _one_by_one(calls: Slice, works: Int64, posted: Int64) -> _Owned:
+def one_by_one(calls: Slice, works: Int64, posted: Int64) -> _Owned:
     """The calls of each work where it may be all or part of several."""
     queue = _Queue(*(calls[name].tolist() for name in ("kind", "elements", "in_parts", "start_ns", "end_ns")))
     owned: list[tuple[int, int, bool, bool]] = []

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.intervals import earliest_from
 from pptrace.model.damage import Damage, RankDamage
 from pptrace.model.device import DeviceWork, Rows
 from pptrace.model.tables import Int64
-from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.graphs import inside
+from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.lost_work import kernel_launches
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.repeats.captures import capture_times
+from pptrace.recognise.repeats.cuda_graphs import outside_captures
 
 _CLOCKS_NS = 100_000
 """Errors between the clocks of device and host."""
@@ -23,9 +23,13 @@ _SHARE_EMPTY, _FEWEST_EMPTY = 1e-3, 10
 """Kernels of no length from which on they are the recorder's: a resolution of a microsecond makes a few."""
 _RESOLUTION_NS = 1_000
 """Communication that usually takes longer never takes no time."""
-_GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
-_GRAPH_NAME = "CUDA graph"
+_GRAPH_LAUNCHES = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
+_GRAPH = re.compile(r"^CUDA graph")
 """Name of the one event that Nsight Systems writes for a graph whose nodes it does not record."""
+_WAITS = re.compile(r"^(?:(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize)")
+"""Calls that wait for a whole device."""
+_SAME_WORK = ("device", "stream", "start_ns", "dur_ns", "name_id")
+"""Columns in which a piece of work that was recorded twice is the same."""
 
 
 def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = True) -> Iterator[RankDamage]:
@@ -38,24 +42,29 @@ def device_damage(events: Events, work: DeviceWork, *, has_all_calls: bool = Tru
     rows = device_rows(events)
     if not len(rows):
         return
-    _, lost = kernel_launches(events, rows)
-    lost = lost[~inside(capture_times(events), events.start_ns[lost], events.start_ns[lost])]
-    if has_all_calls and len(lost) > len(
-        unrelated_work(events, rows, work)
-    ):  # else as many kernels are there, under other numbers
+    lost = outside_captures(events, kernel_launches(events, rows)[1])
+    # Else as many kernels are there, under other numbers.
+    if has_all_calls and len(lost) > len(unrelated_work(events, rows, work)):
         yield RankDamage.of(Damage.LOST_KERNELS, events.start_ns[lost])
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
-    yield from _without_launch(events, rows, calls)
+    before, without = _missing_launches(events, rows, calls)
+    if not len(before) and len(without) == len(rows):  # nothing correlates
+        yield RankDamage.of(Damage.NO_CORRELATION, events.start_ns[rows])
+    else:
+        yield RankDamage.of(Damage.WORK_BEFORE_RECORDING, events.start_ns[before])
+        yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[without])
     yield RankDamage.of(Damage.KERNELS_BEFORE_LAUNCH, events.start_ns[rows[_begin_early(events, rows, calls)]])
     yield RankDamage.of(Damage.REPEATED_CORRELATION, events.start_ns[_repeated(events, rows[is_kernel])])
-    doubled = _doubled(events, rows)
-    yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled])
+    yield RankDamage.of(Damage.REPEATED_KERNELS, events.start_ns[doubled(events, rows, _SAME_WORK)])
     empty = rows[is_kernel & (events.dur_ns[rows] == 0)]
     if len(empty) >= max(_FEWEST_EMPTY, _SHARE_EMPTY * np.count_nonzero(is_kernel)):
         yield RankDamage.of(Damage.EMPTY_KERNELS, events.start_ns[empty])
-    yield RankDamage.of(Damage.GRAPHS_AS_ONE_EVENT, events.start_ns[_named(events, rows, (_GRAPH_NAME,))])
-    yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[_graphs_without_work(events, rows)])
+    graphs = rows[events.named(_GRAPH)[events.name_id[rows]]]
+    yield RankDamage.of(Damage.GRAPHS_AS_ONE_EVENT, events.start_ns[graphs])
+    launches = events.rows_named(_GRAPH_LAUNCHES, Category.RUNTIME)
+    ran = np.isin(events.correlation[launches], events.correlation[rows])
+    yield RankDamage.of(Damage.GRAPHS_WITHOUT_KERNELS, events.start_ns[outside_captures(events, launches[~ran])])
 
 
 def out_of_order(events: Events) -> Rows:
@@ -73,7 +82,11 @@ def out_of_order(events: Events) -> Rows:
     rows, calls = rows[known], calls[known]
     start, begun, ended = events.start_ns[rows], events.start_ns[calls], events.ends_of(calls)
     stream = _streams(events, rows)
-    wrong = _after_waits(events, rows, begun)
+    wrong = np.zeros(len(rows), dtype=np.bool_)
+    waits = events.rows_named(_WAITS, Category.RUNTIME)
+    if len(waits) and len(np.unique(events.device[rows])) == 1:  # after the end of the first wait since its launch
+        earliest_end = earliest_from(events.ends_of(waits))[np.searchsorted(events.start_ns[waits], begun)]
+        wrong = start - _CLOCKS_NS > earliest_end
     for number in np.unique(stream[~wrong]).tolist():
         chosen = np.flatnonzero((stream == number) & ~wrong)
         wrong[chosen] = _misplaced(start[chosen], begun[chosen], ended[chosen])
@@ -88,37 +101,15 @@ def _streams(events: Events, rows: Rows) -> npt.NDArray[np.intp]:
     return codes
 
 
-def _misplaced(start: Int64, begun: Int64, ended: Int64) -> npt.NDArray[np.bool_]:
+def _misplaced(start: Int64, begun: Int64, ended: Int64) -> Bool:
     """Mark the starts of a stream's work that are not in their place, by when the calls that launched it began and ended."""
     by_begin, by_end = np.argsort(begun, kind="stable"), np.argsort(ended, kind="stable")
-    earliest = np.append(
-        np.minimum.accumulate(start[by_begin][::-1])[::-1], _FAR_OFF
-    )  # of what was launched from here on
-    latest = np.append(-_FAR_OFF, np.maximum.accumulate(start[by_end]))
-    earliest_behind = earliest[np.searchsorted(begun[by_begin], ended)]
+    earliest = earliest_from(start[by_begin])[np.searchsorted(begun[by_begin], ended)]  # of what was launched behind it
+    latest = np.append(-np.iinfo(np.int64).max // 2, np.maximum.accumulate(start[by_end]))
     latest_before = latest[np.searchsorted(ended[by_end], begun, side="right")]
-    late, early = start - _CLOCKS_NS > earliest_behind, start < latest_before - _CLOCKS_NS
-    chosen: npt.NDArray[np.bool_] = late if late.sum() <= early.sum() else early
+    late, early = start - _CLOCKS_NS > earliest, start < latest_before - _CLOCKS_NS
+    chosen: Bool = late if late.sum() <= early.sum() else early
     return chosen
-
-
-_FAR_OFF = np.iinfo(np.int64).max // 2
-_WAITS = re.compile(r"(?:cuda|hip)DeviceSynchronize|cu(?:da)?CtxSynchronize")
-
-
-def _after_waits(events: Events, rows: Rows, begun: Int64) -> npt.NDArray[np.bool_]:
-    """Mark the work that begins after the end of the first wait for the one device since its launch."""
-    is_wait = np.array([bool(_WAITS.match(name)) for name in events.names], dtype=np.bool_)
-    waits = np.flatnonzero((events.category == Category.RUNTIME) & is_wait[events.name_id])
-    if not len(waits) or (events.device[rows] != events.device[rows[0]]).any():
-        return np.zeros(len(rows), dtype=np.bool_)
-    ends = np.append(
-        np.minimum.accumulate(events.ends_of(waits)[::-1])[::-1], _FAR_OFF
-    )  # of this wait and all later ones
-    over: npt.NDArray[np.bool_] = (
-        events.start_ns[rows] > ends[np.searchsorted(events.start_ns[waits], begun)] + _CLOCKS_NS
-    )
-    return over
 
 
 def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:
@@ -133,16 +124,6 @@ def unrelated_work(events: Events, rows: Rows, work: DeviceWork) -> Rows:
     is_measured = len(communication) and np.median(communication) >= _RESOLUTION_NS
     empty = rows[work.is_communication & (events.dur_ns[rows] == 0)] if is_measured else rows[:0]
     return np.unique(np.concatenate((without, repeated, early, empty)))
-
-
-def _without_launch(events: Events, rows: Rows, calls: Rows) -> Iterator[RankDamage]:
-    """Device work whose launch is not there: all of it, where nothing correlates; else launched before the recording, or lost."""
-    before, without = _missing_launches(events, rows, calls)
-    if not len(before) and len(without) == len(rows):
-        yield RankDamage.of(Damage.NO_CORRELATION, events.start_ns[rows])
-        return
-    yield RankDamage.of(Damage.WORK_BEFORE_RECORDING, events.start_ns[before])
-    yield RankDamage.of(Damage.KERNELS_WITHOUT_LAUNCH, events.start_ns[without])
 
 
 def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Rows]:
@@ -171,39 +152,25 @@ def _missing_launches(events: Events, rows: Rows, calls: Rows) -> tuple[Rows, Ro
     return rows[missing & is_before], rows[missing & ~is_before]
 
 
-def _begin_early(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+def _begin_early(events: Events, rows: Rows, calls: Rows) -> Bool:
     """Mark the work that begins before the call that launched it."""
-    early: npt.NDArray[np.bool_] = (calls >= 0) & (events.start_ns[rows] < events.start_ns[calls] - _CLOCKS_NS)
+    early: Bool = (calls >= 0) & (events.start_ns[rows] < events.start_ns[calls] - _CLOCKS_NS)
     return early
 
 
 def _repeated(events: Events, kernels: Rows) -> Rows:
     """The kernels that a call for one kernel launched besides its first, without those that are another one again."""
-    kernels = np.setdiff1d(kernels, _doubled(events, kernels))
+    kernels = np.setdiff1d(kernels, doubled(events, kernels, _SAME_WORK))
     launches, _ = kernel_launches(events, kernels)
     of_calls = kernels[np.isin(events.correlation[kernels], events.correlation[launches])]
     _, first = np.unique(events.correlation[of_calls], return_index=True)
     return np.delete(of_calls, first)
 
 
-def _doubled(events: Events, rows: Rows) -> Rows:
-    """The pieces that are another one again: the same name, stream, times and length."""
+def doubled(events: Events, rows: Rows, columns: Sequence[str]) -> Rows:
+    """The rows that are another one again, with the same values in some columns, which tell the begin and the length."""
     rows = rows[events.dur_ns[rows] > 0]
-    names = ("device", "stream", "start_ns", "dur_ns", "name_id")
-    columns = np.stack([getattr(events, name)[rows].astype(np.int64) for name in names])
-    order = np.lexsort(columns)
-    again = (np.diff(columns[:, order]) == 0).all(axis=0)
+    values = np.stack([getattr(events, name)[rows].astype(np.int64) for name in columns])
+    order = np.lexsort(values)
+    again = (np.diff(values[:, order]) == 0).all(axis=0)
     return np.sort(rows[order[1:][again]])
-
-
-def _named(events: Events, rows: Rows, names: tuple[str, ...]) -> Rows:
-    codes = [code for code, name in enumerate(events.names) if name.startswith(names)]
-    return rows[np.isin(events.name_id[rows], codes)]
-
-
-def _graphs_without_work(events: Events, rows: Rows) -> Rows:
-    """The launches of graphs of which nothing ran, outside of captures; none where no graph's nodes are known."""
-    launches = _named(events, np.flatnonzero(events.category == Category.RUNTIME), _GRAPH_LAUNCHES)
-    has_work = np.isin(events.correlation[launches], events.correlation[rows])
-    empty = launches[~has_work]
-    return empty[~inside(capture_times(events), events.start_ns[empty], events.start_ns[empty])]

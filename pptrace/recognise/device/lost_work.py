@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from pptrace.intervals import Int64
+from pptrace.intervals import Int64, earliest_from
 from pptrace.model.device import DeviceWork, LostKernels, Rows
 from pptrace.model.traces import Category, Events
 
@@ -21,10 +21,8 @@ _MUCH, _MANY = 1e-3, 10
 
 def kernel_launches(events: Events, rows: Rows) -> tuple[Rows, Rows]:
     """(calls that launched a kernel, those of them whose kernel is not among the device work ``rows``), by start."""
-    launches = np.array([bool(_LAUNCHES_KERNEL.match(name)) for name in events.names], dtype=np.bool_)
-    if not launches.any():
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
-    calls = np.flatnonzero((events.category == Category.RUNTIME) & launches[events.name_id] & (events.correlation >= 0))
+    calls = events.rows_named(_LAUNCHES_KERNEL, Category.RUNTIME)
+    calls = calls[events.correlation[calls] >= 0]
     has_kernel = np.isin(events.correlation[calls], events.correlation[rows])
     if not has_kernel.any() and (events.category[rows] == Category.KERNEL).any():
         return calls, calls[:0]  # kernels have no correlation
@@ -37,11 +35,10 @@ def lost_kernels(launch_ns: Int64, num_launches: int, work: DeviceWork) -> LostK
     Each began after its launch, and after the end of what was launched before it and is known; it had ended when what was
     launched behind it, and is known, began.
     """
-    known = np.flatnonzero(work.launch_ns >= 0)
-    order = known[np.argsort(work.launch_ns[known], kind="stable")]
+    order = work.launch_order
     launched = work.launch_ns[order]
     ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[order]))
-    begun = np.append(np.minimum.accumulate(work.start_ns[order][::-1])[::-1], np.iinfo(np.int64).max)
+    begun = earliest_from(work.start_ns[order])
     start = np.maximum(launch_ns, ended[np.searchsorted(launched, launch_ns)])
     end = np.maximum(start, begun[np.searchsorted(launched, launch_ns, side="right")])
     return LostKernels(np.sort(start), np.sort(end), num_launches)

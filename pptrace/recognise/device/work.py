@@ -6,16 +6,14 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from pptrace.intervals import intersect as intersect_sets
-from pptrace.intervals import lengths_within, merge, subtract
+from pptrace.intervals import intersect, lengths_within, merge, subtract
 from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
-from pptrace.model.traces import Category, Events
+from pptrace.model.traces import Bool, Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.device.idle import idle_time
 
-_NCCL_CALL = re.compile(r"(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z]")
+_NCCL_CALL = re.compile(r"^(?:(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z])")
 """Names of NCCL's host calls, without the range of a batch, which may never end."""
 _DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch")
@@ -49,16 +47,11 @@ def _name_of_missing_device(events: Events, backend: str) -> str:
 
     That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs next to it as well.
     """
-    on_host = np.isin(events.category, (Category.CPU_OP, Category.ANNOTATION))
-    patterns = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]
+    on_host = (Category.CPU_OP, Category.ANNOTATION)
+    proofs = [events.rows_named(_DEVICE_RANGE, *on_host), events.rows_named(_LAUNCH, Category.RUNTIME)]
     if _DEVICE_BACKEND.fullmatch(backend):
-        patterns.append((_OPERATOR, on_host))
-    for pattern, rows in patterns:
-        matching = {index: name for index, name in enumerate(events.names) if pattern.search(name)}
-        for index in events.name_id[rows].tolist() if matching else ():
-            if index in matching:
-                return matching[index]
-    return ""
+        proofs.append(events.rows_named(_OPERATOR, *on_host))
+    return next((events.names[events.name_id[rows[0]]] for rows in proofs if len(rows)), "")
 
 
 def communication_rows(events: Events) -> Rows:
@@ -66,57 +59,29 @@ def communication_rows(events: Events) -> Rows:
     if not len(events):
         return np.empty(0, dtype=np.intp)
     rows = device_rows(events)
-    rows = rows[_are_named(events, rows, COMMUNICATION_KERNEL) | (events.category[rows] == Category.MEMCPY)]
+    named = events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
+    rows = rows[named | (events.category[rows] == Category.MEMCPY)]
     carrying: Rows = rows[_communicates(events, rows, launch_calls(events, rows))]
     return carrying
 
 
 def device_rows(events: Events) -> Rows:
     """The kernels, copies and fills, by start."""
-    return np.flatnonzero(_is_work(events))
+    return np.flatnonzero(events.is_of(Category.KERNEL, Category.MEMCPY, Category.MEMSET))
 
 
-def _is_work(events: Events) -> npt.NDArray[np.bool_]:
-    category = events.category
-    is_work: npt.NDArray[np.bool_] = (
-        (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
-    )
-    return is_work
-
-
-def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+def _communicates(events: Events, rows: Rows, calls: Rows) -> Bool:
     """Mark the device rows that communicate; ``calls`` are the host calls that launched them."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
     category = events.category[rows]
-    named = _are_named(events, rows, COMMUNICATION_KERNEL)
-    communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named
+    communicates: Bool = (category == Category.KERNEL) & events.named(COMMUNICATION_KERNEL, rows)[events.name_id[rows]]
     copies = (category == Category.MEMCPY) & (calls >= 0)
-    if copies.any():
-        communicates[copies] = _inside_calls(events, calls[copies])
+    if copies.any():  # those launched inside the host range of a collective
+        ranges = events.rows_named(_NCCL_CALL, Category.CPU_OP, Category.ANNOTATION)
+        launches = calls[copies]
+        communicates[copies] = events.are_within(ranges, events.thread[launches], events.start_ns[launches])
     return communicates
-
-
-def _are_named(events: Events, rows: Rows, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Mark the rows whose name matches a pattern; only the names of these are searched."""
-    matches = np.zeros(len(events.names), dtype=np.bool_)
-    for index in np.flatnonzero(np.bincount(events.name_id[rows], minlength=len(events.names))).tolist():
-        matches[index] = bool(pattern.search(events.names[index]))
-    of_rows: npt.NDArray[np.bool_] = matches[events.name_id[rows]]
-    return of_rows
-
-
-def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
-    """Mark the launches that lie inside a host range of a collective on their own thread."""
-    named = np.array([bool(_NCCL_CALL.match(name)) for name in events.names], dtype=np.bool_)
-    on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
-    ranges = np.flatnonzero(on_host & named[events.name_id])
-    inside = np.zeros(len(launches), dtype=np.bool_)
-    times, threads = events.start_ns[launches], events.thread[launches]
-    for thread, thread_ranges in events.rows_by_thread(ranges).items():
-        on_thread = np.flatnonzero(threads == thread)
-        inside[on_thread] = events.intervals_of(thread_ranges).hold(times[on_thread])
-    return inside
 
 
 def launch_calls(events: Events, rows: Rows) -> Rows:
@@ -127,10 +92,10 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
         return np.full(len(rows), -1, dtype=np.intp)
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
-    wanted = events.correlation[rows]
-    index = np.searchsorted(known, wanted)
+    number = events.correlation[rows]
+    index = np.searchsorted(known, number)
     np.minimum(index, len(known) - 1, out=index)
-    return np.where((known[index] == wanted) & (wanted >= 0), calls[index], np.intp(-1))
+    return np.where((known[index] == number) & (number >= 0), calls[index], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:
@@ -154,7 +119,7 @@ def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int
         communication,
         subtract(communication, compute),
         subtract(memory, device),
-        intersect_sets(communication, compute),
+        intersect(communication, compute),
     )
     lengths = [lengths_within(part, starts_ns, ends_ns).tolist() for part in sets]
     return [

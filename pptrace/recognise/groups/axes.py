@@ -69,16 +69,29 @@ def find_groups(
             steps nor backwards, between which tp and dp, or pipelines and other exchanges, look alike.
         no_pipeline: ranks whose messages no pipeline explains: their groups of messages are none of a pipeline.
     """
-    world = _world_size(distributed)
+    world_sizes = [info.get("world_size") for info in distributed.values()]
+    world = max((size for size in world_sizes if isinstance(size, int) and size > 0), default=None)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
     keyed = {rank: KeyedCalls.of(rank, table) for rank, table in calls.items() if len(table)}
     of_call, uses = _used(keyed, configured, world, steps)
-    unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
+    unnamed = {}
+    for rank in calls:
+        of_rank = configured.get(rank, {})
+        pp = next((group for group in of_rank.values() if axis_of_description(group.description) == "pp"), None)
+        # Without a group that is described as the pipeline's it is the default group, in which places are global ranks.
+        unnamed[rank] = Group("", "default_pg", (), -1) if pp is None else _complete(pp, of_rank, world)
     edges = edges_of(keyed, of_call, unnamed)
     rings = one_way_rings(edges) | exchanges(keyed, of_call, edges)
     rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
-        return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
+        axes = {
+            group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
+            for group in uses
+        }
+        pipelines = _pipelines(axes, ())
+        is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
+        sizes = sizes_of(axes, pipelines, world if is_complete else None)
+        return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | set(edges) | set(uses))
 
     def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
         return chains_of(edges, axes, rings, set(calls), world)
@@ -89,26 +102,14 @@ def find_groups(
     if world is not None and not multiply_up(sizes, world):
         assignments.withdraw(sizes, world)
         pipelines = _pipelines(assignments.axes, chains(assignments.axes))
-        sizes = _without_surplus(sizes_of(assignments.axes, pipelines, world), world)
+        # Sizes are dropped until they multiply up to the number of ranks; dp first, whose groups frameworks split most often.
+        sizes = sizes_of(assignments.axes, pipelines, world)
+        fewer = (
+            {axis: size for axis, size in sizes.items() if axis not in doubtful}
+            for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER)
+        )
+        sizes = next((candidate for candidate in fewer if multiply_up(candidate, world)), {})
     return Groups(of_call, assignments.axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
-
-
-def _described(
-    of_call: Mapping[CallKey, Group],
-    uses: Mapping[Group, Use],
-    world: int | None,
-    unnamed: Mapping[int, Group],
-    rings: frozenset[Group],
-) -> Groups:
-    """Assign the axes that descriptions name, and no others."""
-    axes = {
-        group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
-        for group in uses
-    }
-    pipelines = _pipelines(axes, ())
-    is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
-    sizes = sizes_of(axes, pipelines, world if is_complete else None)
-    return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | frozenset(uses))
 
 
 def _used(
@@ -122,7 +123,9 @@ def _used(
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
         for key, part in table.by_key(USE_COLUMNS):
-            group = _complete(_group_of(key), configured.get(rank, {}), world)
+            _, group_id, description, ranks, size = key
+            named = Group(group_id, description, ranks_of(ranks), size)
+            group = _complete(named, configured.get(rank, {}), world)
             of_call[key] = group
             uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
     for by_name in configured.values():
@@ -134,15 +137,6 @@ def _used(
 def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
     declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
     return tuple(declared) or tuple(chain.ranks for chain in chains if chain.is_whole)
-
-
-def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
-    """Drop sizes until they multiply up to the number of ranks; dp first, whose groups frameworks split most often."""
-    for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER):
-        kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
-        if multiply_up(kept, world):
-            return kept
-    return {}
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
@@ -162,38 +156,19 @@ def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
     return groups
 
 
-def _group_of(key: CallKey) -> Group:
-    _, group_id, description, ranks, size = key
-    return Group(group_id, description, ranks_of(ranks), size)
-
-
 def _complete(group: Group, configured: Mapping[str, Group], world: int | None) -> Group:
     """Fill in what the configuration knows of a group. Without a rank list, a group of world size holds all ranks."""
-    configured_group = configured.get(group.id) if group.id else None
-    if (
-        not group.id
-        and not group.ranks
-        and len({(configured_group.ranks, configured_group.size) for configured_group in configured.values()}) == 1
-    ):
-        configured_group = next(iter(configured.values()))  # a call that names no group can only mean one like this
-    description = group.description or (configured_group.description if configured_group else "")
-    ranks = group.ranks or (configured_group.ranks if configured_group else ())
-    size = group.size if group.size > 0 else len(ranks) or (configured_group.size if configured_group else -1)
+    known = configured.get(group.id, _NO_GROUP) if group.id else _NO_GROUP
+    if not group.id and not group.ranks and len({(other.ranks, other.size) for other in configured.values()}) == 1:
+        known = next(iter(configured.values()))  # a call that names no group can only mean one like this
+    ranks = group.ranks or known.ranks
+    size = group.size if group.size > 0 else len(ranks) or known.size
     if not ranks and world is not None and size == world and size <= 2**20:
         ranks = tuple(range(world))
-    return Group(group.id or (configured_group.id if configured_group else ""), description, ranks, size)
+    return Group(group.id or known.id, group.description or known.description, ranks, size)
 
 
-def _group_of_messages(configured: Mapping[str, Group], world: int | None) -> Group:
-    """The pipeline's group where the configuration describes one, else the default group, in which places are global ranks."""
-    described = [group for group in configured.values() if axis_of_description(group.description) == "pp"]
-    return _complete(described[0], configured, world) if described else Group("", "default_pg", (), -1)
-
-
-def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
-    sizes = {info.get("world_size") for info in distributed.values()}
-    world_sizes = [size for size in sizes if isinstance(size, int) and size > 0]
-    return max(world_sizes) if world_sizes else None
+_NO_GROUP = Group("", "", (), -1)
 
 
 @dataclass(slots=True)
@@ -244,17 +219,17 @@ def _axes(
     Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
     """
     assignments = _AxisAssignments({group: axis for group in uses if (axis := axis_of_description(group.description))})
-    named_groups = [
+    axes = assignments.axes
+    around = [
         group
         for group in uses
-        if group not in assignments.axes and group.description != "default_pg" and _is_named(group)
+        if group in one_way and group not in axes and group.description != "default_pg" and group.is_named
     ]
-    around = [group for group in named_groups if group in one_way]
     assignments.assign(around, "cp", "its ring of sends and receives, which go one way around")
-    open_groups = [group for group in uses if group not in assignments.axes and group not in rings and _is_named(group)]
+    open_groups = [group for group in uses if group not in axes and group not in rings and group.is_named]
     families = _families(open_groups, world, uses)
     world_groups = families.pop("world", [])
-    undecided = []
+    unused = []
     used = [(family, merge_usage(uses[group] for group in family)) for family in families.values()]
     used.sort(key=lambda each: (not each[1].is_of_experts, each[0][0].stride or 0, each[0][0].size))
     for family, use in used:
@@ -262,34 +237,40 @@ def _axes(
         if axis_and_reason is not None:
             assignments.assign(family, *axis_and_reason)
         elif not any(use.kinds.values()):
-            undecided.append(family)
-    _assign_pipelines(
-        assignments, [group for group in open_groups if group not in assignments.axes], chains(assignments.axes), world
-    )
-    free = [family for family in undecided if not any(group in assignments.axes for group in family)]
-    for axis, why, members in _by_rank_lists(free, assignments.assigned, world):
-        assignments.assign(members, axis, why)
-    _assign_whole_world(assignments, world_groups, uses)
+            unused.append(family)
+    # Of the groups along whose ranks messages go that another group carried, the smallest are pipelines.
+    no_axis = [group for group in open_groups if group not in axes and group.description != "default_pg"]
+    for chain in chains(axes):
+        along = [group for group in no_axis if chain.runs_along(group, world)]
+        smallest = min((group.size for group in along), default=0)
+        pipelines = [group for group in along if group.size == smallest]
+        assignments.assign(pipelines, "pp", "the messages between its neighbours")
+    _assign_by_rank_lists(assignments, [family for family in unused if not axes.keys() & family], world)
+    _assign_world(assignments, world_groups, uses)
     for group in uses:
-        assignments.axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
+        axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
     return assignments
 
 
-def _assign_pipelines(
-    assignments: _AxisAssignments, groups: Sequence[Group], chains: Sequence[Chain], world: int | None
+def _assign_by_rank_lists(
+    assignments: _AxisAssignments, families: Sequence[Sequence[Group]], world: int | None
 ) -> None:
-    """Assign pp to the smallest groups along whose ranks messages go that another group carried."""
-    for chain in chains:
-        along = [group for group in groups if group.description != "default_pg" and chain.runs_along(group, world)]
-        smallest = min((group.size for group in along), default=0)
-        assignments.assign(
-            [group for group in along if group.size == smallest], "pp", "the messages between its neighbours"
-        )
+    """Assign the axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then
+    dp.
+
+    An axis holds each rank once: the first and last rank of a pipeline, which share embeddings, are none.
+    """
+    strides = [(family[0].stride, family) for family in families if family[0].size > 1]
+    for stride, family in sorted(strides, key=lambda each: each[0] or 0):
+        if world is None or stride is None or world % (stride * family[0].size):
+            continue
+        assigned = assignments.assigned
+        axis = "tp" if stride == 1 and "tp" not in assigned else "dp" if "dp" not in assigned else None
+        if axis is not None:
+            assignments.assign(family, axis, f"its rank list, stride {stride}")
 
 
-def _assign_whole_world(
-    assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
-) -> None:
+def _assign_world(assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]) -> None:
     """Assign an axis by usage to the groups of all ranks: what their calls are made for, and another where no other groups split
     the ranks.
     """
@@ -299,7 +280,7 @@ def _assign_whole_world(
         if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
     is_split = assignments.assigned & {*MESH_ORDER, Axis.DP_CP}
-    for group in set(used) & {group for group in world_groups if _is_named(group)}:
+    for group in set(used) & {group for group in world_groups if group.is_named}:
         axis_and_reason = axis_of_use(uses[group], set(), group)
         if uses[group].is_of_one_purpose and axis_and_reason is not None and axis_and_reason[0] in (Axis.EP, Axis.CP):
             assignments.assign([group], *axis_and_reason)
@@ -309,11 +290,6 @@ def _assign_whole_world(
     axis_and_reason = axis_of_use(merge_usage(uses[group] for group in used), set(), used[0])
     if axis_and_reason is not None and axis_and_reason[0] != "pp":
         assignments.assign(used, *axis_and_reason)
-
-
-def _is_named(group: Group) -> bool:
-    """Return whether calls with this group are of one group: it has a name or its ranks."""
-    return bool(group.id or group.ranks)
 
 
 def _is_world(group: Group, world: int | None) -> bool:
@@ -333,32 +309,6 @@ def _families(groups: Sequence[Group], world: int | None, uses: Mapping[Group, U
             named = uses[group].hints.most_common(1)
             families.setdefault((*shape, *(axis for axis, _ in named)), []).append(group)
     return families
-
-
-def _by_rank_lists(
-    families: Sequence[Sequence[Group]], assigned: set[str], world: int | None
-) -> list[tuple[str, str, Sequence[Group]]]:
-    """Axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then dp.
-
-    An axis tiles all ranks: the first and last rank of a pipeline, which share embeddings, are none.
-    """
-    if world is None:
-        return []
-    shaped = [family for family in families if family[0].size > 1 and _tiles(family[0], world)]
-    shaped.sort(key=lambda family: family[0].stride or 0)
-    axes: list[tuple[str, str, Sequence[Group]]] = []
-    for family in shaped:
-        first = family[0]
-        axis = "tp" if first.stride == 1 and "tp" not in assigned else "dp" if "dp" not in assigned else None
-        if axis is not None:
-            assigned = assigned | {axis}
-            axes.append((axis, f"its rank list, stride {first.stride}", family))
-    return axes
-
-
-def _tiles(group: Group, world: int) -> bool:
-    """Return whether groups of this size and stride can hold each rank once."""
-    return group.stride is not None and world % (group.stride * group.size) == 0
 
 
 def _named(group: Group) -> str:

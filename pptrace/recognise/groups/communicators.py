@@ -43,9 +43,13 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
     claimed = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
     if not claimed:
         return Members(calls, distributed)
+    by_group: dict[str, tuple[int, dict[int, int]]] = {}  # size, and the global rank of each member by its rank in it
+    for rank in claimed:
+        for group, (position, size) in communicators[rank].items():
+            by_group.setdefault(group, (size, {}))[1][position] = rank
     ranks = {
-        group: _ordered(*members)
-        for group, members in _members({rank: communicators[rank] for rank in claimed}).items()
+        group: [members[position] for position in range(size)] if set(members) == set(range(size)) else []
+        for group, (size, members) in by_group.items()
     }
     if sorted(claimed) not in ranks.values():
         unsure = {rank: {} if rank in communicators else rank_facts for rank, rank_facts in distributed.items()}
@@ -58,19 +62,3 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
         for rank, table in calls.items()
     }
     return Members(filled, distributed)
-
-
-def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
-    """Size of each communicator, and the global rank of each member by its rank in it."""
-    by_group: dict[str, tuple[int, dict[int, int]]] = {}
-    for rank, communicators in positions.items():
-        for group, (position, size) in communicators.items():
-            by_group.setdefault(group, (size, {}))[1][position] = rank
-    return by_group
-
-
-def _ordered(size: int, ranks: Mapping[int, int]) -> list[int]:
-    """Global ranks in the order of the communicator; [] unless all are known."""
-    return (
-        [ranks[position] for position in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
-    )

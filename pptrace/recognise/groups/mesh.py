@@ -29,50 +29,40 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         value = sizes.get(axis, 1)  # a mesh that does not name an axis has none
         return value if isinstance(value, int) else None
 
-    pipelines: list[tuple[int, ...]] = []
-    for facts in with_mesh:
-        ranks = facts.get("pp_ranks")
-        if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
-            continue
-        if ranks and tuple(ranks) not in pipelines:
-            pipelines.append(tuple(ranks))
     world = with_mesh[0].get("world_size")
     unknown = MeshInfo(num_ranks, pp=size("pp"), vpp=size("vpp"), tp=None, cp=None, dp=None, ep=None)
     mesh = unknown.with_sizes({axis: size(axis) for axis in SIZED})
+    # Megatron-LM's order, unless the mesh declares one that names all axes that have several ranks.
+    words = order.split("-") if isinstance(order := sizes.get("order"), str) else ()
+    is_complete = all(axis in words or mesh.size_of(axis) == 1 for axis in MESH_ORDER)
+    # Experts are spread over the ranks of a stage where the declared ep and etp divide these.
+    of_stage = prod(mesh.size_of(axis) or 1 for axis in WITHIN_STAGE)
+    ep, etp = sizes.get("ep"), sizes.get("etp")
+    is_folded = isinstance(ep, int) and isinstance(etp, int) and ep * etp > 0 and of_stage % (ep * etp) == 0
     return replace(
         mesh,
         num_ranks=world if isinstance(world, int) else num_ranks,
-        pipelines=tuple(sorted(pipelines)),
-        order=_order_of(sizes.get("order"), mesh),
-        etp=size("etp") if "etp" in sizes and _is_folded(sizes, mesh) else None,
+        pipelines=_declared_pipelines(with_mesh),
+        order=(complete_order(words) if is_complete else None) or MESH_ORDER,
+        etp=size("etp") if is_folded else None,
     )
 
 
-def _is_folded(sizes: Mapping[str, object], mesh: MeshInfo) -> bool:
-    """Return whether ep and etp divide the ranks of a stage, over which a mesh that declares them spreads its experts."""
-    of_stage = prod(mesh.size_of(axis) or 1 for axis in WITHIN_STAGE)
-    ep, etp = sizes.get("ep"), sizes.get("etp")
-    return isinstance(ep, int) and isinstance(etp, int) and ep * etp > 0 and of_stage % (ep * etp) == 0
-
-
-def _order_of(declared: object, mesh: MeshInfo) -> tuple[str, ...]:
-    """The order of the axes that a mesh declares, if it names all that have several ranks; else Megatron-LM's."""
-    words = declared.split("-") if isinstance(declared, str) else ()
-    is_whole = all(axis in words or mesh.size_of(axis) == 1 for axis in MESH_ORDER)
-    return (complete_order(words) if is_whole else None) or MESH_ORDER
+def _declared_pipelines(metadata: Sequence[Mapping[str, object]]) -> tuple[tuple[int, ...], ...]:
+    pipelines: set[tuple[int, ...]] = set()
+    for facts in metadata:
+        ranks = facts.get("pp_ranks")
+        if isinstance(ranks, Sequence) and ranks and all(isinstance(rank, int) for rank in ranks):
+            pipelines.add(tuple(ranks))
+    return tuple(sorted(pipelines))
 
 
 def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
     """Set the pipelines that a watched runtime declared, even where some of their ranks have no trace."""
-    named: set[tuple[int, ...]] = set()
-    for facts in metadata:
-        ranks = facts.get("pp_ranks")
-        if isinstance(ranks, Sequence) and ranks and all(isinstance(rank, int) for rank in ranks):
-            named.add(tuple(ranks))
-    if len({len(pipeline) for pipeline in named}) != 1:
+    pipelines = _declared_pipelines(metadata)
+    if len(set(map(len, pipelines))) != 1:
         return mesh
-    pp = len(next(iter(named)))
-    return replace(mesh, pp=pp, pipelines=tuple(sorted(named)), in_order=False)
+    return replace(mesh, pp=len(pipelines[0]), pipelines=pipelines, in_order=False)
 
 
 def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> MeshInfo:
@@ -107,25 +97,8 @@ def mesh_with_messages(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     """
     if len(mesh.pipelines) < 2 or not len(comms):
         return mesh
-    place = {rank: place for pipeline in mesh.pipelines for place, rank in enumerate(pipeline)}
-    pipeline_of = {rank: {rank} for rank in place}
-    for rank, peer in _ends_of_messages(comms):
-        if rank in place and peer in place and pipeline_of[rank] is not pipeline_of[peer]:
-            joined = pipeline_of[rank] | pipeline_of[peer]
-            pipeline_of |= dict.fromkeys(joined, joined)
-    connected = {min(ranks): tuple(sorted(ranks, key=place.__getitem__)) for ranks in pipeline_of.values()}
-    places = list(range(len(mesh.pipelines[0])))
-    if any([place[rank] for rank in ranks] != places for ranks in connected.values()):
-        return mesh
-    return replace(mesh, pipelines=tuple(sorted(connected.values())))
-
-
-_BLOCK = 1 << 20
-"""Rows of communication that are looked at together: of all of them at once the numbers would take much memory."""
-
-
-def _ends_of_messages(comms: pd.DataFrame) -> set[tuple[int, int]]:
-    """Each (rank, peer) of the messages of pipelines."""
+    position = {rank: position for pipeline in mesh.pipelines for position, rank in enumerate(pipeline)}
+    pipeline_of = {rank: {rank} for rank in position}
     pairs: set[tuple[int, int]] = set()
     for begin in range(0, len(comms), _BLOCK):
         rows = comms[["kind", "axis", "rank", "peer"]].iloc[begin : begin + _BLOCK]
@@ -133,7 +106,19 @@ def _ends_of_messages(comms: pd.DataFrame) -> set[tuple[int, int]]:
         ends = [rows[name].to_numpy()[is_message] for name in ("rank", "peer")]
         _, first = distinct_of(ends)
         pairs |= set(zip(*(end[first].tolist() for end in ends), strict=True))
-    return pairs
+    for rank, peer in pairs:
+        if rank in position and peer in position and pipeline_of[rank] is not pipeline_of[peer]:
+            joined = pipeline_of[rank] | pipeline_of[peer]
+            pipeline_of |= dict.fromkeys(joined, joined)
+    connected = {min(ranks): tuple(sorted(ranks, key=position.__getitem__)) for ranks in pipeline_of.values()}
+    positions = list(range(len(mesh.pipelines[0])))
+    if any([position[rank] for rank in ranks] != positions for ranks in connected.values()):
+        return mesh
+    return replace(mesh, pipelines=tuple(sorted(connected.values())))
+
+
+_BLOCK = 1 << 20
+"""Rows of communication that are looked at together: of all of them at once the numbers would take much memory."""
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
@@ -199,13 +184,17 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
     """
-    held = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
+    stages_of_rank = stages_by_rank(rows_where(ops[["rank", "stage"]], ops["stage"] >= 0))
     compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].unique().tolist())
     is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
-        stages = [held[rank] for rank in pipeline if rank in held]
+        stages = [stages_of_rank[rank] for rank in pipeline if rank in stages_of_rank]
         is_consistent = is_consistent and len(set(stages)) == len(stages)
-    named = _axis_sizes(mesh, groups.sizes)
+    # Where a group has several ranks, the ops alone cannot show that the axes without one have none.
+    several = any(size > 1 for size in groups.sizes.values())
+    named: dict[str, int | None] = {
+        axis: groups.sizes.get(axis, None if several else mesh.size_of(axis)) for axis in SIZED
+    }
     num_ranks = max(mesh.num_ranks, groups.world_size or 0)
     pp = len(groups.pipelines[0]) if is_consistent else mesh.pp or groups.sizes.get("pp")
     if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
@@ -225,13 +214,7 @@ def stages_by_rank(ops: pd.DataFrame) -> dict[int, frozenset[int]]:
     stages: dict[int, set[int]] = {}
     for rank, stage in ops[["rank", "stage"]].iloc[first].itertuples(index=False):
         stages.setdefault(rank, set()).add(stage)
-    return {rank: frozenset(held) for rank, held in stages.items()}
-
-
-def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
-    """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
-    several = any(size > 1 for size in sizes.values())
-    return {axis: sizes.get(axis, None if several else mesh.size_of(axis)) for axis in SIZED}
+    return {rank: frozenset(stages_of_rank) for rank, stages_of_rank in stages.items()}
 
 
 def mesh_with_absent_ranks(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,18 @@ class Group:
     description: str
     ranks: tuple[int, ...]
     size: int
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether calls with this group are of one group: it has a name or its ranks."""
+        return bool(self.id or self.ranks)
+
+    @property
+    def key(self) -> str:
+        """The same text on all members; "" where it is not known of which group a call is."""
+        if self.ranks:
+            return ",".join(map(str, self.ranks))
+        return f"{self.id} {self.description}" if self.id else ""
 
     @property
     def stride(self) -> int | None:
@@ -119,9 +132,9 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
         sizes["dp"] = max(dp_cp // sizes["cp"], 1)
     if described:
         ones = {axis: 1 for axis in _MODEL_AXES if axis not in sizes and not (axis == Axis.CP and dp_cp)}
-        if "dp" not in sizes or world == _product((sizes | ones).get(axis, 1) for axis in MESH_ORDER):
+        if "dp" not in sizes or world == prod((sizes | ones).get(axis, 1) for axis in MESH_ORDER):
             sizes |= ones  # else an axis that no group describes has more than one rank
-    known = _product(sizes.get(axis, 1) for axis in MESH_ORDER)
+    known = prod(sizes.get(axis, 1) for axis in MESH_ORDER)
     if known == world:
         sizes |= {axis: 1 for axis in MESH_ORDER if axis not in sizes}
     elif "dp" not in sizes and set(_MODEL_AXES) <= set(sizes) and world % known == 0:
@@ -132,14 +145,7 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
 def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
     """Return whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
     known = [size for axis in MESH_ORDER if (size := sizes.get(axis)) is not None]
-    return _product(known) == world if len(known) == len(MESH_ORDER) else world % max(_product(known), 1) == 0
-
-
-def _product(numbers: Iterable[int]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product
+    return prod(known) == world if len(known) == len(MESH_ORDER) else world % max(prod(known), 1) == 0
 
 
 Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
@@ -189,31 +195,19 @@ def chains_of(
     for source, target in links:
         peers.setdefault(source, set()).add(target)
         peers.setdefault(target, set()).add(source)
-    return tuple(
-        Chain(
-            ranks,
-            frozenset(edge for edge in links if edge[0] in ranks),
-            len(ranks) == world or all(rank in present or len(peers[rank]) > 1 for rank in ranks),
-        )
-        for ranks in _connected(peers)
-        if len(ranks) > 1
-    )
-
-
-def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
-    """The sets of ranks that are connected by their peers, each in order, by their first ranks."""
-    sets: list[tuple[int, ...]] = []
+    chains: list[Chain] = []
     seen: set[int] = set()
     for first in sorted(peers):
-        if first in seen:
-            continue
-        members, new = {first}, {first}
+        members, new = {first}, {first} - seen
         while new:
             new = {peer for rank in new for peer in peers[rank]} - members
             members |= new
+        if len(members) > 1:
+            is_whole = len(members) == world or all(rank in present or len(peers[rank]) > 1 for rank in members)
+            of_chain = frozenset(edge for edge in links if edge[0] in members)
+            chains.append(Chain(tuple(sorted(members)), of_chain, is_whole))
         seen |= members
-        sets.append(tuple(sorted(members)))
-    return sets
+    return tuple(chains)
 
 
 def one_way_rings(edges: Edges) -> frozenset[Group]:
@@ -221,13 +215,13 @@ def one_way_rings(edges: Edges) -> frozenset[Group]:
 
     A pipeline that trains sends gradients back, and one that only runs forward ends at its last rank.
     """
-    return frozenset(group for group, pairs in edges.items() if _goes_around(pairs))
-
-
-def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
-    after = dict(edges)
-    one_way = len(after) == len(edges) and set(after) == set(after.values())
-    return one_way and all(after[after[rank]] != rank for rank in after)
+    rings = set()
+    for group, pairs in edges.items():
+        after = dict(pairs)
+        is_ring = len(after) == len(pairs) and set(after) == set(after.values())
+        if is_ring and all(after[after[rank]] != rank for rank in after):
+            rings.add(group)
+    return frozenset(rings)
 
 
 def exchanges(calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
@@ -237,7 +231,9 @@ def exchanges(calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group],
     one way; seen only in its middle, it may look the same, so that such a group is of no axis for sure.
     """
     possible = {
-        group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)
+        group
+        for group, pairs in edges.items()
+        if len({rank for pair in pairs for rank in pair}) == 2 or not any(pair[::-1] in pairs for pair in pairs)
     }
     one_way = set()
     for table in calls.values() if possible else ():
@@ -253,10 +249,6 @@ def exchanges(calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group],
 _ENDS = ["kind", "peer", "local_peer"]
 
 
-def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
-    return len({rank for edge in edges for rank in edge}) == 2
-
-
 def edges_of(
     calls: Mapping[int, KeyedCalls], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
 ) -> dict[Group, set[tuple[int, int]]]:
@@ -265,7 +257,7 @@ def edges_of(
     for rank, table in calls.items():
         for key, part in table.by_key(_ENDS, P2P):
             group = of_call[key]
-            named = group if group.id or group.ranks else unnamed[rank]
+            named = group if group.is_named else unnamed[rank]
             ends = [part[name].to_numpy() for name in _ENDS]
             _, first = distinct_of(ends)
             for kind, global_rank, group_rank in zip(*(column[first].tolist() for column in ends), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.intervals import Int64, union
+from pptrace.intervals import Int64, find_interval, union
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
@@ -20,7 +20,7 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import UNKNOWN, Group, call_keys, global_peer
 from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.recognise.messages.messages_from_plan import label_from_plan
-from pptrace.slices import distinct_of, rows_where, slices
+from pptrace.slices import are_among, distinct_of, rows_where, slices
 
 Texts: TypeAlias = npt.NDArray[np.object_]
 
@@ -74,13 +74,15 @@ def _of_rank(
         (kinds, number, calls["hint"].to_numpy(dtype=object)),
         "object",
     )
-    is_free = _are_free(rank, calls, kinds, axes, labelled_comms)
+    is_label = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
+    is_free = ~_is_labelled(calls, kinds, axes, labelled_comms[is_label])
     calls, number, kinds, axes = rows_where(calls, is_free), number[is_free], kinds[is_free], axes[is_free]
 
     def peer_of(kind: str, key: int, peer: int, local_peer: int) -> int:
         group = call_groups[key]
-        named = group if group.id or group.ranks or kind not in P2P else groups.unnamed[rank]
-        return global_peer(peer, local_peer, named) if kind in P2P else -1
+        if kind not in P2P:
+            return -1
+        return global_peer(peer, local_peer, group if group.is_named else groups.unnamed[rank])
 
     ends = (calls["peer"].to_numpy(), calls["local_peer"].to_numpy())
     peers = _each(peer_of, (kinds, number, *ends), "int64")
@@ -94,7 +96,7 @@ def _of_rank(
             "kind": kinds,
             "axis": axes,
             "peer": peers,
-            "group_size": np.where(_is_any_of(kinds, P2P), 2, sizes[number]),
+            "group_size": np.where(are_among(kinds, P2P), 2, sizes[number]),
             **_sizes(calls),
             "direction": _each(partial(_direction, rank, mesh=mesh), (kinds, axes, peers), "object"),
             "stage": unknown,
@@ -106,7 +108,7 @@ def _of_rank(
             "stream": calls["stream"].to_numpy(),
             "match": unknown,
             "clock": calls["clock"].to_numpy(dtype=object),
-            "group": np.array([_key(group) for group in call_groups], dtype=object)[number],
+            "group": np.array([group.key for group in call_groups], dtype=object)[number],
             "seq": calls["seq"].to_numpy(),
         },
     )
@@ -126,27 +128,11 @@ def _sizes(calls: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _are_free(
-    rank: int, calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled_comms: pd.DataFrame
-) -> npt.NDArray[np.bool_]:
-    """Mask of the calls that no label of a message covers."""
-    is_message = (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
-    labelled = labelled_comms[is_message]
-    return ~_is_labelled(calls, kinds, axes, labelled) if len(labelled) else np.ones(len(calls), dtype=np.bool_)
-
-
 def _each(function: Callable[..., Any], columns: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
     """Results of a function for each row of some columns; called once for equal rows."""
     number, first = distinct_of(columns)
     values = [function(*row) for row in zip(*(column[first].tolist() for column in columns), strict=True)]
     return np.array(values, dtype=dtype)[number]
-
-
-def _is_any_of(texts: Texts, wanted: Iterable[str]) -> npt.NDArray[np.bool_]:
-    chosen = np.zeros(len(texts), dtype=np.bool_)
-    for text in wanted:
-        chosen |= texts == text
-    return chosen
 
 
 def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -155,14 +141,15 @@ def _is_labelled(calls: pd.DataFrame, kinds: Texts, axes: Texts, labelled: pd.Da
     Where other collectives use the pipeline's group too, so that it has their axis, a message is one that begins as a label does.
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """
+    if not len(labelled):
+        return np.zeros(len(calls), dtype=np.bool_)
     kernels = kinds == "send_recv"
     if kernels.any() and (labelled["clock"] == "device").all():
         busy = union(labelled["start_ns"], labelled["end_ns"])
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    messages = _is_any_of(kinds, P2P)
-    covered: npt.NDArray[np.bool_] = _is_any_of(axes, ("pp", UNKNOWN)) & (kernels | messages)
+    covered: npt.NDArray[np.bool_] = are_among(axes, ("pp", UNKNOWN)) & (kernels | are_among(kinds, P2P))
     for kind in P2P:
         begins = labelled["start_ns"].to_numpy()[(labelled["kind"] == kind).to_numpy()]
         covered |= (kinds == kind) & np.isin(calls["start_ns"].to_numpy(), begins)
@@ -189,12 +176,6 @@ def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     return calls.assign(stage=stage, microbatch=microbatch)
 
 
-def _key(group: Group) -> str:
-    if group.ranks:
-        return ",".join(map(str, group.ranks))
-    return f"{group.id} {group.description}" if group.id else ""
-
-
 def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
     """A group of the whole world is what the pipeline's messages use where they have no group of their own.
 
@@ -211,18 +192,16 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
 def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> Texts:
     """The kinds; a kernel that may be any of send, receive and all-to-all exchanges tokens if it lies inside a single op."""
     kinds: Texts = calls["kind"].to_numpy(dtype=object, copy=True)
-    is_beside_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
-    kinds[is_beside_gemm] = "ring_exchange"
+    is_with_gemm = (kinds == "send_recv") & (calls["hint"] == "tp").to_numpy()  # in parts
+    kinds[is_with_gemm] = "ring_exchange"
     kinds[(kinds == "send_recv") & (calls["hint"] == "ep").to_numpy()] = "all_to_all"
     unclear = np.flatnonzero(kinds == "send_recv")
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")] if len(unclear) else ops
-    if not len(unclear) or compute.empty:
+    if not len(unclear):
         return kinds
-    compute = compute.sort_values("start_ns", kind="stable")
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")].sort_values("start_ns", kind="stable")
     starts, ends = compute["start_ns"].to_numpy(), np.maximum.accumulate(compute["end_ns"].to_numpy())
     started, ended = (calls[name].to_numpy()[unclear] for name in ("start_ns", "end_ns"))
-    row = np.searchsorted(starts, started, side="left") - 1
-    kinds[unclear[(row >= 0) & (ended < ends[row])]] = "all_to_all"
+    kinds[unclear[find_interval(starts, ends, started - 1, until=ended + 1) >= 0]] = "all_to_all"
     return kinds
 
 
@@ -245,11 +224,8 @@ def _steps(calls: pd.DataFrame, kinds: Texts, ops: pd.DataFrame) -> Int64:
     """
     marked = ops[ops["kind"] == "STEP"].sort_values("start_ns", kind="stable")
     if len(marked):
-        starts, ends = marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy()
-        at = calls["host_ns"].to_numpy()
-        index = np.searchsorted(starts, at, side="right") - 1
-        inside = (index >= 0) & (at < ends[np.maximum(index, 0)])
-        return np.where(inside, marked["step"].to_numpy()[np.maximum(index, 0)], -1).astype(np.int64)
+        index = find_interval(marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy(), calls["host_ns"].to_numpy())
+        return np.append(marked["step"].to_numpy(), -1)[index].astype(np.int64)
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     if compute.empty:
         return np.full(len(calls), -1, dtype=np.int64)
@@ -258,6 +234,5 @@ def _steps(calls: pd.DataFrame, kinds: Texts, ops: pd.DataFrame) -> Int64:
     at = calls["start_ns"].to_numpy()
     index = np.searchsorted(starts, at, side="right") - 1
     after = (index < 0) | (at >= ends[np.maximum(index, 0)])
-    received = kinds == "recv"
-    index = np.where(after & received & (index + 1 < len(numbers)), index + 1, index)
-    return np.where(index >= 0, numbers[np.maximum(index, 0)], -1).astype(np.int64)
+    index = np.where(after & (kinds == "recv") & (index + 1 < len(numbers)), index + 1, index)
+    return np.append(numbers, -1)[index].astype(np.int64)

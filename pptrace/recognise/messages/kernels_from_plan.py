@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,14 +70,8 @@ def kernels_from_plan(
     return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """A message of a step, and the index of the kernel that carries it among the rank's."""
-
-    message: PlannedMessage
-    kind: str
-    step: int
-    kernel: int
+_Carried = tuple[PlannedMessage, str, int, int]
+"""(a message, its kind, its step, the index of the kernel that carries it among the rank's)."""
 
 
 def _of_pipeline(
@@ -93,23 +85,23 @@ def _of_pipeline(
     parts = []
     for pp_rank, rank in enumerate(pipeline):
         rank_kernels = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
-        in_plan_order = list(_carried(rank_kernels, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, pp_rank))
-        messages = list(_swapped(in_plan_order, pp_rank, received_first))
-        if {one.kernel for one in messages} != set(range(len(rank_kernels))):
+        planned = list(_carried(rank_kernels, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, pp_rank))
+        carried_by = _swapped(planned, pp_rank, received_first)
+        if set(carried_by) != set(range(len(rank_kernels))):
             return None
-        carried = Counter(one.kernel for one in messages)
-        rows = rank_kernels.iloc[[one.kernel for one in messages]]
+        messages, kinds, steps, _ = zip(*planned, strict=True)
+        count = Counter(carried_by)
         parts.append(
-            rows.assign(
-                kind=[one.kind for one in messages],
+            rank_kernels.iloc[carried_by].assign(
+                kind=kinds,
                 axis="pp",
-                step=[one.step for one in messages],
-                peer=[pipeline[one.message.peer_pp_rank] for one in messages],
-                shared=[carried[one.kernel] for one in messages],
+                step=steps,
+                peer=[pipeline[message.peer_pp_rank] for message in messages],
+                shared=[count[kernel] for kernel in carried_by],
                 group_size=2,
-                direction=[one.message.direction for one in messages],
-                stage=[one.message.op.stage for one in messages],
-                microbatch=[one.message.op.microbatch or 0 for one in messages],
+                direction=[message.direction for message in messages],
+                stage=[message.op.stage for message in messages],
+                microbatch=[message.op.microbatch or 0 for message in messages],
             )
         )
     return pd.concat(parts, ignore_index=True)
@@ -122,7 +114,7 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
         plan = schedule.plan_of(int(str(step)))
         if plan is None:
             continue
-        spans = dict(zip(_tuples(rows, *_NAME), _tuples(rows, *_TIMES), strict=True))
+        spans = {op[:3]: op[3:] for op in rows[[*_NAME, *_TIMES]].itertuples(index=False, name=None)}
         for kind in P2P:
             for message in planned_messages(plan, pp_rank, sends=kind == "send"):
                 span = spans.get((message.op.kind.value, message.op.stage, message.op.microbatch))
@@ -132,23 +124,20 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
                     at = int(np.searchsorted(starts, span[1], side="left"))
                 else:
                     at = int(np.searchsorted(ends, span[0], side="right")) - 1
-                yield _Carried(message, kind, int(str(step)), at if at < len(kernels) else -1)
+                yield message, kind, int(str(step)), at if at < len(kernels) else -1
 
 
-def _swapped(carried: Sequence[_Carried], pp_rank: int, received_first: frozenset[int]) -> Iterator[_Carried]:
-    """Swap the kernels of a send and a receive in a row with the same neighbour, for neighbours received from first."""
-    counts = Counter(one.kernel for one in carried)
-    unshared = {(one.kernel, one.kind): one.message.peer_pp_rank for one in carried if counts[one.kernel] == 1}
-    for one in carried:
-        away = 1 if one.kind == "send" else -1
-        other = unshared.get((one.kernel + away, "recv" if one.kind == "send" else "send"))
-        is_pair = counts[one.kernel] == 1 and other == one.message.peer_pp_rank
-        early = (1 if one.message.peer_pp_rank > pp_rank else -1) in received_first
-        yield replace(one, kernel=one.kernel + away) if is_pair and early else one
-
-
-def _tuples(rows: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].tolist() for name in columns), strict=True)
+def _swapped(carried: Sequence[_Carried], pp_rank: int, received_first: frozenset[int]) -> list[int]:
+    """The kernels, those of a send and a receive in a row with the same neighbour swapped, for neighbours received from first."""
+    counts = Counter(kernel for *_, kernel in carried)
+    peer_of = {(kernel, kind): message.peer_pp_rank for message, kind, _, kernel in carried if counts[kernel] == 1}
+    kernels = []
+    for message, kind, _, kernel in carried:
+        offset, other = (1, "recv") if kind == "send" else (-1, "send")
+        is_pair = counts[kernel] == 1 and peer_of.get((kernel + offset, other)) == message.peer_pp_rank
+        is_early = (1 if message.peer_pp_rank > pp_rank else -1) in received_first
+        kernels.append(kernel + offset if is_pair and is_early else kernel)
+    return kernels
 
 
 def _can_be(messages: pd.DataFrame) -> bool:

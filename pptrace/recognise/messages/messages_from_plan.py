@@ -50,29 +50,31 @@ def match_by_adjacent_ops(
             return None
         kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
         rank_ops = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
-        wanted = {
+        planned = {
             (a.stage, a.microbatch)
             for a in cross_rank_ops(plan_of(int(str(step))), pp_rank, str(direction), sends=kind == "send")
         }
-        matched = _with_adjacent_op(rows, rank_ops.sort_values("start_ns", kind="stable"), sends=kind == "send")
-        matched = matched[[key in wanted for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
+        ordered = rows.sort_values("start_ns", kind="stable"), rank_ops.sort_values("start_ns", kind="stable")
+        matched, adjacent = with_adjacent_op(*ordered, sends=kind == "send")
+        matched = matched.assign(**{name: adjacent[name].to_numpy() for name in ("stage", "microbatch")})
+        matched = matched[[key in planned for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
         matched = matched.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
-        if len(matched) < len(wanted):
+        if len(matched) < len(planned):
             return None
         parts.append(matched)
     return pd.concat(parts).sort_index()
 
 
-def _with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
-    """The messages in time order, each with the stage and microbatch of the last op before it, or of the first after it."""
-    ordered = rows.sort_values("start_ns", kind="stable")
+def with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(messages, ops row by row): the last op over before a send, or the first that begins after a receive; both tables are in
+    the order of time, and messages without such an op are left out.
+    """
     if sends:
-        index = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
+        index = np.searchsorted(ops["end_ns"].to_numpy(), rows["start_ns"].to_numpy(), side="right") - 1
     else:
-        index = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
+        index = np.searchsorted(ops["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), side="left")
     inside = (index >= 0) & (index < len(ops))
-    neighbours = ops.iloc[index[inside]]
-    return ordered[inside].assign(stage=neighbours["stage"].to_numpy(), microbatch=neighbours["microbatch"].to_numpy())
+    return rows[inside], ops.iloc[index[inside]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def label_from_plan(
     is_message = calls["kind"].isin(P2P) & (calls["axis"] == "pp")
     if not is_message.any():
         return calls
-    wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
+    planned: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
     messages = calls.assign(row=np.arange(len(calls)))[is_message]
@@ -111,11 +113,11 @@ def label_from_plan(
         if plan is None or plan.pp != len(pipeline):
             continue
         key = (plan.num_microbatches, kind)
-        if key not in wanted:
-            wanted[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
+        if key not in planned:
+            planned[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
         ordered = rows.in_order_of("start_ns")
         for row, message in zip(
-            ordered["row"], _messages_in_order(wanted[key], ordered, steps.get(step)), strict=False
+            ordered["row"], _messages_in_order(planned[key], ordered, steps.get(step)), strict=False
         ):
             named["direction"][row] = message.direction
             named["stage"][row], named["microbatch"][row] = message.op.stage, message.op.microbatch
@@ -123,20 +125,20 @@ def label_from_plan(
     return calls.assign(**named).astype(calls.dtypes)
 
 
-def _messages_in_order(wanted: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
+def _messages_in_order(planned: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
     """The planned messages in time order; [] where the ops contradict that."""
-    if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
+    if ops is None or not planned or len(messages) % len(planned) or (messages["microbatch"] >= 0).any():
         return []
     keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
     index_of_op = {key: index for index, key in enumerate(keys)}
     op_indices = [
-        index_of_op.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted
+        index_of_op.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in planned
     ]
     if min(op_indices) < 0:
         return []
-    op_times = ops.where(np.repeat(op_indices, len(messages) // len(wanted)))
+    op_times = ops.where(np.repeat(op_indices, len(messages) // len(planned)))
     is_send = messages["kind"] == "send"
     possible = np.where(
         is_send, messages["start_ns"] >= op_times["end_ns"], messages["end_ns"] <= op_times["start_ns"]
     ).all()
-    return [message for message in wanted for _ in range(len(messages) // len(wanted))] if possible else []
+    return [message for message in planned for _ in range(len(messages) // len(planned))] if possible else []

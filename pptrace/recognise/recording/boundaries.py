@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64
-from pptrace.model.traces import Category, Events
+from pptrace.model.traces import Bool, Category, Events
 
-Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
@@ -59,7 +58,11 @@ class Boundaries:
         threads, first = np.unique(thread[order], return_index=True)
         first = np.append(first, len(order))
         time = time[order]
-        outside, inside = (values[events.category[event]] for values in _units_by_category())
+        units = np.zeros(int(max(Category)) + 1)
+        units[list(UNITS)] = list(UNITS.values())
+        # Half of a runtime call's cost is inside it (CUPTI); of what is outside half comes before it, half after it.
+        inside = np.where(events.category[event] == Category.RUNTIME, units[events.category[event]] / 2, 0.0)
+        outside = (units[events.category[event]] - inside) / 2
         before, after = np.where(is_end, inside, outside), np.where(is_end, outside, 0.0)
         return cls(time, event, is_end, before, after, _overhead(events, time, threads, first), threads, first)
 
@@ -92,26 +95,12 @@ class Boundaries:
         room = np.where(self.units > 0, (self.gaps_ns * _REMOVABLE).astype(np.int64), 0)
         return np.maximum(room, self.overhead_ns)
 
-    def begin_of(self, events: Rows, num_events: int) -> Rows:
-        """The boundary at which each of these events begins; −1 of events that are none of the host's."""
-        begins = np.full(num_events, -1, dtype=np.intp)
-        begins[self.event[~self.is_end]] = np.flatnonzero(~self.is_end)
-        return begins[events]
-
-    def end_of(self, events: Rows, num_events: int) -> Rows:
-        """The boundary at which each of these events ends; −1 of events that are none of the host's."""
-        ends = np.full(num_events, -1, dtype=np.intp)
-        ends[self.event[self.is_end]] = np.flatnonzero(self.is_end)
-        return ends[events]
-
-
-def _units_by_category() -> tuple[Float, Float]:
-    """(units before an event and after it, units inside it), by category: half of a runtime call's is inside it (CUPTI)."""
-    outside, inside = (np.zeros(int(max(Category)) + 1) for _ in range(2))
-    for category, units in UNITS.items():
-        inside[category] = units / 2 if category is Category.RUNTIME else 0.0
-        outside[category] = (units - inside[category]) / 2
-    return outside, inside
+    def of_events(self, events: Rows, num_events: int, *, ends: bool) -> Rows:
+        """The boundary at which each of these events ends or begins; −1 of events that are none of the host's."""
+        chosen = np.flatnonzero(self.is_end == ends)
+        boundaries = np.full(num_events, -1, dtype=np.intp)
+        boundaries[self.event[chosen]] = chosen
+        return boundaries[events]
 
 
 def _overhead(events: Events, time: Int64, threads: Int64, first: Rows) -> Int64:

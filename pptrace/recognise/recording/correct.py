@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from pptrace.intervals import Int64
-from pptrace.model.traces import Category, Events, Trace
+from pptrace.model.traces import Category, Trace
 from pptrace.recognise.device.work import device_rows
-from pptrace.recognise.recording.boundaries import Boundaries, Float, Rows
+from pptrace.recognise.recording.boundaries import Boundaries, Float
 from pptrace.recognise.recording.graph import RankGraph
 
 
@@ -33,7 +33,7 @@ class Correction:
     @classmethod
     def of(cls, graph: RankGraph, comes_ns: Int64, cost_ns: float) -> Correction:
         host, start, end = graph.split(comes_ns)
-        return cls(cost_ns, graph.host.thread, graph.host.time_ns, host, start, end)
+        return cls(cost_ns, graph.host["thread"], graph.host["time_ns"], host, start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,38 @@ def corrected(trace: Trace, correction: Correction) -> Trace:
     for times, chosen in ((start, ~boundaries.is_end), (end, boundaries.is_end)):
         times[boundaries.event[chosen]] = comes[chosen]
     start[work], end[work] = correction.start_ns, correction.end_ns
+    # What is neither an event of a thread's boundaries nor work of a device moves along its thread or stream.
     is_other = np.ones(len(events), dtype=np.bool_)
     is_other[boundaries.event] = is_other[work] = False
-    others = _Others(events, boundaries, comes, start, end)
-    for rows, clock in others.rows_with_clocks(np.flatnonzero(is_other)):
+    others = np.flatnonzero(is_other)
+    on_device = events.category[others] >= Category.HOST_LIMIT
+    bounds = zip(boundaries.first[:-1], boundaries.first[1:], strict=True)
+    clocks = [(boundaries.time_ns[low:high], comes[low:high]) for low, high in bounds]
+    of_thread, main = dict(zip(boundaries.threads.tolist(), clocks, strict=True)), max(clocks, key=lambda c: len(c[0]))
+    moves = [(rows, of_thread.get(thread, main)) for thread, rows in events.rows_by_thread(others[~on_device]).items()]
+    streams = events.stream[others[on_device]]
+    for stream in np.unique(streams).tolist():
+        of_stream = work[events.stream[work] == stream]
+        recorded = np.append(events.start_ns[of_stream], events.ends_of(of_stream))
+        order = np.argsort(recorded, kind="stable")
+        clock = (recorded[order], np.append(start[of_stream], end[of_stream])[order])
+        moves.append((others[on_device][streams == stream], clock if len(of_stream) else main))
+    for rows, clock in moves:
         start[rows], end[rows] = _moved(events.start_ns[rows], *clock), _moved(events.ends_of(rows), *clock)
-    memory = trace.memory.assign(t_ns=others.on_main_thread(trace.memory["t_ns"].to_numpy()))
-    return replace(trace, events=_with_times(events, start, end), memory=memory)
+    duration = np.maximum(end - start, 0)
+    order = np.lexsort((-duration, start))  # longer ones first among equals
+    memory = trace.memory.assign(t_ns=_moved(trace.memory["t_ns"].to_numpy(), *main))
+    moved = replace(events, start_ns=start, dur_ns=duration).take(order)
+    return replace(trace, events=moved, memory=memory)
 
 
 def _boundaries_come(boundaries: Boundaries, correction: Correction) -> Int64:
     """The time of each boundary: between two nodes, recording is taken from where it lies, the rest from all gaps alike."""
-    node, num_nodes = _node_before(boundaries, correction), len(correction.time_ns)
+    node, num_nodes = np.empty(len(boundaries), dtype=np.intp), len(correction.time_ns)
+    for thread, low, high in zip(boundaries.threads, boundaries.first[:-1], boundaries.first[1:], strict=True):
+        first, last = np.searchsorted(correction.thread, (thread, thread + 1))
+        before = np.searchsorted(correction.time_ns[first:last], boundaries.time_ns[low:high], side="right")
+        node[low:high] = first + before - 1  # the last node of its thread that each boundary does not come before
     is_node = boundaries.time_ns == correction.time_ns[node]
     stretch = np.concatenate((node[:1], node[:-1]))  # the node before each gap; the first gap of a thread is empty
     removed = np.append(np.diff(correction.time_ns - correction.comes_ns), 0).astype(np.float64)
@@ -95,16 +115,6 @@ def _boundaries_come(boundaries: Boundaries, correction: Correction) -> Int64:
     return comes
 
 
-def _node_before(boundaries: Boundaries, correction: Correction) -> Rows:
-    """The last node of its thread that each boundary does not come before."""
-    node = np.empty(len(boundaries), dtype=np.intp)
-    for thread, low, high in zip(boundaries.threads, boundaries.first[:-1], boundaries.first[1:], strict=True):
-        first, last = np.searchsorted(correction.thread, (thread, thread + 1))
-        times = correction.time_ns[first:last]
-        node[low:high] = first + np.searchsorted(times, boundaries.time_ns[low:high], side="right") - 1
-    return node
-
-
 def _ratio(part: Float, total: Float) -> Float:
     ratio: Float = np.divide(part, total, out=np.zeros_like(part), where=total > 0)
     return ratio
@@ -119,53 +129,3 @@ def _moved(times: Int64, recorded: Int64, comes: Int64) -> Int64:
     )
     moved: Int64 = times + np.rint(moves).astype(np.int64)
     return moved
-
-
-class _Others:
-    """Moves what is neither an event of a thread's boundaries nor work of a device, along its thread or stream."""
-
-    def __init__(self, events: Events, boundaries: Boundaries, comes: Int64, start: Int64, end: Int64) -> None:
-        self._threads = {
-            thread: (boundaries.time_ns[low:high], comes[low:high])
-            for thread, low, high in zip(
-                boundaries.threads.tolist(), boundaries.first[:-1], boundaries.first[1:], strict=True
-            )
-        }
-        self._main = max(self._threads.values(), key=lambda pair: len(pair[0]))
-        self._events, self._work, self._new = events, device_rows(events), (start, end)
-
-    def on_main_thread(self, times: Int64) -> Int64:
-        """Times of events that name no thread."""
-        return _moved(times, *self._main)
-
-    def rows_with_clocks(self, rows: Rows) -> Iterator[tuple[Rows, tuple[Int64, Int64]]]:
-        """(rows, the recorded and the new times of their thread or stream)."""
-        events = self._events
-        on_device = events.category[rows] >= Category.HOST_LIMIT
-        for thread, of_thread in events.rows_by_thread(rows[~on_device]).items():
-            yield of_thread, self._threads.get(thread, self._main)
-        streams = events.stream[rows[on_device]]
-        for stream in np.unique(streams).tolist():
-            yield rows[on_device][streams == stream], self._clock_of(stream)
-
-    def _clock_of(self, stream: int) -> tuple[Int64, Int64]:
-        work = self._work[self._events.stream[self._work] == stream]
-        if not len(work):
-            return self._main
-        recorded = np.concatenate((self._events.start_ns[work], self._events.ends_of(work)))
-        order = np.argsort(recorded, kind="stable")
-        return recorded[order], np.concatenate([times[work] for times in self._new])[order]
-
-
-def _with_times(events: Events, start: Int64, end: Int64) -> Events:
-    """The events at other times, in order of start, longer ones first among equals."""
-    duration = np.maximum(end - start, 0)
-    order = np.lexsort((-duration, start))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    columns = {
-        name: getattr(events, name)[order]
-        for name in ("category", "name_id", "device", "stream", "thread", "correlation")
-    }
-    comm_args = events.comm_args.assign(event=place[events.comm_args["event"].to_numpy()])
-    return replace(events, start_ns=start[order], dur_ns=duration[order], comm_args=comm_args, **columns)

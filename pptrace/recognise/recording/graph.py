@@ -22,18 +22,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64
-from pptrace.model.traces import Category, Events
-from pptrace.recognise.device.idle import PAGEABLE, SYNCHRONISES, named, runtime_rows
+from pptrace.model.traces import Bool, Category, Events
+from pptrace.recognise.device.idle import synchronising_calls
 from pptrace.recognise.device.work import device_rows, launch_calls
-from pptrace.recognise.recording.boundaries import LONG_NS, Bool, Boundaries, Float, Rows
-
-Array = npt.NDArray[Any]
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries, Float, Rows
+from pptrace.slices import Slice
 
 SOON_NS = 30_000
 """Longest time after something within which what follows may have waited for it."""
@@ -43,6 +41,19 @@ _LATENCY_NS, _STREAM_GAP_NS = 5_000, 1_000
 """Latencies where a recording shows none: from a launch to its start on an idle device; from a kernel to its stream's next."""
 _QUEUE = 1_024
 """Launches that a device takes ahead of their execution; a further one waits until the first of them has ended."""
+
+
+_HOST_NODES = {
+    "time_ns": np.int64,
+    "thread": np.int64,
+    "lag_ns": np.int64,  # after the node before it, of which at most ``room_ns`` was recording
+    "units": np.float64,  # events recorded since the node before it, in units of the cost per event
+    "overhead_ns": np.int64,  # of events of the profiler's own since the node before it
+    "room_ns": np.int64,
+    "waited": np.bool_,  # it came when something else let it
+}
+"""Columns of boundaries of host events, by thread and time."""
+_NO_ROWS = np.empty(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,69 +86,37 @@ class Edges:
         return len(self.source)
 
 
-def _no_times() -> Int64:
-    return np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostNodes:
-    """Boundaries of host events, by thread and time.
-
-    Each but the first of a thread comes ``lag_ns`` after the one before it, of which at most ``room_ns`` was the recording of
-    ``units`` events and the ``overhead_ns`` of events of the profiler's own. ``waited``: it came when something else let it.
-    """
-
-    time_ns: Int64 = field(default_factory=_no_times)
-    thread: Int64 = field(default_factory=_no_times)
-    lag_ns: Int64 = field(default_factory=_no_times)
-    units: Float = field(default_factory=lambda: np.empty(0))
-    overhead_ns: Int64 = field(default_factory=_no_times)
-    room_ns: Int64 = field(default_factory=_no_times)
-    waited: Bool = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-
-    def __len__(self) -> int:
-        return len(self.time_ns)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceNodes:
-    """Starts and ends of the device's work, by start."""
-
-    start_ns: Int64 = field(default_factory=_no_times)
-    end_ns: Int64 = field(default_factory=_no_times)
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankGraph:
     """The graph of one rank, on its own clock. Nodes are numbered: those of the host, then the starts of the device's work, then
     their ends. ``edges`` are all but those from one node of a thread to the next.
     """
 
-    host: HostNodes = field(default_factory=HostNodes)
-    device: DeviceNodes = field(default_factory=DeviceNodes)
+    host: Slice = field(
+        default_factory=lambda: Slice({name: np.empty(0, dtype) for name, dtype in _HOST_NODES.items()})
+    )
+    start_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    end_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     edges: Edges = field(default_factory=lambda: Edges.of([], [], []))
 
     def __len__(self) -> int:
-        return len(self.host) + 2 * len(self.device)
+        return len(self.host) + 2 * len(self.start_ns)
 
     @property
     def time_ns(self) -> Int64:
         """The recorded time of each node."""
-        return np.concatenate((self.host.time_ns, self.device.start_ns, self.device.end_ns))
+        return np.concatenate((self.host["time_ns"], self.start_ns, self.end_ns))
 
     @property
     def launches(self) -> tuple[Int64, Int64]:
         """(the host node at which work was launched, the number of that work), of all work of which that is known."""
         edges, num_host = self.edges, len(self.host)
-        chosen = (edges.source < num_host) & (edges.target >= num_host) & (edges.target < num_host + len(self.device))
+        chosen = (edges.source < num_host) & (edges.target >= num_host) & (edges.target < num_host + len(self.start_ns))
         return edges.source[chosen], edges.target[chosen] - num_host
 
     def split(self, values: Int64) -> tuple[Int64, Int64, Int64]:
         """Values of all nodes as those of the host, of starts and of ends."""
-        host, start, end = np.split(values, (len(self.host), len(self.host) + len(self.device)))
+        host, start, end = np.split(values, (len(self.host), len(self.host) + len(self.start_ns)))
         return host, start, end
 
 
@@ -151,42 +130,47 @@ def graph_of(events: Events, boundaries: Boundaries, times_ns: Int64) -> RankGra
     if not len(boundaries):
         return RankGraph()
     device = _Device.of(events, boundaries)
-    waits = _Waits.of(events, boundaries, device)
-    is_node = _nodes(boundaries, device, waits, times_ns)
+    work, call_end, call_lag, call_waited = _waits_for_device(events, boundaries, device)
+    source, target, lag = _hand_overs(events, boundaries)
+    fresh = ~np.isin(target, call_end)
+    source, target, lag = source[fresh], target[fresh], lag[fresh]
+    is_node = np.isin(boundaries.time_ns, times_ns)
+    long = np.flatnonzero(boundaries.gaps_ns >= LONG_NS)
+    of_threads, launches = (boundaries.first[:-1], boundaries.first[1:] - 1), device.launch[device.launch >= 0]
+    for rows in (*of_threads, long, long - 1, launches, source, target, target - 1, call_end, call_end - 1):
+        is_node[rows] = True
     chosen = np.flatnonzero(is_node)
     node_of = np.cumsum(is_node) - 1  # of a boundary that is a node
     starts = len(chosen) + np.arange(len(device))
     ends = starts + len(device)
-    edges = Edges.joined([*device.edges(node_of, starts, ends), *waits.edges(boundaries, node_of, ends)])
-    return RankGraph(_host_nodes(boundaries, chosen, waits), DeviceNodes(device.start, device.end), edges)
+    units = boundaries.after[source] + boundaries.before[target]
+    waits = [Edges.of(node_of[source], node_of[target], lag, units), Edges.of(ends[work], node_of[call_end], call_lag)]
+    edges = Edges.joined([*device.edges(node_of, starts, ends), *waits])
+    waited, index = np.unique(np.concatenate((target, call_end[call_waited])), return_index=True)
+    least = np.where(index < len(target), 0, _LEAST_CALL_NS)
+    host = _host_nodes(boundaries, chosen, waited, np.minimum(least, boundaries.gaps_ns[waited]))
+    return RankGraph(host, device.start, device.end, edges)
 
 
-def _nodes(boundaries: Boundaries, device: _Device, waits: _Waits, times_ns: Int64) -> Bool:
-    is_node = np.isin(boundaries.time_ns, times_ns)
-    is_node[boundaries.first[:-1]] = True
-    is_node[boundaries.first[1:] - 1] = True
-    long = np.flatnonzero(boundaries.gaps_ns >= LONG_NS)
-    for rows in (long, long - 1, device.launch[device.launch >= 0], waits.boundaries):
-        is_node[rows] = True
-    return is_node
-
-
-def _host_nodes(boundaries: Boundaries, chosen: Rows, waits: _Waits) -> HostNodes:
+def _host_nodes(boundaries: Boundaries, chosen: Rows, waited: Rows, least_ns: Int64) -> Slice:
+    """The chosen boundaries as nodes; those that ``waited`` come at least ``least_ns`` after the boundary before them."""
     begins = np.isin(chosen, boundaries.first[:-1])
-    after_node_before = np.concatenate(([0], chosen + 1))[:-1]
-
-    def since_node_before(values: Array) -> Array:
-        total = np.concatenate((np.zeros(1, dtype=values.dtype), np.cumsum(values)))
-        return np.where(begins, 0, total[chosen + 1] - total[after_node_before])
-
-    gaps, room, units, overhead = map(
-        since_node_before, (boundaries.gaps_ns, boundaries.room_ns, boundaries.units, boundaries.overhead_ns)
-    )
-    waited = np.zeros(len(chosen), dtype=np.bool_)
-    waited[np.searchsorted(chosen, waits.target)] = True
-    gaps[waited] = waits.least_ns
-    thread = boundaries.threads[boundaries.thread_of[chosen]]
-    return HostNodes(boundaries.time_ns[chosen], thread, gaps, units, overhead, room, waited)
+    columns = {
+        "time_ns": boundaries.time_ns[chosen],
+        "thread": boundaries.threads[boundaries.thread_of[chosen]],
+        "waited": np.isin(chosen, waited),
+    }
+    sums = {
+        "lag_ns": boundaries.gaps_ns,
+        "units": boundaries.units,
+        "overhead_ns": boundaries.overhead_ns,
+        "room_ns": boundaries.room_ns,
+    }
+    for name, values in sums.items():
+        total = np.append(np.zeros(1, dtype=values.dtype), np.cumsum(values))[chosen + 1]
+        columns[name] = np.where(begins, 0, np.diff(total, prepend=0))
+    columns["lag_ns"][columns["waited"]] = least_ns
+    return Slice(columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +192,7 @@ class _Device:
     def of(cls, events: Events, boundaries: Boundaries) -> _Device:
         rows = device_rows(events)
         calls = launch_calls(events, rows)
-        launch = np.where(calls >= 0, boundaries.begin_of(calls, len(events)), -1)
+        launch = np.where(calls >= 0, boundaries.of_events(calls, len(events), ends=False), -1)
         launched = np.where(launch >= 0, boundaries.time_ns[launch], -1)
         start = events.start_ns[rows]
         late = launched > start  # clocks of host and device that differ: nothing starts before it is launched
@@ -222,8 +206,19 @@ class _Device:
         """The edges into the starts and ends of all work."""
         if not len(self):
             return []
-        before, ended = self._before_on_stream()
-        cause, caused_ns = self._cause_on_other_streams(ended)
+        order = np.argsort(self.stream, kind="stable")
+        same = np.flatnonzero(np.append(False, self.stream[order][1:] == self.stream[order][:-1]))
+        before = np.full(len(self), -1, dtype=np.intp)  # the work before each on its stream
+        before[order[same]] = order[same - 1]
+        ended = np.where(before >= 0, self.end[before], 0)
+        # The work of another stream that ended last before each start, where that is soon before it.
+        order = np.argsort(self.end, kind="stable")
+        last = np.searchsorted(self.end[order], self.start, side="right") - 1
+        cause = np.where(last >= 0, order[np.maximum(last, 0)], -1)
+        caused_ns = np.where(cause >= 0, self.start - self.end[cause], 0)
+        may_cause = (
+            (cause >= 0) & (self.stream[cause] != self.stream) & (caused_ns <= SOON_NS) & (self.end[cause] > ended)
+        )
         launched = self.launch >= 0
         latency = np.where(launched, self.start - self.launched_ns, 0)
         behind = np.where(before >= 0, self.start - ended, 0)  # negative where work of one stream overlaps
@@ -232,11 +227,10 @@ class _Device:
         least_gap = _low(behind[launched & ~idle & (behind >= 0) & (behind <= SOON_NS)], _STREAM_GAP_NS)
         by_launch = idle & (latency <= least_latency + SOON_NS)
         by_stream = ~idle & (before >= 0) & (behind <= least_gap + SOON_NS)
-        by_other = ~by_launch & ~by_stream & (cause >= 0)
+        by_other = ~by_launch & ~by_stream & may_cause
         by_launch |= idle & ~by_other
         by_stream |= ~by_launch & ~by_other
-        follows, overlaps = before >= 0, (before >= 0) & (behind < 0)
-        follows &= ~overlaps
+        follows, overlaps = (before >= 0) & (behind >= 0), (before >= 0) & (behind < 0)
         lag_of_launch = np.where(by_launch, latency, np.minimum(latency, least_latency))
         lag_of_stream = np.where(by_stream, behind, np.minimum(behind, least_gap))
         return [
@@ -245,33 +239,16 @@ class _Device:
             Edges.of(starts[before[overlaps]], starts[overlaps], (self.start - self.start[before])[overlaps]),
             Edges.of(ends[cause[by_other]], starts[by_other], caused_ns[by_other]),
             Edges.of(starts, ends, self.end - self.start),
-            *self._queue_edges(node_of, ends),
+            self._queue_edges(node_of, ends),
         ]
 
-    def _before_on_stream(self) -> tuple[Rows, Int64]:
-        """(the work before each on its stream, −1 for none; when that ended)."""
-        order = np.argsort(self.stream, kind="stable")
-        same = np.concatenate(([False], self.stream[order][1:] == self.stream[order][:-1]))
-        before = np.full(len(self), -1, dtype=np.intp)
-        before[order[same]] = order[np.flatnonzero(same) - 1]
-        return before, np.where(before >= 0, self.end[before], 0)
-
-    def _cause_on_other_streams(self, ended: Int64) -> tuple[Rows, Int64]:
-        """(the work of another stream that ended last before each start, −1 if that is not soon before it; how long before)."""
-        order = np.argsort(self.end, kind="stable")
-        last = np.searchsorted(self.end[order], self.start, side="right") - 1
-        cause = np.where(last >= 0, order[np.maximum(last, 0)], -1)
-        after = np.where(cause >= 0, self.start - self.end[cause], 0)
-        other = (cause >= 0) & (self.stream[cause] != self.stream) & (after <= SOON_NS) & (self.end[cause] > ended)
-        return np.where(other, cause, -1), after
-
-    def _queue_edges(self, node_of: Rows, ends: Int64) -> list[Edges]:
+    def _queue_edges(self, node_of: Rows, ends: Int64) -> Edges:
         """A launch waits while the device has as many before it as it takes."""
         launched = np.flatnonzero(self.launch >= 0)
         launched = launched[np.argsort(self.launched_ns[launched], kind="stable")]
         first, later = launched[:-_QUEUE], launched[_QUEUE:]
         ahead = self.end[first] <= self.launched_ns[later]
-        return [Edges.of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)]
+        return Edges.of(ends[first[ahead]], node_of[self.launch[later[ahead]]], 0)
 
 
 def _low(values: Int64, default: int) -> int:
@@ -279,87 +256,27 @@ def _low(values: Int64, default: int) -> int:
     return int(np.percentile(values, _PERCENTILE)) if len(values) >= 5 else default
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waits:
-    """Boundaries at which threads went on after they had waited, and what they waited for.
-
-    ``from_host`` and ``from_device`` are (what was waited for: a boundary, or device work, at its end; the boundary; how long
-    after it). ``target`` are those boundaries that would have come earlier without it, in order, and ``least_ns`` how long
-    after the boundary before them they come at least.
+def _waits_for_device(events: Events, boundaries: Boundaries, device: _Device) -> tuple[Rows, Rows, Int64, Bool]:
+    """Calls that return when device work is over, by what synchronises, and others that lasted until work had ended: launches
+    into a full queue, allocations: (the work, the boundary of their end, how long after the work that came, whether they had to
+    wait).
     """
-
-    from_host: tuple[Rows, Rows, Int64]
-    from_device: tuple[Rows, Rows, Int64]
-    target: Rows
-    least_ns: Int64
-
-    @classmethod
-    def of(cls, events: Events, boundaries: Boundaries, device: _Device) -> _Waits:
-        calls = _synchronisations(events, boundaries, device)
-        source, target, lag = _handed_over(events, boundaries)
-        fresh = ~np.isin(target, calls.end)
-        source, target, lag = source[fresh], target[fresh], lag[fresh]
-        ended, index = np.unique(np.concatenate((target, calls.end[calls.waited])), return_index=True)
-        least = np.where(index < len(target), 0, _LEAST_CALL_NS)
-        return cls(
-            (source, target, lag),
-            (calls.work, calls.end, calls.lag_ns),
-            ended,
-            np.minimum(least, boundaries.gaps_ns[ended]),
-        )
-
-    @property
-    def boundaries(self) -> Rows:
-        """All boundaries that these waits make nodes."""
-        source, target, _ = self.from_host
-        _, call_end, _ = self.from_device
-        return np.concatenate((source, target, target - 1, call_end, call_end - 1))
-
-    def edges(self, boundaries: Boundaries, node_of: Rows, device_ends: Int64) -> list[Edges]:
-        source, target, lag = self.from_host
-        work, call_end, call_lag = self.from_device
-        units = boundaries.after[source] + boundaries.before[target]
-        return [
-            Edges.of(node_of[source], node_of[target], lag, units),
-            Edges.of(device_ends[work], node_of[call_end], call_lag),
-        ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
-    """Calls that return when device work is over: the work, the boundary of their end, how long after the work that came, and
-    whether they had to wait for it.
-    """
-
-    work: Rows
-    end: Rows
-    lag_ns: Int64
-    waited: Bool
-
-
-def _synchronisations(events: Events, boundaries: Boundaries, device: _Device) -> _Calls:
-    """Calls that synchronise, and others that lasted until work had ended: launches into a full queue, allocations."""
     if not len(device):
-        none = np.empty(0, dtype=np.intp)
-        return _Calls(none, none, none, none.astype(np.bool_))
-    pageable = (events.category[device.rows] == Category.MEMCPY) & named(events, PAGEABLE)[events.name_id[device.rows]]
-    calls = device.calls[pageable & (device.calls >= 0)]
-    explicit = np.union1d(runtime_rows(events, SYNCHRONISES), calls)
+        return _NO_ROWS, _NO_ROWS, _NO_ROWS, np.empty(0, dtype=np.bool_)
+    explicit = synchronising_calls(events, device.rows, device.calls)
     long = np.flatnonzero((events.category == Category.RUNTIME) & (events.dur_ns >= LONG_NS // 2))
     rows = np.union1d(explicit, long).astype(np.intp)
-    end = boundaries.end_of(rows, len(events))
-    rows, end = rows[end >= 0], end[end >= 0]
+    end = boundaries.of_events(rows, len(events), ends=True)
     leaf = (end > 0) & (boundaries.event[end - 1] == rows)
     rows, end = rows[leaf], end[leaf]
     order = np.argsort(device.end, kind="stable")
     last = np.searchsorted(device.end[order], boundaries.time_ns[end], side="right") - 1
     work = order[np.maximum(last, 0)]
     lag = boundaries.time_ns[end] - device.end[work]
-    waited = (last >= 0) & (device.end[work] > events.start_ns[rows])
     is_explicit = np.isin(rows, explicit)
-    waited &= is_explicit | (lag <= SOON_NS)
+    waited = (last >= 0) & (device.end[work] > events.start_ns[rows]) & (is_explicit | (lag <= SOON_NS))
     used = (last >= 0) & (waited | is_explicit)
-    return _Calls(work[used], end[used], np.where(waited, lag, 0)[used], waited[used])
+    return work[used], end[used], np.where(waited, lag, 0)[used], waited[used]
 
 
 _COMPUTES = re.compile(r"^(?:aten::|autograd::|.*Backward)")
@@ -370,16 +287,15 @@ _LATE_WAKE = 0.2
 """Part of the time that a thread was idle by which it may go on after what it waited for."""
 
 
-def _handed_over(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int64]:
+def _hand_overs(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, Int64]:
     """Boundaries at which a thread went on when another one had done something: (that boundary of the other, this one, lag).
 
     A thread that has been idle and begins an event was woken by what another thread did last. The main thread waited if another
     one that was idle began and did a good deal in the meantime (the backward pass, on autograd's thread), or ended a long event
     (a receive, on a worker of gloo) just before.
     """
-    none = np.empty(0, dtype=np.intp)
     if len(boundaries.threads) < 2:
-        return none, none, none
+        return _NO_ROWS, _NO_ROWS, _NO_ROWS
     time, gaps, thread = boundaries.time_ns, boundaries.gaps_ns, boundaries.thread_of
     is_first = np.zeros(len(time), dtype=np.bool_)
     is_first[boundaries.first[:-1]] = True
@@ -388,16 +304,18 @@ def _handed_over(events: Events, boundaries: Boundaries) -> tuple[Rows, Rows, In
     seen = (other >= 0) & (is_first[rows] | (time[other] > time[rows - 1]))
     rows, other = rows[seen], other[seen]
     inside = ~is_first[rows] & boundaries.is_end[rows] & (boundaries.event[rows - 1] == boundaries.event[rows])
-    main = _main_thread(boundaries)
-    on_main = thread[rows] == main
+    counts = np.diff(boundaries.first)
+    begins = np.where(counts >= counts.max() / 20, time[boundaries.first[:-1]], np.iinfo(np.int64).max)
+    on_main = thread[rows] == np.argmin(
+        begins
+    )  # the thread that began first, of those with a good part of the boundaries
     woken = ~on_main & ~boundaries.is_end[rows]
     lag = time[rows] - time[other]
-    began = time[rows - 1]
-    count, idle_before = _activity_since(boundaries, thread[other], began, time[rows])
+    count, idle_before = _activity_since(boundaries, thread[other], time[rows - 1], time[rows])
     did_much = idle_before & (count >= _MANY) & (lag <= _HAND_OVER_NS)
     woke_soon = lag <= np.maximum(_WAKE_NS, _LATE_WAKE * gaps[rows])  # late where threads wait for a core
     ended_long = boundaries.is_end[other] & (events.dur_ns[boundaries.event[other]] >= LONG_NS // 2) & woke_soon
-    computes = inside & named(events, _COMPUTES)[events.name_id[boundaries.event[rows]]]
+    computes = inside & events.named(_COMPUTES)[events.name_id[boundaries.event[rows]]]
     waited = on_main & ~computes & ~is_first[rows] & (did_much | ended_long)
     used = woken | waited
     return other[used], rows[used], lag[used]
@@ -412,13 +330,6 @@ def _last_of_others(boundaries: Boundaries) -> Rows:
     last = np.empty(len(order), dtype=np.intp)
     last[order] = np.where(run > 0, order[run - 1], -1)
     return last
-
-
-def _main_thread(boundaries: Boundaries) -> int:
-    """The index of the thread that began first, of those with a good part of the boundaries."""
-    counts = np.diff(boundaries.first)
-    candidates = np.flatnonzero(counts >= counts.max() / 20)
-    return int(candidates[np.argmin(boundaries.time_ns[boundaries.first[:-1][candidates]])])
 
 
 def _activity_since(boundaries: Boundaries, threads: Rows, began: Int64, until: Int64) -> tuple[Rows, Bool]:

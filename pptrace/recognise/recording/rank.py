@@ -1,4 +1,11 @@
-"""The recording of one rank: what it cost, as far as its trace alone tells."""
+"""The recording of one rank: the cost of recording one host event, judged from the trace alone, and the graph of its events.
+
+From the begin of an operator to the begin of the first one inside it a program does little but dispatch: of these gaps the 25th
+percentile is mostly the recorder's own work, and follows the speed of the machine and what is recorded of each event. The whole
+cost of an event (both its boundaries, memory that is touched for the first time, callbacks of CUPTI inside of launches) is about
+the same multiple of it on all hosts and with all settings that were tried. It was measured as the difference between steps with
+and without the profiler, by number of events: docs/recording.md has the runs.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +17,67 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.damage import RankDamage
-from pptrace.model.traces import InputFormat, Trace
-from pptrace.recognise.recording.boundaries import Boundaries
-from pptrace.recognise.recording.event_cost import EventCost, cost_from_trace
+from pptrace.model.traces import Category, Events, InputFormat, Trace
+from pptrace.recognise.recording.boundaries import LONG_NS, Boundaries
 from pptrace.recognise.recording.graph import RankGraph, graph_of
 
 SETTINGS = "recording"
 """Fact: what the recorder of a trace was told to record."""
 STEP_TIMES = "step_times"
 """Fact: when each step of a rank began and ended, recorded or not."""
+_LEAST_GAPS = 200
+_MICROSECOND = 1_000
+_PERCENTILE = 25
+_MULTIPLE = 3.25
+"""Cost of an event over the percentile of gaps."""
+_LOW, _HIGH = 0.7, 1.4
+"""The 90 % interval of the cost, as a multiple of it."""
+_MOST_OF_HOST = 0.65
+"""Part of a busy host's time that recording takes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventCost:
+    """The cost of recording one host event, ns, with its 90 % interval; 0 where it is not known."""
+
+    value_ns: float = 0.0
+    low_ns: float = 0.0
+    high_ns: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.value_ns > 0
+
+
+_COST_OF_RANGE = EventCost(3_000.0, 1_000.0, 6_000.0)
+"""The cost of a range where nothing else was recorded: of few, hardly any, and not known better."""
+
+
+def cost_from_trace(events: Events, boundaries: Boundaries, num_instants: int = 0) -> EventCost:
+    """The cost per event of one rank's recording, unknown where too few of its events show it.
+
+    Args:
+        num_instants: events without a length, such as allocations: each costs as much as an event, and they are everywhere.
+    """
+    is_call = events.category[boundaries.event] == Category.RUNTIME
+    enters = np.zeros(len(boundaries), dtype=np.bool_)
+    enters[1:] = ~boundaries.is_end[:-1] & ~boundaries.is_end[1:] & ~is_call[:-1] & ~is_call[1:]
+    enters[boundaries.first[:-1]] = False
+    gaps = boundaries.gaps_ns
+    total, weight = 0.0, 0
+    for low, high in zip(boundaries.first[:-1].tolist(), boundaries.first[1:].tolist(), strict=True):
+        of_thread = gaps[low:high][enters[low:high]]
+        if len(of_thread) >= _LEAST_GAPS and (of_thread % _MICROSECOND).any():  # whole microseconds are too coarse
+            total += float(np.percentile(of_thread, _PERCENTILE)) * (high - low)
+            weight += high - low
+    if not weight:
+        return EventCost()
+    num_events = len(boundaries) / 2
+    value = _MULTIPLE * total / weight * (1 + num_instants / num_events)
+    most = float(_MOST_OF_HOST * gaps[gaps < LONG_NS].sum() / num_events)
+    if value > most:  # something else makes all gaps long
+        return EventCost(most, most / 3, most)
+    return EventCost(value, value * _LOW, value * _HIGH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +107,8 @@ def recording_of(trace: Trace, tables: Sequence[pd.DataFrame]) -> RankRecording:
     if trace.format is not InputFormat.KINETO or not len(trace.events):
         return RankRecording(settings=settings)
     boundaries = Boundaries.of(trace.events)
-    if settings.get("level") == "light":
-        cost = EventCost.of_range()
-    else:
-        cost = cost_from_trace(trace.events, boundaries, len(trace.memory))
+    is_light = settings.get("level") == "light"
+    cost = _COST_OF_RANGE if is_light else cost_from_trace(trace.events, boundaries, len(trace.memory))
     if not cost.is_known:
         return RankRecording(settings=settings)
     times = [table[name].to_numpy() for table in tables for name in table.columns if name.endswith("_ns")]

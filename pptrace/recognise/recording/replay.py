@@ -8,7 +8,7 @@ recording. Nodes are taken in the order of the recorded times, in which every ca
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,10 @@ import pandas as pd
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64
-from pptrace.recognise.recording.boundaries import Bool, Float
+from pptrace.model.traces import Bool
+from pptrace.recognise.recording.boundaries import Float
 from pptrace.recognise.recording.graph import Edges, RankGraph
+from pptrace.slices import Slice, last_like, reduce_groups
 
 _CHUNK = 100_000
 """Nodes of which Python has numbers at one time."""
@@ -31,8 +33,9 @@ class RunGraph:
     """The joined graph: nodes in the order in which they are taken, edges by target.
 
     ``time_ns`` are the recorded times on the common clock, ``position`` the place of each rank's nodes in that order. The edges
-    into node ``i`` are ``edge_of[i]`` to ``edge_of[i + 1]``, of which recording took ``cost_ns``; of those from boundary to
-    boundary of one thread ``chain`` has the indices, thread by thread in order of time, and what recording took of them.
+    into node ``i`` are ``edge_of[i]`` to ``edge_of[i + 1]``, of which recording took ``cost_ns``. ``chain`` are those from
+    boundary to boundary of one thread, thread by thread in order of time: the index of the ``edge``, what recording took of it
+    (``cost_ns``, ``overhead_ns``, ``room_ns``), whether it is the ``first`` of its thread, and whether its target ``waited``.
     """
 
     time_ns: Int64
@@ -41,12 +44,7 @@ class RunGraph:
     source: Int64
     lag_ns: Int64
     cost_ns: Float
-    chain: Int64
-    chain_cost_ns: Float
-    chain_overhead_ns: Int64
-    chain_room_ns: Int64
-    chain_first: Bool
-    chain_waited: Bool
+    chain: Slice
 
     def replay(self, scale: float) -> Int64:
         """The time at which each node comes without the recording, if that cost ``scale`` times as much as it is taken to; on the
@@ -54,22 +52,19 @@ class RunGraph:
         """
         if scale <= 0:
             return self.time_ns.copy()
-        return _play(self.time_ns, self.edge_of, self.source, self._lags(scale))
-
-    def _lags(self, scale: float) -> Int64:
         most = np.where(self.lag_ns > 0, self.lag_ns * (1 - _LEAST_LAG), 0.0)
         lags = self.lag_ns - np.rint(np.minimum(self.cost_ns * scale, most)).astype(np.int64)
-        lags[self.chain] -= self._removed(scale)
-        return lags
+        lags[self.chain["edge"]] -= self._removed(scale)
+        return _play(self.time_ns, self.edge_of, self.source, lags)
 
     def _removed(self, scale: float) -> Int64:
         """Time that recording took of each edge of a chain, ns. What one has no room for is taken from those after it, until the
         thread waits.
         """
-        waited, first = self.chain_waited, self.chain_first
-        room = np.where(waited, 0, self.chain_room_ns)
-        due = np.where(waited, 0, np.rint(self.chain_cost_ns * scale).astype(np.int64) + self.chain_overhead_ns)
-        begins = first | waited
+        chain, waited = self.chain, self.chain["waited"]
+        room = np.where(waited, 0, chain["room_ns"])
+        due = np.where(waited, 0, np.rint(chain["cost_ns"] * scale).astype(np.int64) + chain["overhead_ns"])
+        begins = chain["first"] | waited
         begins[1:] |= waited[:-1]
         balance = np.concatenate(([0], np.cumsum(due - room)))
         stretch = np.cumsum(begins)
@@ -93,89 +88,37 @@ def join_graphs(
         comms: matched communication of all ranks (schema COMMS) on the common clock.
         clock: converts the ranks' times.
     """
-    ranks = sorted(graphs)
-    times = {rank: clock.to_common_clock(rank, graphs[rank].time_ns) for rank in ranks}
-    bounds = np.cumsum([0, *map(len, times.values())]).tolist()
-    first = dict(zip(ranks, bounds[:-1], strict=True))
-    chain = _Chain.joined([_Chain.of(graphs[rank], first[rank], costs_ns[rank]) for rank in ranks])
-    of_ranks = [_shifted(graphs[rank], first[rank], costs_ns[rank]) for rank in ranks]
-    meetings = _Meetings.of(graphs, times, first, comms, bounds[-1])
-    time = np.concatenate([*times.values(), meetings.time_ns])
-    edges = Edges.joined([chain.edges, *of_ranks, *meetings.edges])
-    parts = {rank: (first[rank], len(times[rank])) for rank in ranks}
-    return _ordered(time, edges, chain, meetings.relaxed, parts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chain:
-    """The edges from boundary to boundary of each thread."""
-
-    edges: Edges
-    cost_ns: Float
-    overhead_ns: Int64
-    room_ns: Int64
-    first: Bool
-    waited: Bool
-
-    @classmethod
-    def of(cls, graph: RankGraph, first: int, cost_ns: float) -> _Chain:
-        host = graph.host
-        follows = np.flatnonzero(host.thread[1:] == host.thread[:-1]) + 1
-        edges = Edges.of(first + follows - 1, first + follows, host.lag_ns[follows])
-        begins = np.diff(follows, prepend=-1) > 1
-        cost, waited = host.units[follows] * cost_ns, host.waited[follows]
-        return cls(edges, cost, host.overhead_ns[follows], host.room_ns[follows], begins, waited)
-
-    @classmethod
-    def joined(cls, parts: list[_Chain]) -> _Chain:
-        columns = ("cost_ns", "overhead_ns", "room_ns", "first", "waited")
-        return cls(
-            Edges.joined([part.edges for part in parts]),
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in columns),
-        )
-
-
-def _shifted(graph: RankGraph, first: int, cost_ns: float) -> Edges:
-    """The edges with nodes numbered from ``first`` on, and their units in ns."""
-    edges = graph.edges
-    return Edges(edges.source + first, edges.target + first, edges.lag_ns, edges.units * cost_ns)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Meetings:
-    """Messages and collectives as nodes: their times, the edges from and to their members, and the (nodes, lags) of members that
-    had waited: nothing but the meeting kept those longer than their lag.
-    """
-
-    time_ns: Int64
-    edges: list[Edges]
-    relaxed: tuple[Int64, Int64]
-
-    @classmethod
-    def of(
-        cls,
-        graphs: Mapping[int, RankGraph],
-        times: Mapping[int, Int64],
-        first: Mapping[int, int],
-        comms: pd.DataFrame,
-        num_nodes: int,
-    ) -> _Meetings:
-        none = np.empty(0, dtype=np.int64)
-        members = _members(graphs, times, first, comms)
-        if not len(members):
-            return cls(none, [], (none, none))
-        number, index = np.unique(members["match"].to_numpy(), return_inverse=True)
-        start, end, asked = (members[name].to_numpy() for name in ("start_ns", "end_ns", "asked_ns"))
-        ready = np.full(len(number), np.iinfo(np.int64).min)
-        np.maximum.at(ready, index, start)
-        node = num_nodes + index
-        waited = asked <= ready[index]
-        depends = end >= ready[index]
-        lag = np.where(waited, end - ready[index], 0)
-        to_end = Edges.of(node[depends], members["end_node"].to_numpy()[depends], lag[depends])
-        relaxed = depends & waited
-        ends, lags = members["end_node"].to_numpy()[relaxed], lag[relaxed]
-        return cls(ready, [Edges.of(members["start_node"].to_numpy(), node, 0), to_end], (ends, lags))
+    times = {rank: clock.to_common_clock(rank, graphs[rank].time_ns) for rank in sorted(graphs)}
+    *begins, num_nodes = np.cumsum([0, *map(len, times.values())]).tolist()
+    first = dict(zip(times, begins, strict=True))
+    chain_edges, chains, of_ranks = [], [], []
+    for rank, number in first.items():
+        host, edges, cost_ns = graphs[rank].host, graphs[rank].edges, costs_ns[rank]
+        follows = np.flatnonzero(host["thread"][1:] == host["thread"][:-1]) + 1
+        rows = host.where(follows)
+        chain_edges.append(Edges.of(number + follows - 1, number + follows, rows["lag_ns"]))
+        is_first, columns = np.diff(follows, prepend=-1) > 1, ("overhead_ns", "room_ns", "waited")
+        chain = {"cost_ns": rows["units"] * cost_ns, "first": is_first, **{name: rows[name] for name in columns}}
+        chains.append(Slice(chain))
+        of_ranks.append(Edges(edges.source + number, edges.target + number, edges.lag_ns, edges.units * cost_ns))
+    members = _members(graphs, times, first, comms)
+    # Each message or collective is a node, which comes when its last member has begun.
+    matches, index = np.unique(members["match"].to_numpy(), return_inverse=True)
+    start, end, wait_ns, start_node, end_node = (
+        members[name].to_numpy() for name in ("start_ns", "end_ns", "asked_ns", "start_node", "end_node")
+    )
+    ready = reduce_groups(np.maximum, start, index, len(matches))
+    waited, depends = wait_ns <= ready[index], end >= ready[index]
+    lag = np.where(waited, end - ready[index], 0)
+    meetings = num_nodes + index
+    of_meetings = [Edges.of(start_node, meetings, 0), Edges.of(meetings[depends], end_node[depends], lag[depends])]
+    time = np.concatenate([*times.values(), ready])
+    # Nothing but the meeting let a member that had waited for it come later than this lag after any other cause.
+    longest = np.full(len(time), np.iinfo(np.int64).max)
+    longest[end_node[depends & waited]] = lag[depends & waited]
+    edges = Edges.joined([*chain_edges, *of_ranks, *of_meetings])
+    parts = {rank: (number, len(times[rank])) for rank, number in first.items()}
+    return _ordered(time, edges, Slice.joined(chains), longest, parts)
 
 
 def _members(
@@ -191,41 +134,35 @@ def _members(
         of_rank = (rows["rank"] == rank).to_numpy()
         host, device = of_rank & ~on_device, of_rank & on_device
         on_host, starts, ends = graph.split(times[rank])
-        start_node[host] = _numbered(_index_of((on_host,), (start[host],)), first[rank])
-        end_node[host] = _numbered(_index_of((on_host,), (end[host],)), first[rank])
-        work = _index_of((starts, ends), (start[device], end[device]))
-        start_node[device] = _numbered(work, first[rank] + len(graph.host))
-        end_node[device] = _numbered(work, first[rank] + len(graph.host) + len(graph.device))
-    rows = rows.assign(start_node=start_node, end_node=end_node)
-    has_nodes = pd.Series((start_node >= 0) & (end_node >= 0)).groupby(rows["match"])
-    return rows[(has_nodes.transform("all") & (has_nodes.transform("size") > 1)).to_numpy(dtype=np.bool_)]
+        for node, at in ((start_node, start), (end_node, end)):
+            node[host] = _first_like([at[host]], [on_host], first[rank])
+        first_work = first[rank] + len(graph.host)
+        start_node[device] = _first_like([start[device], end[device]], [starts, ends], first_work)
+        end_node[device] = np.where(start_node[device] >= 0, start_node[device] + len(starts), -1)
+    has_nodes = (start_node >= 0) & (end_node >= 0)
+    _, match = np.unique(rows["match"].to_numpy(), return_inverse=True)
+    size = np.bincount(match)
+    is_complete = (size > 1) & (size == np.bincount(match, has_nodes))
+    members: pd.DataFrame = rows.assign(start_node=start_node, end_node=end_node)[is_complete[match]]
+    return members
 
 
-def _numbered(index: Int64, first: int) -> Int64:
-    return np.where(index >= 0, index + first, -1)
+def _first_like(rows: Sequence[Int64], known: Sequence[Int64], number: int) -> Int64:
+    """The first row of some columns, numbered from ``number`` on, that equals each wanted row; −1 where none does."""
+    last = last_like(rows, [column[::-1] for column in known])
+    return np.where(last >= 0, number + len(known[0]) - 1 - last, -1)
 
 
-def _index_of(known: tuple[Int64, ...], wanted: tuple[Int64, ...]) -> Int64:
-    """The index of each wanted row of columns among known ones, the first of equal ones; −1 where there is none."""
-    table = pd.DataFrame(dict(enumerate(known))).drop_duplicates()
-    found = pd.MultiIndex.from_frame(table).get_indexer(pd.MultiIndex.from_arrays(wanted))
-    return np.where(found >= 0, table.index.to_numpy()[found], -1)
-
-
-def _ordered(
-    time: Int64, edges: Edges, chain: _Chain, relaxed: tuple[Int64, Int64], parts: Mapping[int, tuple[int, int]]
-) -> RunGraph:
+def _ordered(time: Int64, edges: Edges, chain: Slice, longest: Int64, parts: Mapping[int, tuple[int, int]]) -> RunGraph:
     """Put nodes and edges in order. The first edges are those of the chain, the last those of meetings.
 
     Args:
-        relaxed: nodes that waited for a meeting, and the longest lag that their other edges may have.
+        longest: the longest lag that edges into a node may have that are not from a meeting.
         parts: the first node of each rank and their number.
     """
-    most = np.full(len(time), np.iinfo(np.int64).max)
-    most[relaxed[0]] = relaxed[1]
     from_meeting = edges.source >= sum(size for _, size in parts.values())
-    lag = np.where(from_meeting, edges.lag_ns, np.minimum(edges.lag_ns, most[edges.target]))
-    waited = chain.waited | (most[chain.edges.target] < np.iinfo(np.int64).max)
+    lag = np.where(from_meeting, edges.lag_ns, np.minimum(edges.lag_ns, longest[edges.target]))
+    waited = chain["waited"] | (longest[edges.target[: len(chain)]] < np.iinfo(np.int64).max)
     ahead = time[edges.source] <= time[edges.target]  # clocks that are off may show an effect before its cause
     order = np.lexsort((_level_among_equals(time, edges.source[ahead], edges.target[ahead]), time))
     position = np.empty(len(time), dtype=np.int64)
@@ -233,23 +170,16 @@ def _ordered(
     lag = _tight(time, edges.source, edges.target, lag, ahead)
     used = np.flatnonzero(ahead)
     used = used[np.argsort(position[edges.target[used]], kind="stable")]
-    target = position[edges.target[used]]
     index = np.full(len(edges), -1)
     index[used] = np.arange(len(used))
-    of_chain = index[: len(chain.edges)]  # boundaries of a thread are in order of time
     return RunGraph(
         time[order],
         {rank: position[first : first + size] for rank, (first, size) in parts.items()},
-        np.searchsorted(target, np.arange(len(time) + 1)),
+        np.searchsorted(position[edges.target[used]], np.arange(len(time) + 1)),
         position[edges.source[used]],
         lag[used],
         edges.units[used],
-        of_chain,
-        chain.cost_ns,
-        chain.overhead_ns,
-        chain.room_ns,
-        chain.first,
-        waited,
+        chain.with_columns({"edge": index[: len(chain)], "waited": waited}),
     )
 
 

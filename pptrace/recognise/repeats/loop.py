@@ -1,15 +1,36 @@
-"""Steps of a rank whose steps nothing marks, from what tells them best: replays of graphs, optimizers, or repeated operators."""
+"""Steps of a rank whose steps nothing marks, from what tells them best: replays of graphs, optimizers, or repeated operators.
+
+A step of a plain training loop ends where its last optimizer has updated the parameters. From one such end to the
+next is the period of the loop, whatever comes first in it: data, a pause, zero_grad. Several forwards
+and backwards before an update are one step, and so are several optimizers: those without a backward between them (one per model
+chunk), and those that come again in turn (a generator and a discriminator). What runs between two steps without a backward, such
+as an evaluation, belongs to the one before it.
+
+A wrong step is worse than none: where the backwards between updates differ, there are none. Neither are there before the first
+update and after the last one, as no one knows where these began and end.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 
-from pptrace.intervals import Int64
-from pptrace.model.device import DeviceWork
-from pptrace.model.traces import Events
-from pptrace.recognise.repeats.calls_to_device import outermost_ranges
-from pptrace.recognise.repeats.optimizer_steps import backward_nodes, steps_of_optimizers
-from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, repeated_steps
+from pptrace.intervals import Int64, earliest_from, find_interval
+from pptrace.model.device import DeviceWork, Rows
+from pptrace.model.traces import Category, Events
+from pptrace.model.wording import counted
+from pptrace.recognise.repeats.repeated_calls import RepeatedSteps, outermost_ranges, repeated_steps, rows_of_ranges
+
+_UPDATE = re.compile(r"^Optimizer\.step#")
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+_NODE = re.compile(r"^autograd::engine::evaluate_function")
+_CLOSE = 0.01
+"""Share of a step within which zero_grad follows the optimizer if it is a part of the same step."""
+_ALIKE = 0.25
+"""Share by which the numbers of autograd's nodes of all steps may differ from the usual one, where they are not the same."""
+_REASON = "the backwards between optimizer steps differ"
 
 
 def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_captured: bool) -> RepeatedSteps:
@@ -29,14 +50,123 @@ def steps_of_loop(events: Events, captures: Int64, work: DeviceWork, has_capture
     if len(of_optimizers) or of_optimizers.reason:
         return of_optimizers
     repeats = repeated_steps(events, captures)
-    backwards = _begins_of_backwards(events)
+    # A backward begins with the first of autograd's nodes that no other operator of the loop's thread is between.
+    nodes = _backward_nodes(events)
+    others = events.start_ns[np.setdiff1d(outermost_ranges(events), nodes, assume_unique=True)]
+    is_first = np.diff(np.searchsorted(others, events.start_ns[nodes]), prepend=-1) > 0
+    backwards = events.start_ns[nodes[is_first]]
     in_step = np.searchsorted(backwards, repeats.end_ns) - np.searchsorted(backwards, repeats.start_ns)
     return repeats if len(repeats) and (in_step == 1).all() else RepeatedSteps()
 
 
-def _begins_of_backwards(events: Events) -> Int64:
-    """Start of each backward, ns: of the first of autograd's nodes with no other operator of the loop's thread between."""
-    nodes, outermost = backward_nodes(events), outermost_ranges(events)
-    outermost = np.setdiff1d(outermost, nodes, assume_unique=True)
-    before = np.searchsorted(events.start_ns[outermost], events.start_ns[nodes])
-    return events.start_ns[nodes[np.diff(before, prepend=-1) > 0]]
+def _backward_nodes(events: Events) -> Rows:
+    """Rows of the nodes of autograd's engine, on any thread."""
+    return events.rows_named(_NODE, Category.CPU_OP)
+
+
+def steps_of_optimizers(events: Events, work: DeviceWork) -> RepeatedSteps:
+    """The steps of a rank by its optimizers, else by its calls of zero_grad: of a host with the times of its optimizers, of a
+    device on its clock.
+    """
+    found = RepeatedSteps()
+    updates, resets = (
+        events.outermost(events.rows_named(pattern, Category.ANNOTATION)) for pattern in (_UPDATE, _ZERO_GRAD)
+    )
+    for marks, name in ((updates, "Optimizer.step"), (resets, "Optimizer.zero_grad")):
+        if len(marks):
+            found = _steps_of(events, marks, name)
+        if len(found):
+            break
+    if not len(found) or len(work):
+        return _on_device(found, work)
+    step = find_interval(found.start_ns, found.end_ns, events.start_ns[updates])
+    updates, step = updates[step >= 0], step[step >= 0]
+    spans = rows_of_ranges("OPTIMIZER", step, events.start_ns[updates], events.ends_of(updates))
+    return replace(found, spans=spans)
+
+
+def _steps_of(events: Events, marks: Rows, name: str) -> RepeatedSteps:
+    nodes, outermost = _backward_nodes(events), outermost_ranges(events, int(events.thread[marks[0]]))
+    marked = [events.rows_named(pattern, Category.ANNOTATION) for pattern in (_UPDATE, _ZERO_GRAD)]
+    between = nodes if len(nodes) else np.setdiff1d(outermost, np.union1d(*marked), assume_unique=True)
+    before = np.searchsorted(events.start_ns[between], events.ends_of(marks))
+    marks = marks[np.append(np.diff(before) > 0, True)]
+    num_nodes = np.searchsorted(events.start_ns[nodes], events.ends_of(marks))  # before each mark
+    # Marks are the same where their names and those of the nodes of the backwards before them are; sums may overflow, alike.
+    number_of_name = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
+    sums = np.append(0, np.cumsum(number_of_name[events.name_id[nodes]]))[np.append(0, num_nodes)]
+    tokens = np.diff(sums) ^ number_of_name[events.name_id[marks]]
+    length = _num_in_turn(tokens, np.diff(num_nodes, prepend=0))
+    if length is None:
+        return RepeatedSteps(reason=_REASON)
+    last = np.arange(length - 1, len(marks), length)
+    if len(last) < 2:
+        return RepeatedSteps(reason="the optimizer is called in one step only")
+    cuts = _with_zero_grad(events, events.ends_of(marks[last]))
+    following = np.append(events.start_ns[nodes], np.iinfo(np.int64).max)[num_nodes[last]]
+    cuts = _behind_evaluation(events, cuts, outermost, following)
+    what = f"{counted(length, 'call')} of {name}"
+    return RepeatedSteps(cuts[:-1], cuts[1:], what=what, boundary=f"the end of one {name} to the end of the next")
+
+
+def _num_in_turn(tokens: Int64, num_nodes: Int64) -> int | None:
+    """Number of updates in a step: the period of the tokens; None where they have none, and differ too much to be alike.
+
+    What comes before the first update may be a part of a step.
+    """
+    for start in (0, 1):
+        known = tokens[start:]
+        for length in range(1, len(known) // 2 + 1):
+            if (known[length:] == known[:-length]).all():
+                return length
+    usual = np.median(num_nodes[1:]) if len(num_nodes) > 1 else 0
+    is_similar = len(tokens) > 2 and bool((np.abs(num_nodes[1:] - usual) <= _ALIKE * usual).all())
+    return 1 if is_similar else None
+
+
+def _with_zero_grad(events: Events, ends: Int64) -> Int64:
+    """The ends of updates, each behind the zero_grad that follows at once, if one follows every update."""
+    rows = events.outermost(events.rows_named(_ZERO_GRAD, Category.ANNOTATION))
+    if not len(rows):
+        return ends
+    index = np.searchsorted(events.start_ns[rows], ends)
+    found = rows[np.minimum(index, len(rows) - 1)]
+    gap = events.start_ns[found] - ends
+    follows = (index < len(rows)) & (gap <= _CLOSE * np.median(np.diff(ends)))
+    return events.ends_of(found) if follows.all() else ends
+
+
+def _behind_evaluation(events: Events, cuts: Int64, outermost: Int64, backwards: Int64) -> Int64:
+    """The cuts, each behind what runs before the forward in some steps only: more than what all steps run before their first
+    backward, which follows it.
+
+    Args:
+        outermost: rows of the thread's operators and ranges that are in no other one.
+        backwards: the start of the first backward after each cut.
+    """
+    first, stop = (np.searchsorted(events.start_ns[outermost], times) for times in (cuts, backwards))
+    counts = (stop - first)[:-1]  # after the last cut there may be no whole forward
+    shortest = int(np.argmin(counts))
+    usual = int(counts[shortest])
+    names = events.name_id[outermost]
+    forward = names[stop[shortest] - usual : stop[shortest]]
+    moved = cuts.copy()
+    for at in np.flatnonzero(counts > usual).tolist() if usual else ():
+        if (names[stop[at] - usual : stop[at]] == forward).all():
+            moved[at] = max(moved[at], int(events.ends_of(outermost[stop[at] - usual - 1 : stop[at] - usual])[0]))
+    return moved
+
+
+def _on_device(steps: RepeatedSteps, work: DeviceWork) -> RepeatedSteps:
+    """The steps from the first work that each launched to the first work of the next; a host runs ahead of its device."""
+    launched = work.launch_order
+    if not len(launched) or not len(steps):
+        return steps
+    cuts = np.append(steps.start_ns, steps.end_ns[-1:])
+    begins = earliest_from(work.start_ns[launched])
+    begins[-1] = max(int(work.end_ns[launched].max()), int(cuts[-1]))
+    bounds = begins[np.searchsorted(work.launch_ns[launched], cuts)]
+    if (np.diff(bounds) <= 0).any():
+        return RepeatedSteps(reason="the optimizer's steps launch nothing")
+    boundary = "the first work of one to the first work of the next"
+    return RepeatedSteps(bounds[:-1], bounds[1:], True, steps.what, boundary=boundary)

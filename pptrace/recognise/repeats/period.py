@@ -36,7 +36,11 @@ def find_period(tokens: Int64) -> Period | None:
     Lengths that are looked at are those at which the sequence agrees best with itself: its autocorrelation, with a random number
     of size 1 for each token, by FFT (Wiener–Khinchin), so that a million tokens take a second.
     """
-    periods = [period for length in _lengths(tokens) if (period := _longest_run(tokens, length)) is not None]
+    periods = []
+    for length in _lengths(tokens):
+        start, run = _longest_true(tokens[length:] == tokens[:-length])
+        if run >= length:
+            periods.append(Period(length, start, start + run + length))
     if not periods:
         return None
     most = max(period.stop - period.start for period in periods)
@@ -53,12 +57,12 @@ def occurs_in(tokens: Int64, piece: Int64) -> bool:
         return False
     values, counts = np.unique(piece, return_counts=True)
     anchor = values[np.argmin(counts)]
-    places, at = np.flatnonzero(tokens == anchor), np.flatnonzero(piece == anchor)
-    if len(places) * len(at) > _MOST_PLACES * _MOST_PLACES:
+    positions, at = np.flatnonzero(tokens == anchor), np.flatnonzero(piece == anchor)
+    if len(positions) * len(at) > _MOST_PLACES * _MOST_PLACES:
         return True
-    for place in places.tolist():
-        window = tokens[max(0, place - length + 1) : place + length]
-        here = min(place, length - 1)
+    for position in positions.tolist():
+        window = tokens[max(0, position - length + 1) : position + length]
+        here = min(position, length - 1)
         for offset in at.tolist():
             expected = piece[(np.arange(len(window)) - here + offset) % length]
             if _longest_true(window == expected)[1] >= length:
@@ -80,11 +84,6 @@ def _lengths(tokens: Int64) -> list[int]:
     share = equal / (count - np.arange(1, half + 1))
     chosen = [np.argsort(-values.round(6), kind="stable")[:_MOST_CANDIDATES] + 1 for values in (equal, share)]
     return sorted({int(length) for lengths in chosen for length in lengths})
-
-
-def _longest_run(tokens: Int64, length: int) -> Period | None:
-    start, run = _longest_true(tokens[length:] == tokens[:-length])
-    return Period(length, start, start + run + length) if run >= length else None
 
 
 def _longest_true(mask: Bool) -> tuple[int, int]:

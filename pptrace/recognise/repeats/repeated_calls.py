@@ -11,20 +11,26 @@ microbatch of a longer step, of which too little was recorded.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pptrace.intervals import Int64
+from pptrace.intervals import Int64, find_interval, reduce_ranges
 from pptrace.model.categories import same_category
+from pptrace.model.device import Rows
 from pptrace.model.tables import OPS, empty_table, make_table
-from pptrace.model.traces import Events
+from pptrace.model.traces import Category, Events
 from pptrace.model.wording import counted
-from pptrace.recognise.repeats.calls_to_device import Bool, Calls, calls_to_device
+from pptrace.recognise.device.idle import LAUNCHES, SYNCHRONISES
+from pptrace.recognise.device.work import device_rows, launch_calls
 from pptrace.recognise.repeats.period import Period, find_period, occurs_in
+from pptrace.slices import Slice, distinct_of
 
+_GRAPH = re.compile(r"GraphLaunch")
+_PROFILER = re.compile(r"^(?:ProfilerStep#|pp1:)")
 _LEAST_KINDS = 4
 """Different launches that a step has at least, if no CUDA graph is among them."""
 _LEAST_REPEATS_AFTER_OTHERS = 3
@@ -76,106 +82,145 @@ def repeated_steps(events: Events, captures: Int64) -> RepeatedSteps:
         captures: times in which CUDA graphs were captured: what is before them is no part of the loop.
     """
     calls = _longest_part(calls_to_device(events), captures)
-    has_graphs = bool(calls.is_graph.any())
+    launches, every = calls["launches"], np.ones(len(calls), dtype=np.bool_)
+    has_graphs = bool(calls["is_graph"].any())
+    # A loop that logs in every tenth step is one of ten steps only by its copies and waits, so that launches alone come first.
+    # But a graph is a single launch, of which a step may replay several: there the copies and waits around them tell the loop.
+    levels = [every] if launches.all() else [every, launches] if has_graphs else [launches, every]
     reasons = []
-    for chosen in _levels(calls):
+    for chosen in levels:
         found = _steps_of(calls.where(chosen))
-        if isinstance(found, RepeatedSteps):
+        if len(found):
             return found
-        reasons.append(found)
-    return RepeatedSteps(reason=next(iter(reasons), ""), has_graphs=has_graphs)
+        reasons.append(found.reason)
+    return RepeatedSteps(reason=reasons[0], has_graphs=has_graphs)
 
 
-def _longest_part(calls: Calls, captures: Int64) -> Calls:
+def calls_to_device(events: Events) -> Slice:
+    """The calls of a rank, in order of their begin: launches by the kernel they launch, graphs by the names of all their nodes.
+
+    ``token`` is the same for calls that ask for the same; ``work_start_ns`` is −1 where no work of theirs was recorded.
+    ``launches`` are those that ask for more than a copy, a fill or a wait; ``is_graph`` of them those of CUDA graphs. Without
+    runtime calls they are the kernels, without a device the outermost operators and ranges of the thread that has most of them.
+    """
+    rows = device_rows(events)
+    launched_by = launch_calls(events, rows)
+    if not (launched_by >= 0).any():
+        calls = rows if len(rows) else outermost_ranges(events)
+        start = events.start_ns[calls]
+        return Slice(
+            {
+                "token": events.name_id[calls].astype(np.int64),
+                "start_ns": start,
+                "end_ns": events.ends_of(calls),
+                "work_start_ns": start if len(rows) else np.full(len(calls), -1, dtype=np.int64),
+                "launches": (events.category[calls] == Category.KERNEL) | (len(rows) == 0),
+                "is_graph": np.zeros(len(calls), dtype=np.bool_),
+            }
+        )
+    order = np.argsort(launched_by, kind="stable")
+    order = order[np.searchsorted(launched_by[order], 0) :]
+    launching, first, count = np.unique(launched_by[order], return_index=True, return_counts=True)
+    others = [events.rows_named(pattern, Category.RUNTIME) for pattern in (LAUNCHES, SYNCHRONISES)]
+    calls = np.union1d(launching, np.union1d(*others))
+    at = np.searchsorted(calls, launching)
+    work, num_work, work_start = (np.full(len(calls), -1, dtype=np.int64) for _ in range(3))
+    number_of_name = np.random.default_rng(0).integers(np.iinfo(np.int64).max >> 1, size=len(events.names))
+    of_nodes = number_of_name[events.name_id[rows[order]]]
+    work[at], num_work[at] = np.add.reduceat(of_nodes, first), count  # in whatever order its nodes ran
+    work_start[at] = reduce_ranges(np.minimum, events.start_ns[rows[order]], first, first + count)
+    name = events.name_id[calls]
+    launches = events.named(LAUNCHES)[name]
+    return Slice(
+        {
+            "token": distinct_of([name.astype(np.int64), work, num_work])[0],
+            "start_ns": events.start_ns[calls],
+            "end_ns": events.ends_of(calls),
+            "work_start_ns": work_start,
+            "launches": launches,
+            "is_graph": events.named(_GRAPH)[name] | (launches & (num_work > 1)),
+        }
+    )
+
+
+def outermost_ranges(events: Events, thread: int | None = None) -> Rows:
+    """Rows of the operators and ranges of a thread that are in no other one; without one of the thread that has most of them."""
+    chosen = events.is_of(Category.CPU_OP, Category.ANNOTATION) & ~events.named(_PROFILER)[events.name_id]
+    return events.outermost(np.flatnonzero(chosen if thread is None else chosen & (events.thread == thread)))
+
+
+def _longest_part(calls: Slice, captures: Int64) -> Slice:
     """The calls of the longest time between captures."""
     if not len(captures) or not len(calls):
         return calls
-    inside = np.searchsorted(captures[:, 0], calls.start_ns, side="right") - 1
-    is_captured = (inside >= 0) & (calls.start_ns < captures[np.maximum(inside, 0), 1])
-    calls, part = calls.where(~is_captured), inside[~is_captured]
-    if not len(calls):
-        return calls
+    part = np.searchsorted(captures[:, 0], calls["start_ns"], side="right")
+    is_free = find_interval(captures[:, 0], captures[:, 1], calls["start_ns"]) < 0
+    calls, part = calls.where(is_free), part[is_free]
     parts = np.unique(part)
-    lengths = [int(np.ptp(calls.start_ns[part == number])) for number in parts]
-    return calls.where(part == parts[int(np.argmax(lengths))])
+    lengths = [int(np.ptp(calls["start_ns"][part == number])) for number in parts]
+    return calls.where(part == parts[int(np.argmax(lengths))]) if len(parts) else calls
 
 
-def _levels(calls: Calls) -> list[Bool]:
-    """Calls among which a period is looked for, in order: launches alone, all calls.
-
-    A loop that logs in every tenth step is one of ten steps only by its copies and waits, so that launches come first. But a
-    graph is a single launch, of which a step may replay several: there the copies and waits around them tell the loop.
-    """
-    every = np.ones(len(calls), dtype=np.bool_)
-    if calls.launches.all():
-        return [every]
-    return [every, calls.launches] if calls.is_graph.any() else [calls.launches, every]
-
-
-def _steps_of(calls: Calls) -> RepeatedSteps | str:
-    """The steps, or the reason why there are none."""
-    period = find_period(calls.token)
+def _steps_of(calls: Slice) -> RepeatedSteps:
+    """The steps; none with the reason why."""
+    period = find_period(calls["token"])
     if period is None:
-        return "what was launched does not repeat"
+        return RepeatedSteps(reason="what was launched does not repeat")
     if reason := _objection(calls, period):
-        return reason
+        return RepeatedSteps(reason=reason)
     first = period.start + _cut(calls, period)
-    cuts = np.arange(first, len(calls), period.length)
-    cuts = cuts[cuts < period.stop]
-    bounds, on_device = _begins(calls, cuts, period.stop)
-    if len(bounds) < 2 or (np.diff(bounds) <= 0).any():
-        return (
-            "what repeats has no whole turn" if len(bounds) < 2 else "what repeats runs in another order on the device"
-        )
+    bounds, on_device = _begins(calls, np.arange(first, period.stop, period.length), period.stop)
+    if len(bounds) < 2:
+        return RepeatedSteps(reason="what repeats has no whole turn")
+    if (np.diff(bounds) <= 0).any():
+        return RepeatedSteps(reason="what repeats runs in another order on the device")
     piece = calls.where(slice(first, first + period.length))
-    return RepeatedSteps(bounds[:-1], bounds[1:], on_device, _description(piece), has_graphs=bool(piece.is_graph.any()))
+    launches, is_graph = piece["launches"], piece["is_graph"]
+    has_device = bool((piece["work_start_ns"] >= 0).any())
+    counts = (
+        (is_graph.sum(), "CUDA graph", "CUDA graphs"),
+        ((launches & ~is_graph).sum(), *(("launch", "launches") if has_device else ("operator", "operators"))),
+        ((~launches).sum(), "copy or wait", "copies or waits"),
+    )
+    what = ", ".join(counted(int(count), one, several) for count, one, several in counts if count)
+    return RepeatedSteps(bounds[:-1], bounds[1:], on_device, what, has_graphs=bool(is_graph.any()))
 
 
-def _objection(calls: Calls, period: Period) -> str:
+def _objection(calls: Slice, period: Period) -> str:
     """The reason why a period is no step; "" where nothing speaks against it."""
     piece = calls.where(slice(period.start, period.start + period.length))
-    if not piece.is_graph.any() and len(np.unique(piece.token[piece.launches])) < _LEAST_KINDS:
+    if not piece["is_graph"].any() and len(np.unique(piece["token"][piece["launches"]])) < _LEAST_KINDS:
         return f"what repeats has fewer than {_LEAST_KINDS} different launches"
-    if calls.launches[period.stop :].any():
+    if calls["launches"][period.stop :].any():
         return "other launches follow what repeats, which may be a part of a longer step"
-    if calls.launches[: period.start].any():
-        before = calls.token[: period.start]
+    if calls["launches"][: period.start].any():
+        before = calls["token"][: period.start]
         if period.num_repeats < _LEAST_REPEATS_AFTER_OTHERS or len(before) < period.length:
             return "other launches come before what repeats, which may be a part of a longer step"
-        if occurs_in(before, piece.token):
+        if occurs_in(before, piece["token"]):
             return "what repeats is interrupted by other launches, and may be a part of a longer step"
     return ""
 
 
-def _cut(calls: Calls, period: Period) -> int:
+def _cut(calls: Slice, period: Period) -> int:
     """Place at which the loop begins anew: where the host takes longest, at the median, between two calls; with a launch, where
     that is open.
     """
-    gaps = np.maximum(calls.start_ns[period.start + 1 : period.stop] - calls.end_ns[period.start : period.stop - 1], 0)
+    gaps = np.maximum(
+        calls["start_ns"][period.start + 1 : period.stop] - calls["end_ns"][period.start : period.stop - 1], 0
+    )
     turns = len(gaps) // period.length
     typical = np.median(gaps[: turns * period.length].reshape(turns, period.length), axis=0)
-    places = (np.flatnonzero(typical == typical.max()) + 1) % period.length
-    begins_with_launch = calls.launches[period.start + places]
-    return int(np.min(places[begins_with_launch] if begins_with_launch.any() else places))
+    candidates = (np.flatnonzero(typical == typical.max()) + 1) % period.length
+    begins_with_launch = calls["launches"][period.start + candidates]
+    return int(np.min(candidates[begins_with_launch] if begins_with_launch.any() else candidates))
 
 
-def _begins(calls: Calls, cuts: Int64, stop: int) -> tuple[Int64, bool]:
+def _begins(calls: Slice, cuts: Int64, stop: int) -> tuple[Int64, bool]:
     """(begin of each turn, whether they are times of the device): that of its first work, or of its first call without any."""
     never = np.iinfo(np.int64).max
-    work = np.where(calls.work_start_ns < 0, never, calls.work_start_ns)[:stop]
+    work = np.where(calls["work_start_ns"] < 0, never, calls["work_start_ns"])[:stop]
     begins = np.minimum.reduceat(work, cuts) if len(cuts) else work[:0]
     if (begins[:-1] == never).any():
-        return calls.start_ns[cuts], False
+        return calls["start_ns"][cuts], False
     return begins[begins < never], True
-
-
-def _description(piece: Calls) -> str:
-    num_graphs, num_launches = int(piece.is_graph.sum()), int((piece.launches & ~piece.is_graph).sum())
-    is_device = bool((piece.work_start_ns >= 0).any())
-    parts = [
-        counted(num_graphs, "CUDA graph"),
-        counted(num_launches, "launch" if is_device else "operator", "launches" if is_device else None),
-        counted(int((~piece.launches).sum()), "copy or wait", "copies or waits"),
-    ]
-    counts = (num_graphs, num_launches, int((~piece.launches).sum()))
-    return ", ".join(part for part, count in zip(parts, counts, strict=True) if count)

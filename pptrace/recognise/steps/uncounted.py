@@ -11,7 +11,7 @@ from pptrace.model.join_tables import concat_tables
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.model.wording import counted, numbered
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.repeats.captures import without_steps
+from pptrace.recognise.repeats.cuda_graphs import without_steps
 from pptrace.slices import rows_among
 
 

@@ -15,8 +15,8 @@ from pptrace.model.categories import without_categories
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.call_columns import CODE_OF_KIND, CommArgs, make_calls
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.calls.kernels import _batches
-from pptrace.recognise.calls.works import _in_turn, _one_by_one, with_works
+from pptrace.recognise.calls.kernels import batches
+from pptrace.recognise.calls.works import in_turn, one_by_one, with_works
 from tests.recognise.kineto_calls import ALL_REDUCE, MAIN_THREAD, RECV, SEND, Rank
 
 NAMES = (
@@ -87,7 +87,7 @@ def test_kernels_carry_what_no_kernel_before_them_carried(kernels: list[tuple[in
     begun = np.array(sorted(number for number, _, _ in kernels), dtype=np.int64)
     latest = np.array([min(last, number - 1) for (_, last, _), number in zip(kernels, begun.tolist(), strict=True)])
     is_around = np.array([around for _, _, around in kernels], dtype=np.bool_)
-    carries, first = _batches(begun, latest.astype(np.int64), is_around)
+    carries, first = batches(begun, latest.astype(np.int64), is_around)
     reached, expected = 0, []
     for around, number, last in zip(is_around.tolist(), begun.tolist(), latest.tolist(), strict=True):
         does = around or last >= reached
@@ -100,7 +100,7 @@ POSTED_OR_WORK = st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.intege
 
 
 @given(POSTED_OR_WORK)
-def test_works_taken_in_turn_are_those_taken_one_by_one(events: list[tuple[bool, int, int]]) -> None:
+def test_works_takenin_turn_are_those_takenone_by_one(events: list[tuple[bool, int, int]]) -> None:
     calls = make_calls(
         len(events),
         {
@@ -115,7 +115,7 @@ def test_works_taken_in_turn_are_those_taken_one_by_one(events: list[tuple[bool,
     works, posted = by_start[calls["on_worker"][by_start]], by_start[~calls["on_worker"][by_start]]
     rows = [
         sorted(zip(*(column.tolist() for column in owned), strict=True))
-        for owned in (_in_turn(calls, works, posted, calls["elements"]), _one_by_one(calls, works, posted))
+        for owned in (in_turn(calls, works, posted, calls["elements"]), one_by_one(calls, works, posted))
     ]
     assert rows[0] == rows[1]
 

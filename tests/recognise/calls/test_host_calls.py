@@ -8,7 +8,7 @@ import pytest
 from pptrace.clock import ClockMethod
 from pptrace.model.traces import Category
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.calls.host_calls import _read_name
+from pptrace.recognise.calls.host_calls import read_name
 from pptrace.recognise.calls.nesting import Role
 from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse
@@ -162,14 +162,14 @@ def test_a_monitored_barrier_waits_inside_and_its_messages_are_part_of_it() -> N
 
 @pytest.mark.parametrize("backend", ["nccl", "ncclx", "nccl2", "rccl", "mccl", "gloo"])
 def test_works_of_any_library_of_collectives_are_read(backend: str) -> None:
-    peer, name = _read_name(f"{backend}:send 0->3")
+    peer, name = read_name(f"{backend}:send 0->3")
     assert (peer, name.role, name.kind) == (3, Role.WORK, "send")
-    assert _read_name(f"{backend}:all_reduce")[1].ends_with_work == (backend == "gloo")
+    assert read_name(f"{backend}:all_reduce")[1].ends_with_work == (backend == "gloo")
 
 
 @pytest.mark.parametrize("name", ["train:all_reduce", "ProfilerStep:broadcast", "nccl2:optimizer"])
 def test_ranges_of_scripts_are_no_works(name: str) -> None:
-    assert _read_name(name)[1].role is Role.NONE
+    assert read_name(name)[1].role is Role.NONE
 
 
 def test_gloos_works_are_no_works_of_calls_that_nccl_carries_out() -> None:

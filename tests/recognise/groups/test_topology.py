@@ -16,7 +16,8 @@ from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import ranks_of
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
-from pptrace.recognise.messages.match import match_calls, warn_unmatched
+from pptrace.recognise.messages.match import warn_unmatched
+from pptrace.recognise.messages.match_calls import match_calls
 from pptrace.recognise.run import recognise
 from tests.recognise.kineto_calls import (
     ALL_GATHER,

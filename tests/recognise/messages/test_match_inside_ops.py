@@ -11,7 +11,7 @@ import pytest
 from pptrace.clock.result import Clock, ClockMethod
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, OPS, make_table
-from pptrace.recognise.messages.match_inside_ops import match_inside_ops
+from pptrace.recognise.messages.match_without_groups import match_inside_ops
 
 MS = 1_000_000
 CLOCK = Clock(ClockMethod.SAME_HOST, dict.fromkeys(range(4), 0), 50_000)

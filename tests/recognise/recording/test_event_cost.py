@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.recording.boundaries import Boundaries
-from pptrace.recognise.recording.event_cost import cost_from_trace
+from pptrace.recognise.recording.rank import cost_from_trace
 from tests.support.recorded_program import Launch, Op, Python, run_programs
 
 
