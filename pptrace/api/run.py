@@ -13,12 +13,13 @@ import pandas as pd
 from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
 from pptrace.analysis.result import RankStep, Report, StepReport
 from pptrace.analysis.step_parts import Waterfall
-from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable
 from pptrace.api.copies import a_copy
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
+from pptrace.api.options import method_takes_options
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table
@@ -232,25 +233,8 @@ class Run(ExportsOps):
             raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
         return chosen
 
-    def whatif(
-        self,
-        schedules: str | Sequence[str] = (),
-        *,
-        chunks: int | None = None,
-        microbatches: int | None = None,
-        microbatch_size: float | None = None,
-        split: Sequence[int] | None = None,
-        ideals: str | Sequence[str] = (),
-        link_speed: float | None = None,
-        placement: Sequence[int] | None = None,
-        prefetch: int | None = None,
-        layers: Sequence[int] | None = None,
-        memory_limit: int | None = None,
-        links: Run | None = None,
-        wgrad_share: float | None = None,
-        fixed_share: float | None = None,
-        verify: bool = False,
-    ) -> Predictions:
+    @method_takes_options(Wishes)
+    def whatif(self, wishes: Wishes) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
 
         All that is given is one scenario, for each schedule one; without any, all sensible changes are tried.
@@ -260,47 +244,12 @@ class Run(ExportsOps):
             >>> run.whatif("zb-h1").scenarios.loc[0, "num_microbatches"].item()
             4
 
-        Args:
-            schedules: names of ``pptrace.schedules``, or "all".
-            chunks: virtual stages per rank.
-            microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
-            microbatch_size: size of a microbatch in parts of that of the run.
-            split: layers of each stage of the model.
-            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers", "host" or "routing": what is named
-                costs what its like costs elsewhere in the run.
-            link_speed: how many times as fast messages are.
-            placement: the pipeline rank of the run that each rank of the pipeline then is.
-            prefetch: receives are posted so many ops before they are needed.
-            layers: layers of each stage of the run, where its trace does not say.
-            memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
-            links: a run on the same ranks with messages of several sizes, whose links' latencies count.
-            wgrad_share: W's part of a full backward, where the run does not tell.
-            fixed_share: the part of an op that it takes however much it does.
-            verify: run the plan in real processes, with ops that sleep as long as theirs took.
-
         Raises:
             PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
         """
         from pptrace.api.whatif import predict_changes
-        from pptrace.api.wishes import Wishes
 
-        wishes = Wishes(
-            schedules=_names(schedules),
-            chunks=chunks,
-            microbatches=microbatches,
-            microbatch_size=microbatch_size,
-            split=_numbers(split),
-            ideals=_names(ideals),
-            link_speed=link_speed,
-            links=_links(links),
-            layers=_numbers(layers),
-            wgrad_share=wgrad_share,
-            fixed_share=fixed_share,
-            placement=_numbers(placement),
-            prefetch=prefetch,
-            memory_limit=memory_limit,
-        )
-        return predict_changes(self.analysis, wishes, verify)
+        return predict_changes(self.analysis, wishes)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts
@@ -386,22 +335,6 @@ class Run(ExportsOps):
         from pptrace.api.summary import run_summary
 
         return run_summary(self.report)
-
-
-def _links(given: object) -> tuple[Link, ...]:
-    if given is None:
-        return ()
-    if not isinstance(given, Run) or not given.report.links:
-        raise UsageError("links: expected a run with messages between two ranks, as pptrace.load gives it")
-    return given.report.links
-
-
-def _numbers(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if given is None else tuple(given)
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from pptrace.cli.numbers import WHOLE
-from pptrace.cli.paths import INPUT_PATH
+from pptrace.cli.options import INPUT_PATH, WHOLE
 from pptrace.errors import UsageError
 
 

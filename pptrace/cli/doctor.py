@@ -21,9 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 import pptrace
-from pptrace.cli.numbers import COUNT
+from pptrace.cli.options import COUNT, INPUT_PATH
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.nsight.reader import read_nsight

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli.numbers import NUMBER, WHOLE
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.options import GIVEN_PATH, NUMBER, WHOLE
 from pptrace.errors import PptraceError, UsageError
 
 if TYPE_CHECKING:

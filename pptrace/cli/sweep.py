@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from pptrace.api.sweep import SweepArguments, grid_of
+from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.output import Outputs, option
 from pptrace.errors import UsageError
@@ -15,13 +15,13 @@ from pptrace.report.to_json import dump
 from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 
-def sweep_and_write(schedules: str, wanted: SweepArguments, outputs: Outputs) -> None:
+def sweep_and_write(options: SweepOptions, outputs: Outputs) -> None:
     """Simulate what is asked for, write the outputs, and print the table where none of them is stdout.
 
     Raises:
         UsageError: no combination has a plan; the outputs, which say why of each, are there.
     """
-    grid = grid_of(schedules, wanted, option)
+    grid = grid_of(options, option)
     with counting_bar("simulated") as on_count:
         swept = run_sweep(grid, on_count and (lambda num_done: on_count(num_done, grid.num_points)))
     outputs.write(
