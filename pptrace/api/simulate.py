@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.arguments import require_number, require_type, require_whole
+from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.api.options import Value, argument, option, options_of, takes_options
@@ -60,25 +60,17 @@ class SimulatedStep(ExportsOps):
         """Bubble over the whole step, all ranks together."""
         return self.simulation.bubble_share
 
-    @property
+    @CopiedTable
     def ops(self) -> pd.DataFrame:
         """One row per action, with the columns of :attr:`pptrace.Run.ops`; ``source`` is simulated."""
-        return _a_copy(self._ops)
-
-    @cached_property
-    def _ops(self) -> pd.DataFrame:
         return self.simulation.ops()
 
-    @property
+    @CopiedTable
     def ranks(self) -> pd.DataFrame:
         """One row per rank: ``rank``, ``compute_ns``, ``bubble_ns``, ``peak_inflight_microbatches``.
 
         The last counts activations of one chunk and one microbatch that the rank holds at once.
         """
-        return _a_copy(self._ranks)
-
-    @cached_property
-    def _ranks(self) -> pd.DataFrame:
         import pandas as pd
 
         columns = ("rank", "compute_ns", "bubble_ns", "peak_inflight_microbatches")
@@ -110,7 +102,7 @@ class SimulatedStep(ExportsOps):
 
         if extent_ns is not None:
             require_whole("extent_ns", extent_ns, 1)
-        return timeline(self._ops, extent_ns=extent_ns)
+        return timeline(self.ops, extent_ns=extent_ns)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object
@@ -238,12 +230,6 @@ def simulate_as(options: SimulateOptions, spell: Spelling = str) -> SimulatedSte
         plan, what = read_sound_csv(Path(schedule)), ("file", str(schedule))
     _require_no_other_size(*what, plan, options, spell)
     return SimulatedStep(run_on_paper(plan.compute_only(), costs))
-
-
-def _a_copy(table: pd.DataFrame) -> pd.DataFrame:
-    from pptrace.api.copies import a_copy  # with pandas
-
-    return a_copy(table)
 
 
 def _is_file(schedule: FilePath) -> bool:

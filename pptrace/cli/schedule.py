@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from pptrace.api.options import Value, options_of
 from pptrace.api.simulate import SimulatedStep, SimulateOptions, simulate_as
 from pptrace.cli.options import GIVEN_PATH, WHOLE, with_options
-from pptrace.cli.output import Outputs, option
+from pptrace.cli.output import Outputs, option, report_console
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.idle import explain_plan, explained_csv, explained_table, idle_table
 from pptrace.report.text import plan_size
@@ -42,7 +41,7 @@ def list_schedules() -> None:
         table.add_column(column, no_wrap=column == "name")
     for entry in registry.SCHEDULES.values():
         table.add_row(f"[bold]{entry.name}[/]", entry.summary, entry.bubble_text, entry.in_flight_text, entry.source)
-    Console(width=None if Console().is_terminal else 150, highlight=False).print(Stripped(table))
+    report_console(150).print(Stripped(table))
     click.echo("\np ranks, m microbatches, v chunks per rank, N microbatch group size (default p)")
 
 
@@ -98,7 +97,7 @@ def explain(schedule: str, ranks: tuple[int, ...], csv_file: str | None, **sizes
     explained = explain_plan(step.simulation, _slots)
     outputs.write({"--csv": lambda: explained_csv([explained[rank] for rank in shown], _slots)})
     if not outputs.take_stdout:
-        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console = report_console()
         console.print(f"{step.plan.name}: {plan_size(step.plan)}; {_slots(step.makespan_ns)} slots")
         for table in (
             *(explained_table(explained[rank], _slots) for rank in shown),
@@ -154,5 +153,5 @@ def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:
     click.echo(f"{optimality_note}\n" if optimality_note else "")
     click.echo(draw(lower(plan)) if with_comms else draw_in_time(plan))
     if (table := idle_table(ideal, _slots, "slots")) is not None:
-        console = Console(width=None if Console().is_terminal else 150, highlight=False)
+        console = report_console(150)
         console.print(Stripped(render_table(table, console.width)))

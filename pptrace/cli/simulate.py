@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from pptrace.api.options import Option, Value, options_of
 from pptrace.api.simulate import SimulateOptions
-from pptrace.api.sweep import EVERY, SweepOptions
+from pptrace.api.sweep import EVERY, SweepOptions, grid_of
+from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import GIVEN_PATH, plain, with_options
-from pptrace.cli.output import Outputs, option
+from pptrace.cli.output import Outputs, option, report_console
 from pptrace.cli.schedule import optimality_line, simulate_or_draw
 from pptrace.errors import UsageError
 from pptrace.garbage import paused_gc
+from pptrace.model.wording import counted
 from pptrace.report.text import simulation_table
 
 _SEVERAL: dict[Value, Any] = dict.fromkeys((Value.WHOLE, Value.MILLISECONDS), click.STRING)
@@ -62,12 +63,10 @@ def command(
     """
     outputs = Outputs({"--csv": csv_file, "--json": json_file, "--html": html_file})
     if sweep:
-        from pptrace.cli.sweep import sweep_and_write
-
         for name, is_given in (("lean", given.pop("lean")), ("ops", with_ops)):
             if is_given:
                 raise UsageError(f"--sweep: {option(name)} belongs to a single simulation; leave it away")
-        sweep_and_write(SweepOptions(schedule, **given | {"costs_of": given["costs_of"] or "rank"}), outputs)
+        _sweep(SweepOptions(schedule, **given | {"costs_of": given["costs_of"] or "rank"}), outputs)
         return
     costs_of = given.pop("costs_of")
     sizes = {name: _value(_OPTIONS[name], value) for name, value in given.items()}
@@ -79,7 +78,7 @@ def command(
         step = simulate_or_draw(SimulateOptions(schedule, **sizes), outputs)
         outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=with_ops), "--html": step.to_html})
         if not outputs.take_stdout:
-            console = Console(width=None if Console().is_terminal else 140, highlight=False)
+            console = report_console()
             console.print(simulation_table(step.simulation, console.width))
             if step.shape is not None and (note := optimality_line(schedule, step.plan, step.shape)):
                 console.print(note)
@@ -99,3 +98,31 @@ def _value(one: Option, text: Any) -> Any:
     except ValueError:
         hint = ", or --sweep for several values" if any(mark in text for mark in (",", "..", "p")) else ""
         raise UsageError(f"--{one.flag} is {text!r}; expected {expected}{hint}") from None
+
+
+def _sweep(options: SweepOptions, outputs: Outputs) -> None:
+    """Simulate what is asked for, write the outputs, and print the table where none of them is stdout.
+
+    Raises:
+        UsageError: no combination has a plan; the outputs, which say why of each, are there.
+    """
+    from pptrace.report.sweep.columns import sweep_csv, sweep_object
+    from pptrace.report.sweep.table import sweep_text
+    from pptrace.report.to_json import dump
+    from pptrace.simulator.sweep.run import run_sweep
+
+    def page() -> str:
+        from pptrace.report.html import sweep_page  # with plotly
+
+        return sweep_page(swept)
+
+    grid = grid_of(options, option)
+    with counting_bar("simulated") as on_count:
+        swept = run_sweep(grid, on_count and (lambda num_done: on_count(num_done, grid.num_points)))
+    outputs.write({"--csv": lambda: sweep_csv(swept), "--json": lambda: dump(sweep_object(swept)), "--html": page})
+    if not outputs.take_stdout:
+        console = report_console()
+        console.print(sweep_text(swept, console.width))
+    if not swept.simulated:
+        size = counted(len(swept.refused), "combination")
+        raise UsageError(f"--sweep: none of {size} has a plan, such as {swept.refused[0].refused}; give other sizes")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from pptrace.analysis.whole_run import Link
 from pptrace.api.options import Option, Value, options_of
@@ -15,7 +14,7 @@ from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH, WHOLE, with_options
-from pptrace.cli.output import Outputs
+from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.whatif import whatif_text
@@ -59,7 +58,7 @@ def command(
         predictions = predict_changes(analysis, wishes, on_count)
     outputs.write({"--json": predictions.to_json, "--csv": predictions.to_csv, "--html": predictions.to_html})
     if not outputs.take_stdout:
-        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        console = report_console()
         console.print(whatif_text(predictions.result, console.width))
     if predictions.result.today is None:
         raise PptraceError(f"nothing is predicted: {predictions.result.warnings[-1]}")

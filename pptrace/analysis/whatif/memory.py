@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
-from pptrace.analysis.whole_run import MemoryReport, RankMemory
+from pptrace.analysis.whole_run import MemoryReport
 from pptrace.model.step_memory import MemoryKind
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan import Plan
@@ -43,19 +43,13 @@ def rank_uses(memory: MemoryReport | None, plan: Plan) -> Mapping[int, RankUse]:
             return {}
         in_flight = planned[rank.pp_rank] / plan.num_chunks
         per_activation = max(rank.peak_bytes - rank.start_bytes, 0) / in_flight
-        use = RankUse(rank.start_bytes, per_activation, _base(rank, rank.start_bytes))
+        base = 0.0 if rank.kind == MemoryKind.DEVICE_ALLOCATED else None  # no weights and no optimizer state
+        if rank.kind == MemoryKind.PROCESS_RESIDENT and rank.predicted is not None:
+            base = max(0.0, float(rank.start_bytes - rank.predicted.weights_bytes - rank.predicted.optimizer_bytes))
+        use = RankUse(rank.start_bytes, per_activation, base)
         if rank.pp_rank not in uses or _total(use, in_flight) > _total(uses[rank.pp_rank], in_flight):
             uses[rank.pp_rank] = use
     return uses if len(uses) == plan.pp else {}
-
-
-def _base(rank: RankMemory, start: int) -> float | None:
-    """The part of a rank's memory before a step that is no weights and no optimizer state."""
-    if rank.kind == MemoryKind.DEVICE_ALLOCATED:
-        return 0.0
-    if rank.kind == MemoryKind.PROCESS_RESIDENT and rank.predicted is not None:
-        return max(0.0, float(start - rank.predicted.weights_bytes - rank.predicted.optimizer_bytes))
-    return None
 
 
 def _total(use: RankUse, in_flight: float) -> float:

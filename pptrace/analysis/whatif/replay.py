@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -78,7 +77,8 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
     spans = np.empty(len(costs.step), dtype=np.int64)
     compute = np.empty(len(costs.step))
     builder = _Builder(costs, target)
-    for part in _parts(costs, len(table)):
+    most = max(1, _CELLS // max(1, len(table)))
+    for part in (slice(begin, begin + most) for begin in range(0, len(costs.step), most)):
         work, late = builder.durations(part)
         spans[part] = np.rint(graph.ends(work + late, builder.transfers(part))).max(axis=1)
         compute[part] = ((work - builder.inner(part)) if costs.has_inner else work).sum(axis=1)
@@ -137,11 +137,6 @@ def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArra
     return actual[sender], actual[reader]
 
 
-def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
-    most = max(1, _CELLS // max(1, num_rows))
-    return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
-
-
 @dataclass(frozen=True, eq=False)
 class _Builder:
     """Costs of the rows and messages of a plan, from those of the measured stages."""
@@ -161,13 +156,16 @@ class _Builder:
         return self._rows(self.costs.inner, windows)
 
     def _rows(self, values: Floats, windows: slice) -> Floats:
-        by_output, fixed = self._by_output(values[windows]), self._fixed(values[windows])
+        values, shares = values[windows], self.costs.fixed_shares
+        by_output = self._by_output(values)
+        fixed = self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
         rows = self._ops(by_output, fixed, (self._stage, self._source, self._output), self._is_whole)
         table = self.target.plan.table
         pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            backward = np.full(len(pairs), BACKWARD)
-            backwards = self._ops(by_output, fixed, (*self._second, backward), table.second_kind[pairs] == Kind.B.code)
+            cells = table.second_slot[pairs] // len(Output)
+            second = (self._cells[0][cells], self._cells[1][cells], np.full(len(pairs), BACKWARD))
+            backwards = self._ops(by_output, fixed, second, table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
 
@@ -187,11 +185,6 @@ class _Builder:
 
         ops = of(by_output)
         return ops if fixed is None else ops + of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
-
-    def _fixed(self, values: Floats) -> Floats | None:
-        """The fixed part of values, by the stages of the plan; None where there is none."""
-        shares = self.costs.fixed_shares
-        return self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
 
     @cached_property
     def ops_in_rows(self) -> Floats:
@@ -238,12 +231,6 @@ class _Builder:
     def _output(self) -> npt.NDArray[np.int64]:
         return self.target.plan.table.slot.astype(np.int64) % len(Output)
 
-    @cached_property
-    def _second(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        slots = self.target.plan.table.second_slot
-        cells = slots[slots >= 0] // len(Output)
-        return self._cells[0][cells], self._cells[1][cells]
-
     def transfers(self, windows: slice) -> Floats:
         """Cost of each message for its reader, ns, shape (windows, messages)."""
         times = self._of_messages(self.costs.transfer[windows])
@@ -271,9 +258,10 @@ class _Builder:
         slots = table.dep_slot[table.dep_is_message].astype(np.int64)
         cells, output = slots // len(Output), slots % len(Output)
         stage, source = (part[cells] for part in self._cells)
-        num_measured = self.costs.plan.num_microbatches
-        if self._has_measured_links:
-            return (stage * num_measured + source) * 2 + output
+        plan, measured = self.target.plan, self.costs.plan
+        stays = self.target.placement is None and plan.placement == measured.placement
+        if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
+            return (stage * measured.num_microbatches + source) * 2 + output
         sender, reader = link_ends(self.target.plan, self.target.placement)
         groups = _MeasuredGroups(self.costs)
         places = np.full(len(slots), -1)
@@ -283,16 +271,6 @@ class _Builder:
             chosen = in_order[of_message.ravel()[in_order] == index]
             places[chosen] = groups.take(len(chosen), (begin, end), direction)
         return places
-
-    @property
-    def _has_measured_links(self) -> bool:
-        """Return whether all messages go where the measured ones of the same stage go."""
-        plan, measured = self.target.plan, self.costs.plan
-        return (
-            plan.placement == measured.placement
-            and plan.num_chains == measured.num_chains
-            and self.target.placement is None
-        )
 
 
 def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Floats:
