@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.message_graph import Graph, Messaging, make_graph
 from pptrace.analysis.whatif.fixed_part import Floats
-from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W
+from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -146,9 +146,10 @@ class _Builder:
 
     def durations(self, windows: slice) -> tuple[Floats, Floats]:
         """(length of each row, its delay), ns, shape (windows, rows)."""
-        late = _at(self.costs.delay[windows], self.target.stages.source[self._stage], self._source, self._output)
+        stage, source, output = self._firsts
+        late = _at(self.costs.delay[windows], self.target.stages.source[stage], source, output)
         if self.target.scales_delays:
-            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[self._output, self._stage]
+            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[output, stage]
         return self._rows(self.costs.work, windows), late
 
     def inner(self, windows: slice) -> Floats:
@@ -156,16 +157,15 @@ class _Builder:
         return self._rows(self.costs.inner, windows)
 
     def _rows(self, values: Floats, windows: slice) -> Floats:
-        values, shares = values[windows], self.costs.fixed_shares
+        values, shares, table = values[windows], self.costs.fixed_shares, self.target.plan.table
         by_output = self._by_output(values)
         fixed = self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
-        rows = self._ops(by_output, fixed, (self._stage, self._source, self._output), self._is_whole)
-        table = self.target.plan.table
+        rows = self._ops(by_output, fixed, self._firsts, table.kind == Kind.B.code)
         pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            cells = table.second_slot[pairs] // len(Output)
-            second = (self._cells[0][cells], self._cells[1][cells], np.full(len(pairs), BACKWARD))
-            backwards = self._ops(by_output, fixed, second, table.second_kind[pairs] == Kind.B.code)
+            stage, source, _ = self._places(table.second_slot[pairs])
+            seconds = (stage, source, np.full(len(pairs), BACKWARD))
+            backwards = self._ops(by_output, fixed, seconds, table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
 
@@ -189,7 +189,8 @@ class _Builder:
     @cached_property
     def ops_in_rows(self) -> Floats:
         """Measured ops whose work each row has together, in parts of ops: 1/2 of a row that does half of one."""
-        return self._num_ops(self._stage, self._output, self._is_whole)
+        stage, _, output = self._firsts
+        return self._num_ops(stage, output, self.target.plan.table.kind == Kind.B.code)
 
     def _num_ops(self, stage: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
         of_stages = self.target.stages.shares.sum(axis=2) * self.costs.parts_of_ops[:, np.newaxis]
@@ -207,29 +208,18 @@ class _Builder:
             by_output[..., output] = np.einsum("ts,wsm->wtm", shares[output], values[..., output])
         return by_output
 
-    @cached_property
-    def _is_whole(self) -> npt.NDArray[np.bool_]:
-        whole: npt.NDArray[np.bool_] = self.target.plan.table.kind == Kind.B.code
-        return whole
+    def _places(self, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+        """(model stage, measured microbatch, output) of slots of the plan."""
+        stage, microbatch, output = places_of(self.target.plan, slots)
+        return stage, self._measured(microbatch), output
+
+    def _measured(self, microbatch: Int64) -> Int64:
+        return microbatch * self.costs.plan.num_microbatches // self.target.plan.num_microbatches
 
     @cached_property
-    def _cells(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(model stage, measured microbatch) of every cell of stage and microbatch of the plan."""
-        plan = self.target.plan
-        stage, microbatch = np.divmod(np.arange(plan.num_stages * plan.num_microbatches), plan.num_microbatches)
-        return stage % plan.chain_length, microbatch * self.costs.plan.num_microbatches // plan.num_microbatches
-
-    @cached_property
-    def _stage(self) -> npt.NDArray[np.int64]:
-        return self._cells[0][self.target.plan.table.slot // len(Output)]
-
-    @cached_property
-    def _source(self) -> npt.NDArray[np.int64]:
-        return self._cells[1][self.target.plan.table.slot // len(Output)]
-
-    @cached_property
-    def _output(self) -> npt.NDArray[np.int64]:
-        return self.target.plan.table.slot.astype(np.int64) % len(Output)
+    def _firsts(self) -> tuple[Int64, Int64, Int64]:
+        """The places of the rows, of pairs those of their forwards."""
+        return self._places(self.target.plan.table.slot)
 
     def transfers(self, windows: slice) -> Floats:
         """Cost of each message for its reader, ns, shape (windows, messages)."""
@@ -254,19 +244,16 @@ class _Builder:
     @cached_property
     def _measured_messages(self) -> npt.NDArray[np.int64]:
         """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
-        table = self.target.plan.table
-        slots = table.dep_slot[table.dep_is_message].astype(np.int64)
-        cells, output = slots // len(Output), slots % len(Output)
-        stage, source = (part[cells] for part in self._cells)
         plan, measured = self.target.plan, self.costs.plan
+        stage, microbatch, output = places_of(plan, plan.table.dep_slot[plan.table.dep_is_message])
         stays = self.target.placement is None and plan.placement == measured.placement
         if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
-            return (stage * measured.num_microbatches + source) * 2 + output
-        sender, reader = link_ends(self.target.plan, self.target.placement)
+            return (stage * measured.num_microbatches + self._measured(microbatch)) * 2 + output
+        sender, reader = link_ends(plan, self.target.placement)
         groups = _MeasuredGroups(self.costs)
-        places = np.full(len(slots), -1)
+        places = np.full(len(stage), -1)
         keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
-        in_order = np.argsort(cells % self.target.plan.num_microbatches, kind="stable")
+        in_order = np.argsort(microbatch, kind="stable")
         for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
             chosen = in_order[of_message.ravel()[in_order] == index]
             places[chosen] = groups.take(len(chosen), (begin, end), direction)

@@ -189,7 +189,7 @@ def stage_costs(
     ``latencies`` are those of the links, by sending and reading global rank.
     """
     table, pairs = matrix.table, np.flatnonzero(matrix.table.second_slot >= 0)
-    firsts, seconds = _places(plan, table.slot), _places(plan, table.second_slot[pairs])
+    firsts, seconds = places_of(plan, table.slot), places_of(plan, table.second_slot[pairs])
 
     def by_stage(of_rows: npt.NDArray[Any], of_seconds: Floats | None = None) -> Floats:
         """Values of rows, and of second halves of pairs, by window, model stage, microbatch and output; 0 where there is none."""
@@ -231,7 +231,7 @@ def stage_costs(
     return costs
 
 
-def _places(plan: Plan, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+def places_of(plan: Plan, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
     """(model stage, microbatch, output) of slots of a plan."""
     cell, output = np.divmod(slots.astype(np.int64), len(Output))
     stage, microbatch = np.divmod(cell, plan.num_microbatches)
@@ -270,7 +270,7 @@ def _halves(plan: Plan, matrix: StepMatrix, pairs: npt.NDArray[np.intp]) -> tupl
 def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
     """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
     table, is_known = matrix.table, matrix.transfers >= 0
-    stage, microbatch, output = _places(plan, table.dep_slot[table.dep_is_message])
+    stage, microbatch, output = places_of(plan, table.dep_slot[table.dep_is_message])
     transfers = np.zeros((len(matrix.step), plan.chain_length, plan.num_microbatches, 2))
     measured = matrix.transfers.astype(np.float64)
     for direction in (F, BACKWARD):
