@@ -19,7 +19,7 @@ class CopiedTable(property):
         super().__init__(make)
         self._make, self._name = make, f"_{make.__name__}"
 
-    def __get__(self, owner: Any, kind: type | None = None) -> pd.DataFrame:
+    def __get__(self, owner: Any, kind: type | None = None) -> pd.DataFrame:  # type: ignore[override]
         if owner is None:
             return self  # type: ignore[return-value]  # of the class: its docstring is asked for
         import pandas as pd

@@ -120,7 +120,7 @@ class Wishes:
     )
 
     def __post_init__(self) -> None:
-        for one in options_of(type(self)).values():
+        for one in options_of(Wishes).values():
             given = getattr(self, one.name)
             if one.takes in _AS_TUPLES and given is not None:
                 object.__setattr__(self, one.name, (given,) if isinstance(given, str) else tuple(given))
