@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
-from pptrace.api.sweep import SweepArguments, sweep_as
+from pptrace.api.simulate import SimulatedStep, simulate
+from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.sweep.columns import sweep_columns
 from pptrace.schedule import registry
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator import idle_by_cause
-from pptrace.simulator.sweep.run import Sweep
+from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 Rows = Iterable[Mapping[Any, object]]
 """Rows of a table by the names of its columns."""
@@ -56,8 +56,10 @@ class OnPaper:
         most = _MOST_SEARCHED if entry.searches else _MOST_ACTIONS
         if size > most:
             raise PptraceError(f"{size:,} forwards are more than a page can draw; expected at most {most:,}")
-        costs = MillisecondCosts(self.forward / parts, self.backward / parts, None, self.p2p)
-        return simulate_as(self.schedule, Sizes(self.pp, self.microbatches, self.chunks), costs)
+        sizes = {"pp": self.pp, "microbatches": self.microbatches, "chunks": self.chunks}
+        return simulate(
+            self.schedule, **sizes, forward=self.forward / parts, backward=self.backward / parts, p2p=self.p2p
+        )
 
     def bubbles(self) -> Sweep:
         """All schedules that are not searched, over m from p to 8p, with 1, 2 and 4 chunks.
@@ -70,17 +72,18 @@ class OnPaper:
                 f"p is {self.pp}; a page compares schedules of at most {_MOST_SWEPT_PP} ranks, pptrace simulate --sweep of any"
             )
         names = tuple(name for name, entry in SCHEDULES.items() if not entry.searches)
-        return _swept(names, self._asked(self.pp, "p,2p,3p,4p,6p,8p", "1,2,4"))
+        return self._swept(names, self.pp, "p,2p,3p,4p,6p,8p", "1,2,4")
 
     def throughput(self) -> Sweep | None:
         """The schedule over p, with as few microbatches as p − 1 and with many more; None where it is searched."""
         entry = registry.get(self.schedule)
         if entry.searches:
             return None
-        return _swept((self.schedule,), self._asked("2..32:x2", "p-1,8p", self.chunks or entry.default_chunks))
+        return self._swept((self.schedule,), "2..32:x2", "p-1,8p", self.chunks or entry.default_chunks)
 
-    def _asked(self, pp: object, microbatches: object, chunks: object) -> SweepArguments:
-        return SweepArguments(pp, microbatches, chunks, forward=self.forward, backward=self.backward, p2p=self.p2p)
+    def _swept(self, schedules: tuple[str, ...], pp: Any, microbatches: str, chunks: Any) -> Sweep:
+        costs: dict[str, Any] = {"forward": self.forward, "backward": self.backward, "p2p": self.p2p}
+        return _swept(SweepOptions(schedules, pp=pp, microbatches=microbatches, chunks=chunks, **costs))
 
     @property
     def options(self) -> dict[str, object]:
@@ -89,9 +92,9 @@ class OnPaper:
 
 
 @lru_cache(_MOST_KEPT)
-def _swept(schedules: tuple[str, ...], asked: SweepArguments) -> Sweep:
+def _swept(options: SweepOptions) -> Sweep:
     """A sweep, which is kept: pages that are gone back to, and the files of their tables, ask for the same one."""
-    return sweep_as(schedules, asked)
+    return run_sweep(grid_of(options))
 
 
 def on_paper(form: Mapping[str, object]) -> OnPaper:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from pptrace.analysis.whatif.answer import ranked
 from pptrace.analysis.whatif.change import Change
 from pptrace.analysis.whatif.result import Scenario
-from pptrace.analysis.whatif.study import Study, ranked
+from pptrace.analysis.whatif.study import Study
 from pptrace.api.whatif import Predictions, changes_of
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from pptrace.api.wishes import FORM, Value, Wishes
+from pptrace.api.options import Value
+from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import UsageError
 
 FIELDS = tuple(FORM)

@@ -15,7 +15,8 @@ from dashboards.answers import Answers
 from dashboards.assistant.paging import MOST_ROWS, Query
 from dashboards.assistant.tools import Tools
 from dashboards.store import Store
-from pptrace.api.wishes import FORM, Option, Value
+from pptrace.api.options import Option, Value
+from pptrace.api.wishes import FORM
 from pptrace.errors import PptraceError
 from pptrace.version import __version__
 

@@ -15,7 +15,7 @@ from dashboards.store import Loaded, Store
 from dashboards.wishes import wishes_of
 from pptrace.analysis.op_samples import OpSample
 from pptrace.analysis.result import Report
-from pptrace.analysis.whatif.paste import goes_round, paste_options
+from pptrace.analysis.whatif.frameworks import goes_round, paste_options
 from pptrace.api.wishes import Wishes
 from pptrace.report.charts.stage_work import stage_work_chart
 from pptrace.report.charts.stages import group_lines, stage_points, stages_chart
@@ -154,5 +154,5 @@ def _row(framework: str, option: str) -> Node:
     return html.Tr([html.Td(framework), html.Td(html.Code(option)), html.Td(copy)])
 
 
-def _commas(numbers: tuple[int, ...]) -> str:
+def _commas(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))

@@ -22,8 +22,9 @@ from dashboards.exports import table_files
 from dashboards.parts import chart, data_table, guarded, waiting, with_files
 from dashboards.store import Loaded
 from dashboards.wishes import FIELDS, address_of, command_of, wishes_of
+from pptrace.api.options import Value
 from pptrace.api.whatif import Predictions
-from pptrace.api.wishes import FORM, Value, Wishes
+from pptrace.api.wishes import FORM, Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
 from pptrace.report.figures import View, timeline

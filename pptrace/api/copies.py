@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-_COPIES_ON_WRITE = int(pd.__version__.split(".")[0]) >= 3
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def a_copy(table: pd.DataFrame) -> pd.DataFrame:
-    """A copy of a table; where pandas copies on write, its columns are shared until one of them is written."""
-    return table.copy(deep=not _COPIES_ON_WRITE)
+class CopiedTable(property):
+    """A property that is a table: made when it is first asked for, and copied for each look.
+
+    Where pandas copies on write, the columns of a copy are shared until one of them is written.
+    """
+
+    def __init__(self, make: Callable[[Any], pd.DataFrame]) -> None:
+        super().__init__(make)
+        self._make, self._name = make, f"_{make.__name__}"
+
+    def __get__(self, owner: Any, kind: type | None = None) -> pd.DataFrame:  # type: ignore[override]
+        if owner is None:
+            return self  # type: ignore[return-value]  # of the class: its docstring is asked for
+        import pandas as pd
+
+        made = owner.__dict__
+        if self._name not in made:
+            made[self._name] = self._make(owner)
+        table: pd.DataFrame = made[self._name]
+        return table.copy(deep=int(pd.__version__.split(".")[0]) < 3)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
 from pptrace.analysis.experts.traffic_matrix import NO_PAIRS
-from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.analysis.result import Report
 from pptrace.analysis.step_parts import Waterfall
-from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_whole
 from pptrace.api.comms_table import CommsTable
-from pptrace.api.copies import a_copy
+from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, as_path, reason, text_or_file
+from pptrace.api.options import method_takes_options
+from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.categories import without_categories
 from pptrace.model.tables import COMMS, MEMORY, OPS, SLACK, Schema, empty_table
@@ -60,7 +60,7 @@ class Run(ExportsOps):
         """The report; each field is that of the JSON report, None where that has null."""
         return self.analysis.report
 
-    @property
+    @CopiedTable
     def ops(self) -> pd.DataFrame:
         """One row per op: forwards, backwards, and the ranges around them.
 
@@ -76,13 +76,9 @@ class Run(ExportsOps):
             >>> ops.query("step == 4 and rank == 0 and kind == 'F'").phase.value_counts().to_dict()
             {'steady': 5, 'warmup': 3}
         """
-        return a_copy(self._ops)
-
-    @cached_property
-    def _ops(self) -> pd.DataFrame:
         return _table(self.analysis.ops_with_slack, {**OPS, **SLACK})
 
-    @property
+    @CopiedTable
     def comms(self) -> pd.DataFrame:
         """One row per send, receive or collective, on each rank that takes part.
 
@@ -95,22 +91,14 @@ class Run(ExportsOps):
         of a collective), ``clock`` (device or host; none where only the length is known); of an all-to-all of uneven parts
         ``received_bytes`` (``bytes`` is what it hands in) and ``splits`` (rows sent to each member, ">", rows received).
         """
-        return a_copy(self._comms)
-
-    @cached_property
-    def _comms(self) -> pd.DataFrame:
         return CommsTable(_table(self.analysis.data.comms, COMMS))
 
-    @property
+    @CopiedTable
     def memory(self) -> pd.DataFrame:
         """One row per memory event: ``rank``, ``t_ns``, ``allocated_bytes``, ``reserved_bytes``; no rows in traces without."""
-        return a_copy(self._memory)
-
-    @cached_property
-    def _memory(self) -> pd.DataFrame:
         return _table(self.analysis.data.memory, MEMORY)
 
-    @property
+    @CopiedTable
     def steps(self) -> pd.DataFrame:
         """One row per step of the report: ``step``, ``start_ns``, ``end_ns``, ``period_ns`` (to the start of the next
         step), ``span_ns``, the bubble and the waterfall.
@@ -118,13 +106,17 @@ class Run(ExportsOps):
         ``bubble_ratio`` is bubble over compute, ``bubble_share`` bubble over window, ``ideal_…`` those of the plan with F = I = W
         and free messages; ``compute_ns`` … ``unexplained_ns`` are the waterfall, which sums to ``span_ns``. Unknown is <NA>.
         """
-        return a_copy(self._steps)
+        rows: list[dict[str, Any]] = []
+        for step in self.report.steps:
+            bubble, parts = step.bubble, step.bubble.waterfall_ns
+            row = {name: getattr(step, name) for name in ("step", "start_ns", "end_ns", "period_ns", "span_ns")}
+            row |= {"bubble_ratio": bubble.ratio, "ideal_ratio": bubble.ideal_ratio}
+            row |= {"bubble_share": bubble.share, "ideal_share": bubble.ideal_share}
+            row |= {f"{name}_ns": None if parts is None else getattr(parts, name) for name in Waterfall.__slots__}
+            rows.append(row)
+        return _nullable(rows, _STEP_COLUMNS)
 
-    @cached_property
-    def _steps(self) -> pd.DataFrame:
-        return _nullable([_step_row(step) for step in self.report.steps], _STEP_COLUMNS)
-
-    @property
+    @CopiedTable
     def ranks(self) -> pd.DataFrame:
         """One row per step and rank: its window, which is compute + exposed communication + bubble to the nanosecond.
 
@@ -132,14 +124,15 @@ class Run(ExportsOps):
         ``not_compute_ns`` (bubble and exposed communication together), ``bubble_low_ns`` and ``bubble_high_ns`` (bounds where the
         other sides of messages have no trace), ``peak_memory_bytes``. Unknown is <NA>.
         """
-        return a_copy(self._ranks)
-
-    @cached_property
-    def _ranks(self) -> pd.DataFrame:
-        rows = [_rank_row(step, rank) for step in self.report.steps for rank in step.ranks]
+        names = [name for name in _RANK_COLUMNS if name != "step"]
+        rows = [
+            {"step": step.step, **{name: getattr(rank, name) for name in names}}
+            for step in self.report.steps
+            for rank in step.ranks
+        ]
         return _nullable(rows, _RANK_COLUMNS)
 
-    @property
+    @CopiedTable
     def stages(self) -> pd.DataFrame:
         """One row per stage and kind of op: how much an op computes, over all microbatches, steps and replicas.
 
@@ -151,10 +144,6 @@ class Run(ExportsOps):
             >>> stages.query("kind == 'F'").set_index("stage").median_ns.round(-6).div(1e6).to_dict()
             {0: 44.0, 1: 22.0, 2: 12.0, 3: 12.0}
         """
-        return a_copy(self._stages)
-
-    @cached_property
-    def _stages(self) -> pd.DataFrame:
         from pptrace.analysis.op_costs import OpCost, op_costs
 
         rows = [asdict(cost) for cost in op_costs(self.analysis.data)]
@@ -184,7 +173,7 @@ class Run(ExportsOps):
         types = {name: "int64" if name in ("stage", "count", "ns") else "object" for name in names}
         return pd.DataFrame(rows, columns=list(names)).astype(types)
 
-    @property
+    @CopiedTable
     def expert_traffic(self) -> pd.DataFrame:
         """One row per rank and member of its group of expert parallelism, itself included: the rows that go from the tokens of
         ``source`` to experts of ``target`` in all forwards of the report.
@@ -197,10 +186,6 @@ class Run(ExportsOps):
             >>> traffic.query("source != target").groupby("target").rows.sum().to_dict()
             {0: 72, 1: 24, 2: 72, 3: 24}
         """
-        return a_copy(self._expert_traffic)
-
-    @cached_property
-    def _expert_traffic(self) -> pd.DataFrame:
         return (self.analysis.expert_traffic or NO_PAIRS).table()
 
     def figure(self, step: int | None = None, kind: FigureKind = "timeline") -> go.Figure:
@@ -218,39 +203,16 @@ class Run(ExportsOps):
 
         if kind not in list(STEP_FIGURES):  # a list: what is given may have no hash
             raise UsageError(f"figure kind {kind!r} is not known; expected one of {', '.join(STEP_FIGURES)}")
-        return STEP_FIGURES[kind](self.analysis, self._step(step))
-
-    def _step(self, number: int | None) -> StepReport:
-        chosen = (
-            self.report.typical_step
-            if number is None
-            else next((step for step in self.report.steps if step.step == number), None)
-        )
+        steps = self.report.steps
+        chosen = self.report.typical_step if step is None else next((one for one in steps if one.step == step), None)
         if chosen is None:
-            present = ", ".join(str(step.step) for step in self.report.steps)
-            wanted = "there is no step to draw" if number is None else f"step {number}: there is no such step"
-            raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
-        return chosen
+            present = ", ".join(str(one.step) for one in steps)
+            missing = "there is no step to draw" if step is None else f"step {step}: there is no such step"
+            raise UsageError(f"{missing}; {f'the report has {present}' if present else 'report.warnings says why'}")
+        return STEP_FIGURES[kind](self.analysis, chosen)
 
-    def whatif(
-        self,
-        schedules: str | Sequence[str] = (),
-        *,
-        chunks: int | None = None,
-        microbatches: int | None = None,
-        microbatch_size: float | None = None,
-        split: Sequence[int] | None = None,
-        ideals: str | Sequence[str] = (),
-        link_speed: float | None = None,
-        placement: Sequence[int] | None = None,
-        prefetch: int | None = None,
-        layers: Sequence[int] | None = None,
-        memory_limit: int | None = None,
-        links: Run | None = None,
-        wgrad_share: float | None = None,
-        fixed_share: float | None = None,
-        verify: bool = False,
-    ) -> Predictions:
+    @method_takes_options(Wishes)
+    def whatif(self, wishes: Wishes) -> Predictions:
         """Predict the typical step with changes, from the measured costs of ops and messages: what ``pptrace whatif`` shows.
 
         All that is given is one scenario, for each schedule one; without any, all sensible changes are tried.
@@ -260,47 +222,12 @@ class Run(ExportsOps):
             >>> run.whatif("zb-h1").scenarios.loc[0, "num_microbatches"].item()
             4
 
-        Args:
-            schedules: names of ``pptrace.schedules``, or "all".
-            chunks: virtual stages per rank.
-            microbatches: microbatches per step, of the same size unless ``microbatch_size`` says otherwise.
-            microbatch_size: size of a microbatch in parts of that of the run.
-            split: layers of each stage of the model.
-            ideals: "stage=N", "rank=N", "kind=K", "jitter", "communication", "stragglers", "host" or "routing": what is named
-                costs what its like costs elsewhere in the run.
-            link_speed: how many times as fast messages are.
-            placement: the pipeline rank of the run that each rank of the pipeline then is.
-            prefetch: receives are posted so many ops before they are needed.
-            layers: layers of each stage of the run, where its trace does not say.
-            memory_limit: the most bytes that a rank may have; the best split keeps to it, and changes that need more come last.
-            links: a run on the same ranks with messages of several sizes, whose links' latencies count.
-            wgrad_share: W's part of a full backward, where the run does not tell.
-            fixed_share: the part of an op that it takes however much it does.
-            verify: run the plan in real processes, with ops that sleep as long as theirs took.
-
         Raises:
             PptraceError: the run has no whole step, or a change does not fit it; the message is one line.
         """
         from pptrace.api.whatif import predict_changes
-        from pptrace.api.wishes import Wishes
 
-        wishes = Wishes(
-            schedules=_names(schedules),
-            chunks=chunks,
-            microbatches=microbatches,
-            microbatch_size=microbatch_size,
-            split=_numbers(split),
-            ideals=_names(ideals),
-            link_speed=link_speed,
-            links=_links(links),
-            layers=_numbers(layers),
-            wgrad_share=wgrad_share,
-            fixed_share=fixed_share,
-            placement=_numbers(placement),
-            prefetch=prefetch,
-            memory_limit=memory_limit,
-        )
-        return predict_changes(self.analysis, wishes, verify)
+        return predict_changes(self.analysis, wishes)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import report_in_parts
@@ -388,22 +315,6 @@ class Run(ExportsOps):
         return run_summary(self.report)
 
 
-def _links(given: object) -> tuple[Link, ...]:
-    if given is None:
-        return ()
-    if not isinstance(given, Run) or not given.report.links:
-        raise UsageError("links: expected a run with messages between two ranks, as pptrace.load gives it")
-    return given.report.links
-
-
-def _numbers(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if given is None else tuple(given)
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """A table of the analysis as users see it: texts in place of categories, rows counted from 0."""
     return without_categories(table.reset_index(drop=True)) if len(table) else empty_table(schema)
@@ -423,30 +334,11 @@ _RANK_TIMES = (
     "bubble_low_ns",
     "bubble_high_ns",
 )
-_MEMORY_FIELDS = ("peak_memory_bytes", "start_memory_bytes", "peak_reserved_bytes")
-_RANK_FIELDS = ("rank", "pp_rank", "stage", *_RANK_TIMES, *_MEMORY_FIELDS, "peak_in_flight")
-_RANK_COLUMNS: Schema = {"step": "Int64", **dict.fromkeys(_RANK_FIELDS, "Int64"), "peak_memory_kind": "string"}
-
-
-def _step_row(step: StepReport) -> dict[str, int | float | None]:
-    bubble = step.bubble
-    parts = {} if bubble.waterfall_ns is None else asdict(bubble.waterfall_ns)
-    return {
-        "step": step.step,
-        "start_ns": step.start_ns,
-        "end_ns": step.end_ns,
-        "period_ns": step.period_ns,
-        "span_ns": step.span_ns,
-        "bubble_ratio": bubble.ratio,
-        "ideal_ratio": bubble.ideal_ratio,
-        "bubble_share": bubble.share,
-        "ideal_share": bubble.ideal_share,
-        **{f"{name}_ns": parts.get(name) for name in Waterfall.__slots__},
-    }
-
-
-def _rank_row(step: StepReport, rank: RankStep) -> dict[str, Any]:
-    return {"step": step.step, **{name: getattr(rank, name) for name in (*_RANK_FIELDS, "peak_memory_kind")}}
+_RANK_COLUMNS: Schema = {
+    **dict.fromkeys(("step", "rank", "pp_rank", "stage", *_RANK_TIMES), "Int64"),
+    **dict.fromkeys(("peak_memory_bytes", "start_memory_bytes", "peak_reserved_bytes", "peak_in_flight"), "Int64"),
+    "peak_memory_kind": "string",
+}
 
 
 def _nullable(rows: Sequence[Mapping[str, Any]], columns: Schema) -> pd.DataFrame:

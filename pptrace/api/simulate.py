@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pptrace.api.arguments import require_number, require_type, require_whole
+from pptrace.api.copies import CopiedTable
 from pptrace.api.exports import ExportsOps
 from pptrace.api.files import FilePath, text_or_file
+from pptrace.api.options import Value, argument, option, options_of, takes_options
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
@@ -59,25 +60,17 @@ class SimulatedStep(ExportsOps):
         """Bubble over the whole step, all ranks together."""
         return self.simulation.bubble_share
 
-    @property
+    @CopiedTable
     def ops(self) -> pd.DataFrame:
         """One row per action, with the columns of :attr:`pptrace.Run.ops`; ``source`` is simulated."""
-        return _a_copy(self._ops)
-
-    @cached_property
-    def _ops(self) -> pd.DataFrame:
         return self.simulation.ops()
 
-    @property
+    @CopiedTable
     def ranks(self) -> pd.DataFrame:
         """One row per rank: ``rank``, ``compute_ns``, ``bubble_ns``, ``peak_inflight_microbatches``.
 
         The last counts activations of one chunk and one microbatch that the rank holds at once.
         """
-        return _a_copy(self._ranks)
-
-    @cached_property
-    def _ranks(self) -> pd.DataFrame:
         import pandas as pd
 
         columns = ("rank", "compute_ns", "bubble_ns", "peak_inflight_microbatches")
@@ -109,7 +102,7 @@ class SimulatedStep(ExportsOps):
 
         if extent_ns is not None:
             require_whole("extent_ns", extent_ns, 1)
-        return timeline(self._ops, extent_ns=extent_ns)
+        return timeline(self.ops, extent_ns=extent_ns)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object
@@ -144,20 +137,64 @@ class SimulatedStep(ExportsOps):
         return simulation_summary(self.simulation)
 
 
-def simulate(
-    schedule: FilePath | Plan,
-    *,
-    pp: int | None = None,
-    microbatches: int | None = None,
-    chunks: int | None = None,
-    group_size: int | None = None,
-    lean: bool = False,
-    memory_limit: int | None = None,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    wgrad: float | None = None,
-    p2p: float = 0.0,
-) -> SimulatedStep:
+Spelling = Callable[[str], str]
+"""Spelling of an argument by its name: ``group_size`` in Python, ``--group-size`` on the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """Sizes and costs of a schedule on paper, as a user gives them."""
+
+    schedule: FilePath | Plan = argument(
+        "A key of pptrace.schedules, a CSV file of actions, or a plan (as pptrace.schedule.registry.Schedule.build makes it); a "
+        "file or a plan has its own sizes."
+    )
+    _: KW_ONLY
+    pp: int | None = option(None, Value.WHOLE, "Pipeline ranks (default of a CSV: its number).", "P")
+    microbatches: int | None = option(None, Value.WHOLE, "Microbatches per step (default of a CSV: its number).", "M")
+    chunks: int | None = option(None, Value.WHOLE, "Virtual stages per rank [default: the schedule's].", "V")
+    group_size: int | None = option(
+        None, Value.WHOLE, "Microbatch group size per virtual stage (interleaved) [default: p].", "N"
+    )
+    lean: bool = option(False, Value.FLAG, "Fewer warmup forwards (interleaved).")
+    memory_limit: int | None = option(None, Value.WHOLE, "Activations that a rank may hold (zb-auto) [default: all m].")
+    forward: float = option(1.0, Value.MILLISECONDS, "Cost of one F.", "MS")
+    backward: float = option(2.0, Value.MILLISECONDS, "Cost of one full B.", "MS")
+    wgrad: float | None = option(None, Value.MILLISECONDS, "W's part of a full B [default: half of it].", "MS")
+    p2p: float = option(0.0, Value.MILLISECONDS, "Cost of one message.", "MS")
+
+    def require_sizes(self, spell: Spelling = str) -> None:
+        """Refuse sizes that no plan has.
+
+        Raises:
+            UsageError: one is no whole number of at least 1.
+        """
+        for name, one in options_of(SimulateOptions).items():
+            if one.takes is Value.WHOLE and (size := getattr(self, name)) is not None:
+                require_whole(spell(name), size, 1)
+
+    def shape(self, spell: Spelling = str, costs: Costs | None = None) -> Shape:
+        """The size of the plan of a named schedule; ``costs`` are for those that are searched.
+
+        Raises:
+            PptraceError: the schedule is unknown, a size is missing, or it has no plan of these.
+        """
+        name = str(self.schedule)
+        registry.get(name)
+        if self.pp is None or self.microbatches is None:
+            missing = spell("pp" if self.pp is None else "microbatches")
+            raise UsageError(
+                f"simulate {name}: {missing} is not given; a named schedule needs {spell('pp')} and {spell('microbatches')}"
+            )
+        sizes = (self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit)
+        if costs is None:
+            return registry.shape_for(name, *sizes)
+        of_ops = OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns)
+        return registry.shape_for(name, *sizes, of_ops)
+
+
+@takes_options(SimulateOptions)
+def simulate(options: SimulateOptions) -> SimulatedStep:
     """Run a schedule on paper: what ``pptrace simulate`` shows.
 
     Costs are milliseconds of one action: one chunk, one microbatch. Each action starts as soon as its rank is free and its
@@ -169,90 +206,30 @@ def simulate(
         >>> pptrace.simulate("interleaved-1f1b", pp=4, microbatches=8, chunks=2, forward=0.5, backward=1.0).bubble_ratio
         0.1875
 
-    Args:
-        schedule: a key of ``pptrace.schedules``, a CSV file of actions, or a plan (as
-            :meth:`pptrace.schedule.registry.Schedule.build` makes it). The sizes below belong to a name; a file or a plan has
-            its own.
-        pp: pipeline ranks.
-        microbatches: microbatches per step.
-        chunks: virtual stages per rank; None takes the schedule's own.
-        group_size: microbatch group size per virtual stage (interleaved schedules); None takes pp.
-        lean: fewer warmup forwards (interleaved schedules).
-        memory_limit: activations that a rank may hold (zb-auto); None takes all.
-        forward: cost of one F, ms.
-        backward: cost of one full B, ms.
-        wgrad: W's part of a full B, ms; None takes half of it.
-        p2p: cost of one message, ms.
-
     Raises:
         PptraceError: an unknown schedule, a size that it does not have, a file or plan that deadlocks; the message is one line.
     """
-    sizes = Sizes(pp, microbatches, chunks, group_size, lean, memory_limit)
-    return simulate_as(schedule, sizes, MillisecondCosts(forward, backward, wgrad, p2p))
+    return simulate_as(options)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Size of a plan as a user gives it: the arguments of :func:`simulate` of the same names."""
-
-    pp: int | None = None
-    microbatches: int | None = None
-    chunks: int | None = None
-    group_size: int | None = None
-    lean: bool = False
-    memory_limit: int | None = None
-
-    def require_whole(self, spell: Spelling) -> None:
-        """Refuse sizes that no plan has.
-
-        Raises:
-            UsageError: one is no whole number of at least 1.
-        """
-        for name in ("pp", "microbatches", "chunks", "group_size", "memory_limit"):
-            if (size := getattr(self, name)) is not None:
-                require_whole(spell(name), size, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class MillisecondCosts:
-    """Costs as a user gives them, ms: the arguments of :func:`simulate` of the same names."""
-
-    forward: float = 1.0
-    backward: float = 2.0
-    wgrad: float | None = None
-    p2p: float = 0.0
-
-
-Spelling = Callable[[str], str]
-"""Spelling of an argument by its name: ``group_size`` in Python, ``--group-size`` on the command line."""
-
-
-def simulate_as(
-    schedule: FilePath | Plan, sizes: Sizes, costs: MillisecondCosts, spell: Spelling = str
-) -> SimulatedStep:
+def simulate_as(options: SimulateOptions, spell: Spelling = str) -> SimulatedStep:
     """:func:`simulate`, with the names of arguments in messages as ``spell`` has them."""
+    schedule = options.schedule
     require_type(
         "schedule", schedule, (str, os.PathLike, Plan), "a name of pptrace.schedules, a CSV file of actions or a plan"
     )
-    known = _costs(costs, spell)
-    sizes.require_whole(spell)
+    costs = _costs(options, spell)
+    options.require_sizes(spell)
     if not isinstance(schedule, Plan) and not _is_file(schedule):
-        name = str(schedule)
-        shape = _shape(name, sizes, known, spell)
-        return SimulatedStep(run_on_paper(registry.get(name).build_shape(shape), known), shape)
+        shape = options.shape(spell, costs)
+        return SimulatedStep(run_on_paper(registry.get(str(schedule)).build_shape(shape), costs), shape)
     if isinstance(schedule, Plan):
         plan, what = schedule, ("plan", schedule.name)
         validate(plan)
     else:
         plan, what = read_sound_csv(Path(schedule)), ("file", str(schedule))
-    _require_no_other_size(*what, plan, sizes, spell)
-    return SimulatedStep(run_on_paper(plan.compute_only(), known))
-
-
-def _a_copy(table: pd.DataFrame) -> pd.DataFrame:
-    from pptrace.api.copies import a_copy  # with pandas
-
-    return a_copy(table)
+    _require_no_other_size(*what, plan, options, spell)
+    return SimulatedStep(run_on_paper(plan.compute_only(), costs))
 
 
 def _is_file(schedule: FilePath) -> bool:
@@ -261,58 +238,36 @@ def _is_file(schedule: FilePath) -> bool:
     return schedule not in registry.SCHEDULES and (schedule.endswith(".csv") or Path(schedule).is_file())
 
 
-def _costs(costs: MillisecondCosts, spell: Spelling) -> Costs:
-    def nanoseconds(name: str) -> int:
-        milliseconds: float = getattr(costs, name)
-        require_number(spell(name), milliseconds, "milliseconds", MOST_MS)
-        return round(milliseconds * NS_PER_MS)
-
-    if costs.wgrad is not None and nanoseconds("wgrad") > nanoseconds("backward"):
+def _costs(options: SimulateOptions, spell: Spelling) -> Costs:
+    costs_ns: dict[str, Any] = {}
+    for name in ("forward", "backward", "wgrad", "p2p"):
+        milliseconds = getattr(options, name)
+        if milliseconds is not None or name != "wgrad":
+            require_number(spell(name), milliseconds, "milliseconds", MOST_MS)
+            costs_ns[f"{name}_ns"] = round(milliseconds * NS_PER_MS)
+    if costs_ns.get("wgrad_ns", 0) > costs_ns["backward_ns"]:
         raise UsageError(
-            f"{spell('wgrad')} is {costs.wgrad:g}; it is a part of {spell('backward')}, so expected at most {costs.backward:g}"
+            f"{spell('wgrad')} is {options.wgrad:g}; it is a part of {spell('backward')}, "
+            f"so expected at most {options.backward:g}"
         )
-    return uniform(
-        forward_ns=nanoseconds("forward"),
-        backward_ns=nanoseconds("backward"),
-        wgrad_ns=None if costs.wgrad is None else nanoseconds("wgrad"),
-        p2p_ns=nanoseconds("p2p"),
-    )
+    return uniform(**costs_ns)
 
 
-def _shape(name: str, sizes: Sizes, costs: Costs, spell: Spelling) -> Shape:
-    registry.get(name)
-    if sizes.pp is None or sizes.microbatches is None:
-        missing = spell("pp" if sizes.pp is None else "microbatches")
-        raise UsageError(
-            f"simulate {name}: {missing} is not given; a named schedule needs {spell('pp')} and {spell('microbatches')}"
-        )
-    return registry.shape_for(
-        name,
-        sizes.pp,
-        sizes.microbatches,
-        sizes.chunks,
-        sizes.group_size,
-        sizes.lean,
-        sizes.memory_limit,
-        OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns),
-    )
-
-
-def _require_no_other_size(what: str, name: str, plan: Plan, sizes: Sizes, spell: Spelling) -> None:
+def _require_no_other_size(what: str, name: str, plan: Plan, sizes: SimulateOptions, spell: Spelling) -> None:
     """Refuse sizes that do not fit a plan (a ``what`` of that name) which has its own."""
-    for argument, given, size in (
+    for size_name, given, size in (
         ("pp", sizes.pp, plan.pp),
         ("microbatches", sizes.microbatches, plan.num_microbatches),
         ("chunks", sizes.chunks, plan.num_chunks),
     ):
         if given is not None and given != size:
             raise UsageError(
-                f"{name}: {spell(argument)} {given} does not fit the {what}, which has {size}; leave the option away"
+                f"{name}: {spell(size_name)} {given} does not fit the {what}, which has {size}; leave the option away"
             )
-    for argument, is_given in (
+    for size_name, is_given in (
         ("group_size", sizes.group_size is not None),
         ("lean", sizes.lean),
         ("memory_limit", sizes.memory_limit is not None),
     ):
         if is_given:
-            raise UsageError(f"{name}: {spell(argument)} does not change a {what}; leave the option away")
+            raise UsageError(f"{name}: {spell(size_name)} does not change a {what}; leave the option away")

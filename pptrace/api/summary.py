@@ -69,7 +69,9 @@ def _tiles(step: StepReport, report: Report) -> str:
 
 def _findings(findings: Sequence[Finding]) -> str:
     items = "".join(
-        f"<li>{escape(finding.title)}{_gain(finding)}</li>"
+        f"<li>{escape(finding.title)}"
+        + ("" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>")
+        + "</li>"
         for finding in sorted(findings, key=lambda finding: -(finding.gain_ns or 0))[:_MOST_FINDINGS]
     )
     left = len(findings) - _MOST_FINDINGS
@@ -79,10 +81,6 @@ def _findings(findings: Sequence[Finding]) -> str:
         if items
         else ""
     )
-
-
-def _gain(finding: Finding) -> str:
-    return "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
 
 
 def _steps(steps: Sequence[StepReport], typical: StepReport) -> str:

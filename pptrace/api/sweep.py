@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pptrace.api.arguments import require_number, require_type, require_whole
-from pptrace.api.simulate import MOST_MS, NS_PER_MS, Spelling
+from pptrace.api.options import Value, argument, option, options_of, same, takes_options
+from pptrace.api.simulate import MOST_MS, NS_PER_MS, SimulateOptions, Spelling
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
 from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts
-from pptrace.simulator.sweep.run import OnPoints, Sweep, run_sweep
+from pptrace.simulator.sweep.run import run_sweep
 from pptrace.simulator.sweep.values import read_costs, read_microbatches, read_sizes
 
 if TYPE_CHECKING:
@@ -25,24 +26,39 @@ Sizes = int | str | Iterable[int | str]
 Milliseconds = float | str | Iterable[float | str]
 
 
-def sweep(
-    schedules: str | Iterable[str] = EVERY,
-    *,
-    pp: Sizes,
-    microbatches: Sizes,
-    chunks: Sizes | None = None,
-    group_size: Sizes | None = None,
-    memory_limit: int | None = None,
-    forward: Milliseconds = 1.0,
-    backward: Milliseconds = 2.0,
-    wgrad: Milliseconds | None = None,
-    p2p: Milliseconds = 0.0,
-    costs_of: str = "rank",
-) -> pd.DataFrame:
+_STEP = options_of(SimulateOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """Schedules, sizes and costs of a sweep, as a user gives them: each one value, several, or a text that stands for several."""
+
+    schedules: str | Iterable[str] = argument('Names of pptrace.schedules, or "all".', EVERY)
+    _: KW_ONLY
+    pp: Sizes = same(_STEP["pp"])
+    microbatches: Sizes = same(_STEP["microbatches"])
+    chunks: Sizes | None = same(_STEP["chunks"], None)
+    group_size: Sizes | None = same(_STEP["group_size"], None)
+    memory_limit: int | None = same(_STEP["memory_limit"], None)
+    forward: Milliseconds = same(_STEP["forward"], 1.0)
+    backward: Milliseconds = same(_STEP["backward"], 2.0)
+    wgrad: Milliseconds | None = same(_STEP["wgrad"], None)
+    p2p: Milliseconds = same(_STEP["p2p"], 0.0)
+    costs_of: str = option(
+        "rank",
+        Value.TEXT,
+        "In a sweep: costs are those of all layers of a rank, of the whole model, or of one action [default: rank].",
+        choices=("rank", "model", "action"),
+    )
+
+
+@takes_options(SweepOptions)
+def sweep(options: SweepOptions) -> pd.DataFrame:
     """Simulate every combination of schedules, sizes and costs: what ``pptrace simulate --sweep`` shows.
 
     Each argument is one value, several, or a text such as ``"2,4,8"``, ``"8..64:8"`` (steps of 8) or ``"8..64:x2"`` (doubling);
-    microbatches may be multiples of p, ``"p-1"`` or ``"4p"``.
+    microbatches may be multiples of p, ``"p-1"`` or ``"4p"``. With ``costs_of`` "rank" a chunk's costs are 1/v of those given, so
+    that different v compare; with "model" a stage's are 1/(p·v), so that different p compare too.
 
         >>> import pptrace
         >>> points = pptrace.sweep(["1f1b", "zb-h1"], pp=[4, 8], microbatches="p-1,4p")
@@ -58,21 +74,6 @@ def sweep(
            zb-h1   8             7         0.381                0.724
            zb-h1   8            32         0.073                0.932
 
-    Args:
-        schedules: names of ``pptrace.schedules``, or "all".
-        pp: pipeline ranks p.
-        microbatches: microbatches m of a step.
-        chunks: virtual stages per rank v; None: each schedule's default.
-        group_size: microbatch group size N (interleaved); None: p.
-        memory_limit: activations that a rank may hold, for schedules that are searched.
-        forward: cost of one microbatch's F, ms.
-        backward: cost of its full B, ms.
-        wgrad: W's part of a full B, ms; None: half of it.
-        p2p: cost of one message, ms.
-        costs_of: "rank": costs are those of all layers of a rank, and a chunk's are 1/v of them, so that different v compare;
-            "model": of all layers of the model, and a stage's are 1/(p·v), so that different p compare too; "action":
-            of one action.
-
     Returns:
         One row per combination, schedules slowest. ``makespan_ns``; ``bubble_ratio`` (bubble / compute) and ``bubble_share`` (of
         the step); ``inner_bubble_ratio``, that between the first and last action of the rank that waits most;
@@ -87,56 +88,35 @@ def sweep(
 
     from pptrace.report.sweep.columns import TEXTS, WHOLE_NUMBERS, sweep_columns
 
-    wanted = SweepArguments(pp, microbatches, chunks, group_size, memory_limit, forward, backward, wgrad, p2p, costs_of)
-    columns = sweep_columns(sweep_as(schedules, wanted))
-
+    columns = sweep_columns(run_sweep(grid_of(options)))
     types = dict.fromkeys(columns, "Float64") | dict.fromkeys(WHOLE_NUMBERS, "Int64") | dict.fromkeys(TEXTS, "str")
     return pd.DataFrame(columns, dtype=object).astype(types)
 
 
-@dataclass(frozen=True, slots=True)
-class SweepArguments:
-    """The arguments of :func:`sweep`, as a user gives them."""
-
-    pp: object
-    microbatches: object
-    chunks: object = None
-    group_size: object = None
-    memory_limit: object = None
-    forward: object = 1.0
-    backward: object = 2.0
-    wgrad: object = None
-    p2p: object = 0.0
-    costs_of: str = "rank"
-
-
-def sweep_as(
-    schedules: str | Iterable[str], wanted: SweepArguments, spell: Spelling = str, on_points: OnPoints | None = None
-) -> Sweep:
-    """:func:`sweep`, with the names of arguments in messages as ``spell`` has them."""
-    return run_sweep(grid_of(schedules, wanted, spell), on_points)
-
-
-def grid_of(schedules: str | Iterable[str], wanted: SweepArguments, spell: Spelling = str) -> Grid:
-    """The sweep that is asked for.
+def grid_of(options: SweepOptions, spell: Spelling = str) -> Grid:
+    """The sweep that is asked for, with the names of arguments in messages as ``spell`` has them.
 
     Raises:
         PptraceError: as :func:`sweep`.
     """
     for name in ("pp", "microbatches"):
-        if getattr(wanted, name) is None:
+        if getattr(options, name) is None:
             raise UsageError(f"{spell(name)} is not given; a sweep needs {spell('pp')} and {spell('microbatches')}")
-    if wanted.memory_limit is not None:
-        require_whole(spell("memory_limit"), wanted.memory_limit, 1)
+    if options.memory_limit is not None:
+        require_whole(spell("memory_limit"), options.memory_limit, 1)
+    try:
+        costs_of = CostsOf(options.costs_of)
+    except ValueError:
+        raise UsageError(f"{spell('costs_of')} is {options.costs_of!r}; expected one of {', '.join(CostsOf)}") from None
     return Grid(
-        _names(schedules),
-        _sizes("pp", wanted, spell),
-        read_microbatches(spell("microbatches"), wanted.microbatches),
-        (None,) if wanted.chunks is None else _sizes("chunks", wanted, spell),
-        (None,) if wanted.group_size is None else _sizes("group_size", wanted, spell),
-        tuple(_costs(wanted, spell)),
-        _costs_of(wanted.costs_of, spell),
-        wanted.memory_limit,  # type: ignore[arg-type]
+        _names(options.schedules),
+        _sizes("pp", options, spell),
+        read_microbatches(spell("microbatches"), options.microbatches),
+        (None,) if options.chunks is None else _sizes("chunks", options, spell),
+        (None,) if options.group_size is None else _sizes("group_size", options, spell),
+        tuple(_costs(options, spell)),
+        costs_of,
+        options.memory_limit,
     )
 
 
@@ -153,21 +133,14 @@ def _names(schedules: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def _sizes(name: str, wanted: SweepArguments, spell: Spelling) -> tuple[int, ...]:
-    sizes = read_sizes(spell(name), getattr(wanted, name))
+def _sizes(name: str, options: SweepOptions, spell: Spelling) -> tuple[int, ...]:
+    sizes = read_sizes(spell(name), getattr(options, name))
     for size in sizes:
         require_whole(spell(name), size, 1)
     return sizes
 
 
-def _costs_of(given: str, spell: Spelling) -> CostsOf:
-    try:
-        return CostsOf(given)
-    except ValueError:
-        raise UsageError(f"{spell('costs_of')} is {given!r}; expected one of {', '.join(CostsOf)}") from None
-
-
-def _costs(wanted: SweepArguments, spell: Spelling) -> Iterator[SweepCosts]:
+def _costs(options: SweepOptions, spell: Spelling) -> Iterator[SweepCosts]:
     def nanoseconds(name: str, given: Any) -> list[int]:
         values = read_costs(spell(name), given)
         for value in values:
@@ -175,9 +148,9 @@ def _costs(wanted: SweepArguments, spell: Spelling) -> Iterator[SweepCosts]:
         return [round(value * NS_PER_MS) for value in values]
 
     forwards, backwards, messages = (
-        nanoseconds(name, getattr(wanted, name)) for name in ("forward", "backward", "p2p")
+        nanoseconds(name, getattr(options, name)) for name in ("forward", "backward", "p2p")
     )
-    wgrads = [None] if wanted.wgrad is None else nanoseconds("wgrad", wanted.wgrad)
+    wgrads = [None] if options.wgrad is None else nanoseconds("wgrad", options.wgrad)
     for forward, backward, wgrad, p2p in product(forwards, backwards, wgrads, messages):
         if wgrad is not None and wgrad > backward:
             raise UsageError(

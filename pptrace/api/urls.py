@@ -47,7 +47,10 @@ def local_copy(url: str, on_copy: OnCopy | None = None) -> Path:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    folder = _folder_for(url.rstrip("/"))
+    folders = cache_for(Path()).folders
+    if not folders:
+        raise UsageError("there is no cache to copy what is at a URL into; set PPTRACE_CACHE_DIR to a directory")
+    folder = folders[-1].absolute() / "urls" / key_of(url.rstrip("/"))[:_KEY_CHARS]
     host = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{host}{parts.path}"  # without a password, or the signature of a presigned URL
     try:
@@ -74,13 +77,6 @@ def local_copy(url: str, on_copy: OnCopy | None = None) -> Path:
         ) from err
     _delete_old(folder.parent)
     return folder / name
-
-
-def _folder_for(url: str) -> Path:
-    folders = cache_for(Path()).folders
-    if not folders:
-        raise UsageError("there is no cache to copy what is at a URL into; set PPTRACE_CACHE_DIR to a directory")
-    return folders[-1].absolute() / "urls" / key_of(url)[:_KEY_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,10 @@ def _may_be_trace(inner: str) -> bool:
 def _copy(store: Any, files: Sequence[_File], folder: Path, on_copy: OnCopy | None) -> None:
     """Bring the folder to what the store has: new and changed files are copied, those that are gone deleted."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before = _copied_before(folder / _COPIED)
+    before: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        states = json.loads((folder / _COPIED).read_text(encoding="utf-8"))
+        before = states if isinstance(states, dict) else {}
     for name in before.keys() - {file.name for file in files}:
         (folder / name).unlink(missing_ok=True)
     wanted = [
@@ -144,13 +143,6 @@ def _copy(store: Any, files: Sequence[_File], folder: Path, on_copy: OnCopy | No
         for part, target in zip(parts, targets, strict=True):
             part.replace(target)
     (folder / _COPIED).write_text(json.dumps({file.name: file.state for file in files}), encoding="utf-8")
-
-
-def _copied_before(file: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError):
-        states = json.loads(file.read_text(encoding="utf-8"))
-        return states if isinstance(states, dict) else {}
-    return {}
 
 
 def _delete_old(urls: Path) -> None:

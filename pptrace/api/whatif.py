@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from pptrace.analysis.links.fit import latencies_of
+from pptrace.analysis.whatif.answer import OnCount, answer, pictures
+from pptrace.analysis.whatif.candidates import all_changes, all_schedules, prefetch_name
 from pptrace.analysis.whatif.change import Change, plan_of
 from pptrace.analysis.whatif.ideals import parse_ideal
 from pptrace.analysis.whatif.result import Scenario, WhatIf
 from pptrace.analysis.whatif.stage_costs import Assumed
-from pptrace.analysis.whatif.study import (
-    OnCount,
-    Study,
-    all_changes,
-    all_schedules,
-    answer,
-    pictures,
-    prefetch_name,
-    study_run,
-)
+from pptrace.analysis.whatif.study import Study, study_run
+from pptrace.analysis.whole_run import Link
 from pptrace.api.arguments import require_number, require_whole
 from pptrace.api.exports import ExportsJson, ExportsPage
 from pptrace.api.files import FilePath, text_or_file
+from pptrace.api.options import Value, options_of
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.predicted import gpt_of_run
@@ -96,12 +91,10 @@ class Predictions(ExportsJson, ExportsPage):
         return whatif_page(self.result, pictures(self.study, self.changes, self.result))
 
 
-def predict_changes(
-    analysis: Analysis, wishes: Wishes, verify: bool = False, on_count: OnCount | None = None
-) -> Predictions:
+def predict_changes(analysis: Analysis, wishes: Wishes, on_count: OnCount | None = None) -> Predictions:
     """Predict what a user wishes: all of it in one scenario for each schedule; without any, all sensible changes.
 
-    With ``verify``, what was asked for (of all changes the best one) is run in real processes. ``on_count`` takes how many
+    With ``wishes.verify``, what was asked for (of all changes the best one) is run in real processes. ``on_count`` takes how many
     changes are predicted, and of how many.
 
     Raises:
@@ -110,7 +103,7 @@ def predict_changes(
     study = study_of(analysis, wishes)
     changes = changes_of(study, wishes)
     predictions = Predictions(study, changes, answer(study, changes, on_count))
-    return verified(analysis, predictions, most=None if wishes else 1) if verify else predictions
+    return verified(analysis, predictions, most=None if wishes else 1) if wishes.verify else predictions
 
 
 def changes_of(study: Study, wishes: Wishes) -> list[tuple[str, Change]]:
@@ -147,14 +140,11 @@ def study_of(analysis: Analysis, wishes: Wishes) -> Study:
     Raises:
         PptraceError: the run has no whole step, or the layers or shares do not fit it; the message is one line.
     """
-    for option, share in (("--wgrad-share", wishes.wgrad_share), ("--fixed-share", wishes.fixed_share)):
-        if share is not None:
-            require_number(option, share, "a part of an op", 1)
-    if wishes.memory_limit is not None:
-        require_whole("--memory-limit", wishes.memory_limit, 1)
-    latencies = latencies_of(wishes.links)
-    if wishes.links and not latencies:
-        reasons = sorted({link.fit_reason or "" for link in wishes.links})
+    _require_legal(wishes)
+    links = cast("tuple[Link, ...]", wishes.links)
+    latencies = latencies_of(links)
+    if links and not latencies:
+        reasons = sorted({link.fit_reason or "" for link in links})
         raise PptraceError(f"--links: no latency could be fitted to a link of that run: {'; '.join(reasons)}")
     layers = _layers(analysis, wishes)
     assumed = Assumed(wishes.wgrad_share, wishes.fixed_share)
@@ -178,7 +168,7 @@ def _layers(analysis: Analysis, wishes: Wishes) -> tuple[int, ...] | None:
         )
     if traced is not None and tuple(wishes.layers) != tuple(traced):
         raise UsageError(f"--layers {_commas(wishes.layers)}: the trace tells {_commas(traced)}; leave out --layers")
-    return wishes.layers
+    return tuple(wishes.layers)
 
 
 def message_bytes(analysis: Analysis) -> int:
@@ -202,17 +192,11 @@ def _run(study: Study, change: Change, scenario: Scenario, size: int) -> int:
 
 
 def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
-    _require_legal(wishes, study)
-    change = Change(
-        chunks=wishes.chunks,
-        microbatches=wishes.microbatches,
-        microbatch_size=wishes.microbatch_size or 1.0,
-        split=wishes.split,
-        ideals=tuple(map(parse_ideal, dict.fromkeys(wishes.ideals))),
-        link_speed=wishes.link_speed or 1.0,
-        placement=wishes.placement,
-        prefetch=wishes.prefetch,
-    )
+    _require_legal(wishes)
+    _require_fits(wishes, study)
+    names = {one.name for one in fields(Change)} & options_of(Wishes).keys()
+    given = {name: value for name in names if (value := getattr(wishes, name)) is not None}
+    change = Change(**given | {"ideals": tuple(map(parse_ideal, dict.fromkeys(wishes.ideals)))})
     others = _name(wishes)
     if not wishes.schedules:
         yield others, change
@@ -223,27 +207,34 @@ def _changes(study: Study, wishes: Wishes) -> Iterable[tuple[str, Change]]:
                 raise UsageError(
                     f"--schedule all: no schedule of the catalogue has such a plan ({others}) of a size that all are tried with"
                 )
-            yield from ((_joined(name, others), one) for name, one in every)
         else:
             registry.get(schedule)
-            yield _joined(schedule, others), _with_schedule(change, schedule)
+            every = [(schedule, replace(change, schedule=schedule))]
+        yield from ((f"{name}, {others}" if others else name, one) for name, one in every)
 
 
-def _with_schedule(change: Change, schedule: str) -> Change:
-    return replace(change, schedule=schedule)
+def _require_legal(wishes: Wishes) -> None:
+    """Refuse numbers that no run could have."""
+    for name, one in options_of(Wishes).items():
+        flag, value = f"--{one.flag}", getattr(wishes, name)
+        if value is None:
+            continue
+        match one.takes:
+            case Value.WHOLE | Value.SIZE:
+                require_whole(flag, value, 1)
+            case Value.DEPTH:
+                require_whole(flag, value, 0)
+            case Value.SHARE:
+                require_number(flag, value, "a part of an op", 1)
+            case Value.TIMES:
+                require_number(flag, value, "how many times as much as today", _MOST_TIMES)
+                if value <= 0:
+                    raise UsageError(f"{flag} is {value:g}; expected more than 0")
+                if value < _LEAST_TIMES:
+                    raise UsageError(f"{flag} is {value:g}; expected at least {_LEAST_TIMES:g}")
 
 
-def _require_legal(wishes: Wishes, study: Study) -> None:
-    for name, least in (("chunks", 1), ("microbatches", 1), ("prefetch", 0)):
-        if (size := getattr(wishes, name)) is not None:
-            require_whole(f"--{name}", size, least)
-    for option, value in (("--microbatch-size", wishes.microbatch_size), ("--link-speed", wishes.link_speed)):
-        if value is not None:
-            require_number(option, value, "how many times as much as today", _MOST_TIMES)
-            if value <= 0:
-                raise UsageError(f"{option} is {value:g}; expected more than 0")
-            if value < _LEAST_TIMES:
-                raise UsageError(f"{option} is {value:g}; expected at least {_LEAST_TIMES:g}")
+def _require_fits(wishes: Wishes, study: Study) -> None:
     size = wishes.microbatch_size
     if size is not None and study.sequences is not None and not (study.sequences * size).is_integer():
         raise UsageError(
@@ -271,10 +262,6 @@ def _name(wishes: Wishes) -> str:
         "" if wishes.prefetch is None else prefetch_name(wishes.prefetch),
         *(f"ideal {name}" for name in dict.fromkeys(wishes.ideals)),
     ]
-    return ", ".join(part for part in parts if part)
-
-
-def _joined(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
 
 

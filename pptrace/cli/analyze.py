@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,10 @@ import click
 from pptrace.analysis.links.join import with_network
 from pptrace.analysis.links.network import read_rate
 from pptrace.analysis.result import Report
+from pptrace.api.options import Value, option, options_of
 from pptrace.api.run import Run
-from pptrace.cli.numbers import COUNT, WHOLE
+from pptrace.cli.options import INPUT_PATH, with_options
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH, INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.memory import keep_freed_memory
@@ -28,65 +28,43 @@ if TYPE_CHECKING:
     from pptrace.workflow.dask_engine import DaskEngine
 
 
-@click.command(name="analyze")
-@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the report as JSON ('-': to stdout, nothing else).")
-@click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
-@click.option("--html", "html_file", type=GIVEN_PATH, help="Write a single-file HTML report.")
-@click.option("--csv", "csv_dir", type=GIVEN_PATH, help="Write the tables as CSV into a directory.")
-@click.option("--parquet", "parquet_dir", type=GIVEN_PATH, help="Write the tables as Parquet into a directory.")
-@click.option("--perfetto", "perfetto_file", type=GIVEN_PATH, help="Write a trace for ui.perfetto.dev.")
-@click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
-@click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
-@click.option("--step", type=WHOLE, help="Only this step.")
-@click.option(
-    "--network",
-    metavar="RATE",
-    help="Rate of a port of the network between hosts, for peak_gbps of links and collectives: Gb/s, or EDR, HDR, NDR, … "
-    "[default: as `pptrace run` recorded it].",
-)
-@click.option("--as-recorded", is_flag=True, help="Figures of the recording: what it cost is not taken out.")
-@click.option("--jobs", type=COUNT, help="Processes to read and explain with [default: one per core].")
-@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "dask"]),
-    default="local",
-    show_default=True,
-    help="Where the traces are read: in processes of this machine, or on the workers of a dask cluster.",
-)
-@click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    help="Running dask scheduler (tcp://HOST:PORT) [default: --jobs workers on this machine].",
-)
-def command(paths: tuple[Path, ...], **options: Any) -> None:
-    """Say where the step time of a run went.
-
-    PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`.
-    """
-    _analyze(paths, AnalyzeOptions(**options))
-
-
 @dataclass(frozen=True, slots=True)
 class AnalyzeOptions:
-    """The options of ``pptrace analyze``, as click parses them. ``jobs`` None: one process per core."""
+    """The options of ``pptrace analyze``. ``jobs`` None: one process per core."""
 
-    json_file: str | None
-    with_ops: bool
-    html_file: Path | None
-    csv_dir: Path | None
-    parquet_dir: Path | None
-    perfetto_file: Path | None
-    show_all: bool
-    schedule: str | None
-    step: int | None
-    network: str | None
-    as_recorded: bool
-    jobs: int | None
-    no_cache: bool
-    engine: str
-    scheduler: str | None
+    json_file: str | None = option(
+        None, Value.TEXT, "Write the report as JSON ('-': to stdout, nothing else).", "FILE|-", flag="json"
+    )
+    with_ops: bool = option(False, Value.FLAG, "Put every op into the JSON.", flag="ops")
+    html_file: Path | None = option(None, Value.FILE, "Write a single-file HTML report.", flag="html")
+    csv_dir: Path | None = option(None, Value.FILE, "Write the tables as CSV into a directory.", flag="csv")
+    parquet_dir: Path | None = option(None, Value.FILE, "Write the tables as Parquet into a directory.", flag="parquet")
+    perfetto_file: Path | None = option(None, Value.FILE, "Write a trace for ui.perfetto.dev.", flag="perfetto")
+    show_all: bool = option(False, Value.FLAG, "Print every step, every rank and every warning.", flag="all")
+    schedule: str | None = option(None, Value.TEXT, "Compare with this schedule (see `pptrace schedule list`).")
+    step: int | None = option(None, Value.STEP, "Only this step.")
+    network: str | None = option(
+        None,
+        Value.TEXT,
+        "Rate of a port of the network between hosts, for peak_gbps of links and collectives: Gb/s, or EDR, HDR, NDR, … "
+        "[default: as `pptrace run` recorded it].",
+        "RATE",
+    )
+    as_recorded: bool = option(False, Value.FLAG, "Figures of the recording: what it cost is not taken out.")
+    jobs: int | None = option(None, Value.PROCESSES, "Processes to read and explain with [default: one per core].")
+    no_cache: bool = option(False, Value.FLAG, "Neither use nor write the cache.")
+    engine: str = option(
+        "local",
+        Value.TEXT,
+        "Where the traces are read: in processes of this machine, or on the workers of a dask cluster.",
+        choices=("local", "dask"),
+    )
+    scheduler: str | None = option(
+        None,
+        Value.TEXT,
+        "Running dask scheduler (tcp://HOST:PORT) [default: --jobs workers on this machine].",
+        "ADDRESS",
+    )
 
     def __post_init__(self) -> None:
         if self.scheduler is not None and self.engine == "local":
@@ -95,9 +73,9 @@ class AnalyzeOptions:
             raise UsageError(
                 "--jobs: the scheduler's workers read; leave out --jobs, or --scheduler to start so many here"
             )
-        for option, directory in (("--csv", self.csv_dir), ("--parquet", self.parquet_dir)):
+        for flag, directory in (("--csv", self.csv_dir), ("--parquet", self.parquet_dir)):
             if str(directory) == "-":
-                raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")
+                raise UsageError(f"{flag} -: there are several tables, which stdout cannot take; give a directory")
 
     @property
     def is_reopened(self) -> bool:
@@ -110,14 +88,19 @@ class AnalyzeOptions:
         return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
 
 
-def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
+@click.command(name="analyze")
+@click.argument("paths", nargs=-1, required=True, type=INPUT_PATH)
+@with_options(options_of(AnalyzeOptions).values())
+def command(paths: tuple[Path, ...], **given: Any) -> None:
+    """Say where the step time of a run went.
+
+    PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`.
+    """
+    options = AnalyzeOptions(**given)
     keep_freed_memory()
     network_gbps = None if options.network is None else read_rate(options.network)
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
-    with (
-        _engine(options) as engine,
-        reading_bar() as on_progress,
-    ):
+    with _engine(options) as engine, reading_bar() as on_progress:
         asked = (paths, options.schedule, options.step, options.jobs, on_progress)
         if options.is_reopened:
             analysis = reopen(*asked, as_recorded=options.as_recorded).analysis
@@ -127,8 +110,15 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         analysis = analysis.with_report(with_network(analysis.report, network_gbps))
     run = Run(analysis)
     try:
-        _write_tables("--csv", run.to_csv, options.csv_dir)
-        _write_tables("--parquet", run.to_parquet, options.parquet_dir)
+        for flag, write, directory in (
+            ("--csv", run.to_csv, options.csv_dir),
+            ("--parquet", run.to_parquet, options.parquet_dir),
+        ):
+            try:
+                if directory is not None:
+                    write(directory)
+            except PptraceError as err:
+                raise PptraceError(f"{flag} {err}") from None
         outputs.write(
             {
                 "--json": lambda: run.json_parts(options.with_ops),
@@ -147,15 +137,6 @@ def _engine(options: AnalyzeOptions) -> AbstractContextManager[DaskEngine | None
     from pptrace.workflow.dask_cluster import open_dask
 
     return open_dask(options.scheduler, options.jobs)
-
-
-def _write_tables(option: str, write: Callable[[Path], None], directory: Path | None) -> None:
-    if directory is None:
-        return
-    try:
-        write(directory)
-    except PptraceError as err:
-        raise PptraceError(f"{option} {err}") from None
 
 
 def analyze_and_print(paths: Sequence[Path]) -> None:

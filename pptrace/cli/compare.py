@@ -12,9 +12,8 @@ from pptrace.analysis.compare.compare import compare_sides
 from pptrace.analysis.compare.result import Comparison
 from pptrace.analysis.compare.side import ComparedRun
 from pptrace.api.compare import RunComparison
-from pptrace.cli.numbers import COUNT
+from pptrace.cli.options import COUNT, GIVEN_PATH, INPUT_PATH
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import GIVEN_PATH, INPUT_PATH
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import require_path

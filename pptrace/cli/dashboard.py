@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from pptrace.cli.numbers import WHOLE
-from pptrace.cli.paths import INPUT_PATH
+from pptrace.cli.options import INPUT_PATH, WHOLE
 from pptrace.errors import UsageError
 
 
@@ -30,25 +27,44 @@ from pptrace.errors import UsageError
 @click.option("--metrics", is_flag=True, help="Answer Prometheus at /metrics with the figures of the report.")
 @click.option("--as-recorded", is_flag=True, help="Figures of the recording: what it cost is not taken out.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
-def command(paths: tuple[Path, ...], other: Path | None, **options: Any) -> None:
+def command(
+    paths: tuple[Path, ...],
+    other: Path | None,
+    host: str,
+    port: int,
+    token: str | None,
+    metrics: bool,
+    as_recorded: bool,
+    no_open: bool,
+) -> None:
     """Show PATHS in a browser: where the step went, every op in time, and what would get it back.
 
     PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`. A damaged or empty
     directory opens too, and the page says what is missing.
     """
-    _show(paths, other, Options(**options))
+    from dashboards.access import address_with, secret_of
+    from dashboards.app import begin_reading, create_app
+    from dashboards.serve import bind, open_browser, reach_of, serve, url_of
+    from pptrace.ingest import require_path
+    from pptrace.memory import return_large_memory
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of ``pptrace dashboard`` that say how it is served."""
-
-    host: str
-    port: int
-    token: str | None
-    metrics: bool
-    as_recorded: bool
-    no_open: bool
+    return_large_memory()
+    secret = secret_of(token)
+    for path in (*paths, *([] if other is None else [other])):
+        require_path(path)
+    if other is not None:
+        _require_single((*paths, other))
+    listener = bind(host, port)
+    app = create_app(paths, [host], other, secret, metrics, as_recorded)
+    url = address_with(url_of(listener), secret if token == "auto" else None)
+    with suppress(KeyboardInterrupt):
+        click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
+        if warning := reach_of(listener, has_secret=secret is not None):
+            click.echo(f"pptrace: {warning}", err=True)
+        if not no_open:
+            open_browser(url_of(listener))  # without the token: others can see what a process was started with
+        begin_reading(app)
+        serve(app, listener)
 
 
 def _require_single(paths: Sequence[Path]) -> None:
@@ -61,29 +77,3 @@ def _require_single(paths: Sequence[Path]) -> None:
                 f"{path}: holds {number} runs; --compare compares one run with another; give one of them, or compare all with "
                 "pptrace compare"
             )
-
-
-def _show(paths: tuple[Path, ...], other: Path | None, options: Options) -> None:
-    from dashboards.access import address_with, secret_of
-    from dashboards.app import begin_reading, create_app
-    from dashboards.serve import bind, open_browser, reach_of, serve, url_of
-    from pptrace.ingest import require_path
-    from pptrace.memory import return_large_memory
-
-    return_large_memory()
-    secret = secret_of(options.token)
-    for path in (*paths, *([] if other is None else [other])):
-        require_path(path)
-    if other is not None:
-        _require_single((*paths, other))
-    listener = bind(options.host, options.port)
-    app = create_app(paths, [options.host], other, secret, options.metrics, options.as_recorded)
-    url = address_with(url_of(listener), secret if options.token == "auto" else None)
-    with suppress(KeyboardInterrupt):
-        click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
-        if warning := reach_of(listener, has_secret=secret is not None):
-            click.echo(f"pptrace: {warning}", err=True)
-        if not options.no_open:
-            open_browser(url_of(listener))  # without the token: others can see what a process was started with
-        begin_reading(app)
-        serve(app, listener)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,9 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 import pptrace
-from pptrace.cli.numbers import COUNT
-from pptrace.cli.output import Outputs
-from pptrace.cli.paths import INPUT_PATH
+from pptrace.cli.options import COUNT, INPUT_PATH
+from pptrace.cli.output import Outputs, report_console
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.nsight.reader import read_nsight
@@ -126,9 +126,7 @@ def _audit(paths: tuple[Path, ...], json_file: str | None, jobs: int | None, cac
     text = json.dumps({"schema": "pptrace.audit/1", "audit": audit}, indent=2)
     outputs.write({"--json": lambda: f"{text}\n"})
     if not outputs.take_stdout:
-        Console(width=None if Console().is_terminal else 140, highlight=False).print(
-            audit_text(report, warning_lines(report))
-        )
+        report_console().print(audit_text(report, warning_lines(report)))
 
 
 def examine() -> Machine:
@@ -157,6 +155,7 @@ def _examine_torch() -> Torch:
 
     activities = supported_activities()  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     available = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
@@ -165,18 +164,11 @@ def _examine_torch() -> Torch:
     return Torch(
         version=torch.__version__,
         cuda=torch.version.cuda,
-        gpus=tuple(_describe_gpu(index) for index in range(count)),
+        gpus=tuple(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus),
         backends=tuple(name for name, is_available in available.items() if is_available),
         kineto=ProfilerActivity.CPU in activities,
         cupti=ProfilerActivity.CUDA in activities,
     )
-
-
-def _describe_gpu(index: int) -> str:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
 def _version(package: str) -> str | None:
@@ -235,90 +227,66 @@ def list_abilities(machine: Machine) -> list[Ability]:
     ]
 
 
-def _training_abilities(machine: Machine) -> list[Ability]:
+def _training_abilities(machine: Machine) -> Iterator[Ability]:
     torch = machine.torch
     if torch is None:
         why = f"torch cannot be imported: {machine.torch_problem}" if machine.torch_problem else _INSTALL_TORCH
-        return [Ability("Train (pptrace run)", False, why)]
+        yield Ability("Train (pptrace run)", False, why)
+        return
     gloo, nccl, gpus = "gloo" in torch.backends, "nccl" in torch.backends, len(torch.gpus)
-    abilities = [_on_cpu(gloo, machine.cores)]
+    several = "one core only: ranks will wait for one another"
+    if machine.cores > 1:
+        several = f"up to {machine.cores} ranks with a core each"
+    yield Ability("Train on CPU with gloo", gloo, several if gloo else "this torch was built without gloo")
     if gpus == 0:
-        reason = "no GPU here" if torch.cuda else "no GPU, or a CPU build of torch"
-        return [*abilities, Ability("Train on GPUs", False, reason)]
-    abilities.append(_on_gpus(nccl, gpus))
+        yield Ability("Train on GPUs", False, "no GPU here" if torch.cuda else "no GPU, or a CPU build of torch")
+        return
+    on_gpus = f"up to {gpus} {'rank' if gpus == 1 else 'ranks'} on this machine"
+    yield Ability("Train on GPUs with NCCL", nccl, on_gpus if nccl else "this torch was built without NCCL")
     staged = "messages go through host memory over gloo, or through sockets by NCCL (--backend nccl-shared)"
-    abilities.append(Ability("Several ranks on one GPU", gloo, staged if gloo else "needs gloo, which torch lacks"))
-    return abilities
+    yield Ability("Several ranks on one GPU", gloo, staged if gloo else "needs gloo, which torch lacks")
 
 
-def _on_cpu(gloo: bool, cores: int) -> Ability:
-    if not gloo:
-        return Ability("Train on CPU with gloo", False, "this torch was built without gloo")
-    several = f"up to {cores} ranks with a core each" if cores > 1 else "one core only: ranks will wait for one another"
-    return Ability("Train on CPU with gloo", True, several)
-
-
-def _on_gpus(nccl: bool, gpus: int) -> Ability:
-    if not nccl:
-        return Ability("Train on GPUs with NCCL", False, "this torch was built without NCCL")
-    return Ability("Train on GPUs with NCCL", True, f"up to {gpus} {'rank' if gpus == 1 else 'ranks'} on this machine")
-
-
-def _tracing_abilities(machine: Machine) -> list[Ability]:
-    torch = machine.torch
-    abilities: list[Ability] = []
+def _tracing_abilities(machine: Machine) -> Iterator[Ability]:
+    torch, trial = machine.torch, machine.nsys_trial
     if torch is not None:
         cpu = "ops and ranges, by torch's profiler" if torch.kineto else "this torch was built without Kineto"
-        abilities.append(Ability("Trace the CPU (--profiler torch)", torch.kineto, cpu))
+        yield Ability("Trace the CPU (--profiler torch)", torch.kineto, cpu)
         works = torch.cupti and bool(torch.gpus)
-        gpu = "kernels, copies and NCCL, through CUPTI" if works else _why_no_kernels(torch)
-        abilities.append(Ability("Trace GPU kernels (--profiler torch)", works, gpu))
+        lacking = "this torch was built without CUPTI" if torch.gpus else "no GPU here"
+        gpu = "kernels, copies and NCCL, through CUPTI" if works else lacking
+        yield Ability("Trace GPU kernels (--profiler torch)", works, gpu)
     if machine.packages and dict(machine.packages).get("nvtx") is None:
-        abilities.append(Ability("NVTX ranges", False, "nvtx is not installed: pip install 'pptrace[train]'"))
-    abilities.append(_nsys_ability(machine))
-    return abilities
-
-
-def _nsys_ability(machine: Machine) -> Ability:
-    what, trial = "Nsight Systems (--profiler nsys)", machine.nsys_trial
+        yield Ability("NVTX ranges", False, "nvtx is not installed: pip install 'pptrace[train]'")
+    nsys = f"nsys {machine.nsys}, not tried" if trial is None else f"nsys {machine.nsys}: {trial.detail}"
     if machine.nsys is None:
-        return Ability(what, False, "nsys is not on PATH: install NVIDIA Nsight Systems")
-    if trial is None:
-        return Ability(what, True, f"nsys {machine.nsys}, not tried")
-    return Ability(what, trial.works, f"nsys {machine.nsys}: {trial.detail}")
-
-
-def _why_no_kernels(torch: Torch) -> str:
-    return "no GPU here" if not torch.gpus else "this torch was built without CUPTI"
+        nsys = "nsys is not on PATH: install NVIDIA Nsight Systems"
+    works = machine.nsys is not None and (trial is None or trial.works)
+    yield Ability("Nsight Systems (--profiler nsys)", works, nsys)
 
 
 def facts_table(machine: Machine) -> Table:
     """A table of the machine's versions and devices."""
     torch = machine.torch
+    text = machine.torch_problem or "–"
+    if torch is not None:
+        text = f"{torch.version} ({f'CUDA {torch.cuda}' if torch.cuda else 'CPU build'})"
+    profilers = {
+        "Kineto (CPU)": torch and torch.kineto,
+        "CUPTI (GPU)": torch and torch.cupti,
+        f"nsys {machine.nsys}": machine.nsys,
+    }
     table = Table(title="pptrace doctor", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("pptrace", pptrace.__version__)
     table.add_row("python", machine.python)
-    table.add_row("torch", _torch_text(machine))
+    table.add_row("torch", text)
     for name, version in machine.packages:
         table.add_row(name, version or "–")
     table.add_row("cores", str(machine.cores))
     table.add_row("GPUs", "\n".join(torch.gpus) if torch and torch.gpus else "none")
     table.add_row("backends", ", ".join(torch.backends) if torch and torch.backends else "–")
-    table.add_row("profilers", ", ".join(_profilers(machine)) or "–")
+    table.add_row("profilers", ", ".join(name for name, is_there in profilers.items() if is_there) or "–")
     return table
-
-
-def _torch_text(machine: Machine) -> str:
-    if machine.torch is None:
-        return machine.torch_problem or "–"
-    return f"{machine.torch.version} ({f'CUDA {machine.torch.cuda}' if machine.torch.cuda else 'CPU build'})"
-
-
-def _profilers(machine: Machine) -> list[str]:
-    torch = machine.torch
-    names = ["Kineto (CPU)"] if torch and torch.kineto else []
-    names += ["CUPTI (GPU)"] if torch and torch.cupti else []
-    return [*names, f"nsys {machine.nsys}"] if machine.nsys else names
 
 
 def abilities_table(abilities: list[Ability]) -> Table:

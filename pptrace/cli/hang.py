@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from pptrace.api.hang import hang
+from pptrace.cli.options import INPUT_PATH
 from pptrace.cli.output import Outputs
-from pptrace.cli.paths import INPUT_PATH
 
 
 @click.command(name="hang")

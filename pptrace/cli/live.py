@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from pptrace.cli.numbers import COUNT
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.options import COUNT, GIVEN_PATH
 from pptrace.report.live import cost_lines, step_line
 from pptrace.workflow.live.follow import LiveRun, require_live, status_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pptrace.cli.paths import INPUT_PATH
+from pptrace.cli.options import INPUT_PATH
 from pptrace.errors import PptraceError
 
 

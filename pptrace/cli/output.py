@@ -9,14 +9,25 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pptrace.api.files import write_text
 from pptrace.errors import PptraceError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def option(name: str) -> str:
     """The option that gives an argument of the API: ``--group-size`` for ``group_size``."""
     return f"--{name.replace('_', '-')}"
+
+
+def report_console(width: int = 140) -> Console:
+    """A console on stdout; where that is no terminal, of a fixed width, so that tables have the same lines everywhere."""
+    from rich.console import Console
+
+    return Console(width=None if Console().is_terminal else width, highlight=False)
 
 
 def _write_text(target: str | Path, parts: str | Iterable[str]) -> None:

@@ -6,14 +6,12 @@ import importlib.util
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli.numbers import NUMBER, WHOLE
-from pptrace.cli.paths import GIVEN_PATH
+from pptrace.cli.options import GIVEN_PATH, NUMBER, WHOLE
 from pptrace.errors import PptraceError, UsageError
 
 if TYPE_CHECKING:
@@ -48,13 +46,19 @@ if TYPE_CHECKING:
     "--profile-ranks", default="all", show_default=True, metavar="R,R-R,…", help="Ranks that are recorded: 0,4,8-11."
 )
 @click.option(
-    "--timeout", type=NUMBER, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
+    "--timeout",
+    "timeout_s",
+    type=NUMBER,
+    default=None,
+    metavar="SECONDS",
+    help="End the run then, and say where it hangs.",
 )
 @click.option(
     "--no-hooks", is_flag=True, help="Wrap no functions of imported packages; --steps is then 'all' by default."
 )
 @click.option(
     "--hang-timeout",
+    "hang_timeout_s",
     type=NUMBER,
     default=None,
     metavar="SECONDS",
@@ -71,78 +75,45 @@ if TYPE_CHECKING:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    script: str,
+    args: tuple[str, ...],
+    module: bool,
+    output: Path | None,
+    node_rank: int | None,
+    steps: str | None,
+    no_hooks: bool,
+    profile_ranks: str,
+    no_analyze: bool,
+    **options: Any,
+) -> None:
     """Run SCRIPT with ARGS on several ranks, profile some of its steps, and analyse the traces.
 
     The script needs no change: it finds RANK, WORLD_SIZE and the like in its environment, as with torchrun, and its
     steps are recognised by its optimizer. Options come before SCRIPT.
     """
-    parsed = CommandOptions(**options)
-    run_options = parsed.run_options()
-    _require_torch()
-    ctx.exit(_run(run_options, analyze=not parsed.no_analyze))
+    from instrument.launch.options import RunOptions, check_options, default_run_dir
+    from instrument.launch.window import DEFAULT_WINDOW, parse_ranks, parse_steps
 
-
-@dataclass(frozen=True, slots=True)
-class CommandOptions:
-    """The options and arguments of ``pptrace run``, as click parses them."""
-
-    nproc: int
-    nnodes: int
-    node_rank: int | None
-    rdzv_endpoint: str | None
-    output: Path | None
-    profiler: str
-    steps: str | None
-    level: str
-    profile_ranks: str
-    timeout: float | None
-    no_hooks: bool
-    hang_timeout: float | None
-    memory: bool
-    live: bool
-    no_analyze: bool
-    module: bool
-    script: str
-    args: tuple[str, ...]
-
-    def run_options(self) -> RunOptions:
-        """The launcher's options.
-
-        Raises:
-            UsageError: they do not fit together.
-        """
-        from instrument.launch.options import RunOptions, check_options, default_run_dir
-        from instrument.launch.window import DEFAULT_WINDOW, parse_ranks, parse_steps
-
-        full_command = ("-m", self.script, *self.args) if self.module else (self.script, *self.args)
-        if self.nnodes > 1 and (self.node_rank is None or self.output is None):
-            raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
-        options = RunOptions(
-            command=full_command,
-            run_dir=self.output or default_run_dir(full_command),
-            nproc=self.nproc,
-            nnodes=self.nnodes,
-            node_rank=self.node_rank or 0,
-            rdzv_endpoint=self.rdzv_endpoint,
-            profiler=self.profiler,
-            window=parse_steps(self.steps or ("all" if self.no_hooks else DEFAULT_WINDOW)),
-            timeout_s=self.timeout,
-            hooks=not self.no_hooks,
-            hang_timeout_s=self.hang_timeout,
-            memory=self.memory,
-            live=self.live,
-            level=self.level,
-            ranks=parse_ranks(self.profile_ranks),
-        )
-        check_options(options)
-        return options
-
-
-def _require_torch() -> None:
+    full_command = ("-m", script, *args) if module else (script, *args)
+    if options["nnodes"] > 1 and (node_rank is None or output is None):
+        raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
+    run_options = RunOptions(
+        command=full_command,
+        run_dir=output or default_run_dir(full_command),
+        node_rank=node_rank or 0,
+        window=parse_steps(steps or ("all" if no_hooks else DEFAULT_WINDOW)),
+        hooks=not no_hooks,
+        ranks=parse_ranks(profile_ranks),
+        **options,
+    )
+    check_options(run_options)
     missing = [name for name in ("torch", "nvtx") if importlib.util.find_spec(name) is None]
     if missing:
         raise PptraceError(f"pptrace run needs {' and '.join(missing)}: pip install 'pptrace[train]'")
+    ctx.exit(_run(run_options, analyze=not no_analyze))
 
 
 def _run(options: RunOptions, *, analyze: bool) -> int:
@@ -159,7 +130,11 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
     if options.live:
-        _print_live_cost(result.run_dir)
+        from pptrace.report.live import cost_lines
+        from pptrace.workflow.live.follow import cost_of_run
+
+        for line in cost_lines(cost_of_run(result.run_dir)):
+            click.echo(f"pptrace: {line}", err=True)
     # A node sees only the end of its ranks; the run is analysed when all have written their traces.
     _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none", live=options.live)
     if options.nnodes > 1:
@@ -178,16 +153,13 @@ def _finish(result: RunResult, *, analyze: bool, profiled: bool, live: bool) -> 
         return
     click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'}{origin} in {result.run_dir}", err=True)
     if analyze:
-        _analyze(result.run_dir)
+        from pptrace.cli.analyze import analyze_and_print
+
+        try:
+            analyze_and_print([result.run_dir])
+        except PptraceError as err:  # the run's exit code stays
+            click.echo(f"pptrace: the traces are kept, but could not be analysed: {err}", err=True)
     click.echo(f"{_program()} dashboard {shlex.quote(str(result.run_dir))}")
-
-
-def _print_live_cost(run_dir: Path) -> None:
-    from pptrace.report.live import cost_lines
-    from pptrace.workflow.live.follow import cost_of_run
-
-    for line in cost_lines(cost_of_run(run_dir)):
-        click.echo(f"pptrace: {line}", err=True)
 
 
 def _program() -> str:
@@ -196,13 +168,3 @@ def _program() -> str:
     on_path = shutil.which("pptrace")
     is_program = called.name == "pptrace" and called.exists()
     return str(called) if is_program and not (on_path and Path(on_path).samefile(called)) else "pptrace"
-
-
-def _analyze(run_dir: Path) -> None:
-    """Print the report of the recorded traces; a failure is printed and leaves the run's exit code unchanged."""
-    from pptrace.cli.analyze import analyze_and_print
-
-    try:
-        analyze_and_print([run_dir])
-    except PptraceError as err:
-        click.echo(f"pptrace: the traces are kept, but could not be analysed: {err}", err=True)

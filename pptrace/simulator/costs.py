@@ -34,7 +34,8 @@ class Costs:
         tables: tuple[Mapping[Any, int], ...] = (self.kinds, self.stages, self.ops, self.transfers)
         for what, value in chain(*(table.items() for table in tables)):
             if value < 0:
-                raise UsageError(f"{_words(what)} costs {value} ns; expected at least 0")
+                words = " ".join(map(str, what)) if isinstance(what, tuple) else what
+                raise UsageError(f"{words} costs {value} ns; expected at least 0")
         if self.p2p_latency_ns < 0:
             raise UsageError(f"a message has a latency of {self.p2p_latency_ns} ns; expected at least 0")
 
@@ -85,10 +86,6 @@ class Costs:
         is_sent = (slots >= 0) & (messages >= 0)
         latencies[messages[is_sent]] = np.array(list(self.transfers.values()))[is_sent]
         return latencies
-
-
-def _words(what: object) -> str:
-    return " ".join(map(str, what)) if isinstance(what, tuple) else str(what)
 
 
 def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_ns: int = 0) -> Costs:

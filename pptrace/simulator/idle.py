@@ -118,6 +118,11 @@ class _RankIdle:
         self._computed, self._ready = (times[self._rows].tolist() for times in (arrivals.computed, arrivals.ready))
         self._producer = arrivals.producer[self._rows].tolist()
         self._held = held
+        is_backward = ~np.isin(self._kind, (Kind.F.code, Kind.W.code))
+        self._first_backward = int(is_backward.argmax()) if is_backward.any() else len(is_backward)
+        self._last_forward = int(
+            np.flatnonzero(np.isin(self._kind, (Kind.F.code, Kind.OVERLAP_F_B.code))).max(initial=-1)
+        )
 
     def parts(self) -> Iterator[IdlePart]:
         free = 0
@@ -155,16 +160,6 @@ class _RankIdle:
         if index <= self._first_backward:
             return IdleCause.WARMUP
         return IdleCause.COOLDOWN if index > self._last_forward else IdleCause.STEADY
-
-    @cached_property
-    def _first_backward(self) -> int:
-        is_backward = ~np.isin(self._kind, (Kind.F.code, Kind.W.code))
-        return int(is_backward.argmax()) if is_backward.any() else len(is_backward)
-
-    @cached_property
-    def _last_forward(self) -> int:
-        forwards = np.flatnonzero(np.isin(self._kind, (Kind.F.code, Kind.OVERLAP_F_B.code)))
-        return int(forwards[-1]) if len(forwards) else -1
 
     def _awaited(self, index: int) -> tuple[Action | None, int | None]:
         row = self._producer[index]

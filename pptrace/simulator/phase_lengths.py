@@ -15,14 +15,14 @@ def phase_lengths(simulation: Simulation) -> tuple[Mapping[Phase, int], ...]:
     The step is cut as :func:`pptrace.timeline.phases.phase_spans_of_steps` cuts a measured one: at the start of the first steady
     action and at the end of the last one, and without any after the last warmup action.
     """
-    bounds = simulation.plan.table.rank_ptr.tolist()
-    return tuple(_of_rank(simulation, slice(*of_rank)) for of_rank in pairwise(bounds))
-
-
-def _of_rank(simulation: Simulation, rows: slice) -> Mapping[Phase, int]:
-    phase = simulation.plan.table.phase[rows]
-    start, end = simulation.replayed.start[rows], simulation.replayed.end[rows]
-    is_warmup, is_steady = phase == Phase.WARMUP.code, phase == Phase.STEADY.code
-    filled = int(end[is_warmup].max(initial=0))
-    begin, until = (int(start[is_steady].min()), int(end[is_steady].max())) if is_steady.any() else (filled, filled)
-    return {Phase.WARMUP: begin, Phase.STEADY: until - begin, Phase.COOLDOWN: simulation.makespan_ns - until}
+    table, lengths = simulation.plan.table, []
+    for rows in (slice(*of_rank) for of_rank in pairwise(table.rank_ptr.tolist())):
+        phase, start, end = table.phase[rows], simulation.replayed.start[rows], simulation.replayed.end[rows]
+        is_steady = phase == Phase.STEADY.code
+        begin = until = int(end[phase == Phase.WARMUP.code].max(initial=0))
+        if is_steady.any():
+            begin, until = int(start[is_steady].min()), int(end[is_steady].max())
+        lengths.append(
+            {Phase.WARMUP: begin, Phase.STEADY: until - begin, Phase.COOLDOWN: simulation.makespan_ns - until}
+        )
+    return tuple(lengths)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.study import answer
 from pptrace.cli.counting_bar import counting_bar
 from pptrace.cli.whatif import command
 from tests.analysis.whatif.test_study import costs_of, study_of

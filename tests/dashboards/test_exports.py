@@ -16,8 +16,8 @@ import pptrace
 from dashboards import paper
 from dashboards.app import create_app
 from dashboards.tables import TABLES
-from pptrace.api.sweep import sweep_as
 from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulator.sweep.run import run_sweep
 from tests.support.programs import SAMPLES
 
 
@@ -99,7 +99,7 @@ ON_PAPER = "schedule=interleaved-1f1b&pp=4&microbatches=8&chunks=2&forward=1&bac
 
 def test_sweeps_of_a_schedule_on_paper_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(paper, "sweep_as", lambda *given: made.append(given) or sweep_as(*given))
+    monkeypatch.setattr(paper, "run_sweep", lambda *given: made.append(given) or run_sweep(*given))
     first, again, other = (paper.OnPaper("1f1b", 3, 7, None, 1.0, 2.0, p2p) for p2p in (0.25, 0.25, 0.75))
     assert first.bubbles() is again.bubbles()
     assert len(made) == 1

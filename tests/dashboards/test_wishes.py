@@ -9,8 +9,9 @@ import pytest
 
 from dashboards.pages.try_change import field
 from dashboards.wishes import FIELDS, command_of, wishes_of
+from pptrace.api.options import options_of
 from pptrace.api.run import Run
-from pptrace.api.wishes import OPTIONS, Wishes
+from pptrace.api.wishes import Wishes
 from pptrace.cli.whatif import command
 from pptrace.errors import UsageError
 
@@ -61,10 +62,11 @@ def test_shares_of_ops_are_assumed_and_change_nothing() -> None:
 
 def test_all_interfaces_have_the_options_of_the_one_list() -> None:
     """The terminal and Python have all, the form and the assistant those with a label."""
-    parameters = set(inspect.signature(Run.whatif).parameters) - {"self", "verify"}
-    assert parameters == {option.name for option in OPTIONS}
+    options = options_of(Wishes)
+    assert list(inspect.signature(Run.whatif).parameters) == ["self", *options]
+    assert all(f"    {name}: " in (Run.whatif.__doc__ or "") for name in options)
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    assert flags >= {f"--{option.flag}" for option in OPTIONS}
-    assert set(FIELDS) == {option.form_name for option in OPTIONS if option.label}
+    assert flags >= {f"--{option.flag}" for option in options.values()}
+    assert set(FIELDS) == {option.form_name for option in options.values() if option.label}
     ids = [field(name) for name in FIELDS]
     assert len(set(ids)) == len(FIELDS)

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pptrace.api.sweep import SweepArguments, sweep_as
+from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.validate import validate
 from pptrace.simulator import simulate, uniform
+from pptrace.simulator.sweep.run import run_sweep
 
 T = TypeVar("T")
 TARGET_S = 10.0
@@ -56,9 +57,9 @@ def report_checks(pp: int = 16, num_microbatches: int = 128, num_chunks: int = 4
 
 def report_sweep(schedules: str = "gpipe,1f1b,zb-h1,interleaved-1f1b,zbv") -> None:
     """Simulate a thousand points, processor time."""
-    asked = SweepArguments("4,8,16,32", "16..256:16", p2p="0,0.01,0.05,0.1")
+    options = SweepOptions(schedules, pp="4,8,16,32", microbatches="16..256:16", p2p="0,0.01,0.05,0.1")
     begin = time.process_time()
-    sweep = sweep_as(schedules, asked)
+    sweep = run_sweep(grid_of(options))
     print(f"sweep of {len(sweep.points):,} points: {time.process_time() - begin:.1f} s of processor time")
 
 

@@ -49,9 +49,10 @@ def measured_fixed_part(work: Floats, layers: Sequence[int] | None) -> Floats:
     found = none.copy()
     for output in range(num_outputs):
         stages = _on_the_line(typical[:, output], count)
-        estimates = _at_no_layers(samples[:, stages, output], count[stages])
-        if estimates is None:
+        line = _lines(samples[:, stages, output], count[stages])
+        if line is None:
             return none
+        estimates = line[1]
         part = float(np.median(estimates))
         error = _NORMAL_MAD * _MEDIAN_ERROR * float(np.median(np.abs(estimates - part))) / np.sqrt(len(estimates))
         least = float(typical[stages, output].min())
@@ -71,11 +72,6 @@ def _on_the_line(typical: Floats, count: Floats) -> npt.NDArray[np.intp]:
         return stages
     beyond = typical - (line[1][0] + line[0][0] * count)
     return np.array([stage for stage in range(len(count)) if stage in stages or beyond[stage] <= 0])
-
-
-def _at_no_layers(samples: Floats, count: Floats) -> Floats | None:
-    line = _lines(samples, count)
-    return None if line is None else line[1]
 
 
 def _lines(samples: Floats, count: Floats) -> tuple[Floats, Floats] | None:

@@ -1,11 +1,13 @@
-"""The schedules that each framework runs, and what it calls them."""
+"""The schedules that each framework runs, and changes as options to paste there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from pptrace.analysis.whatif.change import Change
+from pptrace.analysis.whatif.change import Change, layers_of_stages
+from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 
@@ -17,7 +19,7 @@ class Framework:
     """A framework: its name, and how each schedule of the catalogue that it runs is asked for, "" where nothing has to be said.
 
     ``{p}`` and ``{twice_p}`` stand for the ranks of the pipeline and their double, ``{chunks}`` for the stages of a rank.
-    ``paste`` are the names under which options to paste (:mod:`pptrace.analysis.whatif.paste`) are its own.
+    ``paste`` are the names under which options to paste (:func:`options_of`) are its own.
     """
 
     name: str
@@ -109,3 +111,168 @@ Of Megatron-LM (NeMo trains with it) ``get_forward_backward_func`` has both; of 
 takes its schedules from; DeepSpeed trains with ``TrainSchedule`` alone; of sail-sg/zero-bubble, Primus, nanotron and veScale
 what their README and options name.
 """
+
+_WITH_OPTIONS = (PPTRACE, MEGATRON, TORCH)
+"""Frameworks with options for more than the plan."""
+
+
+def options_of(
+    change: Change, schedule: str, plan: Plan, costs: StageCosts, sequences: int | None = None
+) -> Mapping[str, str]:
+    """The options by framework that make a change; none of a framework that cannot, and {} of a change that no option makes.
+
+    Args:
+        change: from the measured run.
+        schedule: name of the schedule after it.
+        plan: the plan after it.
+        costs: those of the measured run, with the layers of its stages where they are known.
+        sequences: in a microbatch of the measured run, None where that is not known.
+    """
+    if change.ideals or change.link_speed != 1 or change.placement is not None:
+        return {}
+    plans = {framework.name: _called(framework, change, plan) for framework in FRAMEWORKS.values()}
+    lines = {name: line for name, line in plans.items() if name not in _WITH_OPTIONS}
+    if (
+        schedule not in SCHEDULES or not SCHEDULES[schedule].searches
+    ):  # a search elsewhere does not know the measured costs
+        lines |= _with_sizes(change, schedule, plan, costs, sequences)
+    return {framework: line for framework, line in lines.items() if line}
+
+
+def _called(framework: Framework, change: Change, plan: Plan) -> str:
+    """The name in a framework of the plan of a change that is one of the schedule alone; "" of others, and where it has none."""
+    if change != Change(schedule=change.schedule, chunks=change.chunks) or framework.lack(change, plan):
+        return ""
+    call = framework.schedules.get(change.schedule or "", "")
+    return call.format(p=plan.pp, twice_p=2 * plan.pp, chunks=plan.num_chunks)
+
+
+def _with_sizes(
+    change: Change, schedule: str, plan: Plan, costs: StageCosts, sequences: int | None
+) -> Mapping[str, str]:
+    """The options of frameworks that have some for sizes and splits too; "" where these make no such change."""
+    lines = {TORCH: _of_torch(change, schedule, plan) if change.work(costs.plan) == 1 else ""}
+    if change.microbatch_size != 1 and sequences is None:
+        return lines
+    size = None if change.microbatch_size == 1 else str(round((sequences or 1) * change.microbatch_size))
+    split = _split(change, plan, costs)
+    of_pptrace = {
+        "--schedule": change.schedule if schedule in SCHEDULES else None,
+        "--chunks": str(plan.num_chunks) if _changes_chunks(change, schedule) else None,
+        "--split": None if split is None else ",".join(map(str, split)),
+        "--microbatches": None if change.microbatches is None else str(change.microbatches),
+        "--microbatch-size": size,
+        "--prefetch": None if change.prefetch is None else str(change.prefetch),
+    }
+    lines |= {PPTRACE: _joined(of_pptrace)}
+    if change.prefetch is None and change.work(costs.plan) == 1:  # the number of microbatches follows from their size
+        lines[MEGATRON] = _of_megatron(change, schedule, plan, split, size)
+        lines[TORCHTITAN] = _of_torchtitan(change, schedule, plan, split, size)
+    return lines
+
+
+_CHUNKS = 2
+"""Stages of each rank that torchtitan makes where it is not given their number."""
+
+
+def _changes_chunks(change: Change, schedule: str) -> bool:
+    return (
+        (change.schedule or change.chunks) is not None
+        and schedule in SCHEDULES
+        and SCHEDULES[schedule].takes_any_chunks
+    )
+
+
+def _split(change: Change, plan: Plan, costs: StageCosts) -> tuple[int, ...] | None:
+    """The layers of the stages where they change: as asked for, or where there are more or fewer stages; None if not known."""
+    if change.split is not None or costs.layers is None or plan.chain_length == costs.num_stages:
+        return change.split
+    layers = layers_of_stages(costs, plan.chain_length)
+    return tuple(map(int, layers)) if all(count == int(count) for count in layers) else None
+
+
+def _of_torch(change: Change, schedule: str, plan: Plan) -> str:
+    """The class of the schedule with its number of microbatches, into which torch divides the batch that it is given."""
+    framework = FRAMEWORKS[TORCH]
+    if change.keeps_plan or schedule not in framework.schedules or framework.lack(change, plan):
+        return ""
+    stages = "stage" if plan.num_stages == plan.pp else f"[{plan.num_chunks} stages of each rank]"
+    return f"{framework.schedules[schedule]}({stages}, n_microbatches={plan.num_microbatches})"
+
+
+def _of_megatron(change: Change, schedule: str, plan: Plan, split: tuple[int, ...] | None, size: str | None) -> str:
+    if schedule not in FRAMEWORKS["megatron-lm"].schedules or not runs_elsewhere(plan):
+        return ""
+    has_chunks = plan.num_stages > plan.pp
+    options = [] if split is None else [megatron_layout(split, has_chunks=has_chunks)]
+    if split is None and has_chunks and _changes_chunks(change, schedule):  # a layout tells the virtual stages itself
+        options.append(f"--num-virtual-stages-per-pipeline-rank {plan.num_chunks}")
+    return " ".join([*options, _joined({"--micro-batch-size": size})]).strip()
+
+
+def _of_torchtitan(change: Change, schedule: str, plan: Plan, split: tuple[int, ...] | None, size: str | None) -> str:
+    """Without a split torchtitan makes two stages for each rank of an interleaved schedule."""
+    name = SCHEDULES[schedule].torch_name if schedule in SCHEDULES else ""
+    if change.schedule is not None and not name:
+        return ""
+    if not runs_elsewhere(plan) or (split is None and _changes_chunks(change, schedule) and plan.num_chunks > _CHUNKS):
+        return ""
+    options = {
+        "--parallelism.pipeline_parallel_schedule": name if change.schedule is not None else None,
+        "--parallelism.pipeline_parallel_microbatch_size": size,
+    }
+    return "; ".join(part for part in (_joined(options), "" if split is None else split_points(split)) if part)
+
+
+def _joined(options: Mapping[str, str | None]) -> str:
+    return " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+
+
+def goes_round(plan: Plan) -> bool:
+    """Return whether the stages of the model follow the ranks round and round, rather than there and back on a V."""
+    return all(rank == stage % plan.pp for stage, rank in enumerate(plan.placement[: plan.chain_length]))
+
+
+def megatron_layout(split: Sequence[int], *, has_chunks: bool) -> str:
+    """Megatron-LM's options for a split: its layout and, with one stage on each rank, the first and last stage's layers."""
+    layout = "|".join(
+        f"{'E' * (stage == 0)}{'t' * count if count < 3 else f't*{count}'}{'L' * (stage == len(split) - 1)}"
+        for stage, count in enumerate(split)
+    )
+    ends = (
+        f" or --decoder-first-pipeline-num-layers {split[0]} --decoder-last-pipeline-num-layers {split[-1]}"
+        if len(set(split[1:-1])) == 1 and not has_chunks
+        else ""
+    )
+    return f'--pipeline-model-parallel-layout "{layout}"{ends}'
+
+
+def split_points(split: Sequence[int]) -> str:
+    """The layers with which torchtitan's parts of the model begin."""
+    return f"split points {','.join(f'layers.{index}' for index in list(accumulate(split))[:-1])}"
+
+
+def paste_lines(
+    split: Sequence[int],
+    *,
+    has_chunks: bool = False,
+    goes_round: bool = True,
+    framework: Framework | None = None,
+) -> str:
+    """The split as an option of this project's runtime, of Megatron-LM, and as split points of torchtitan: of those that are a
+    framework's, where one is given.
+    """
+    return "; ".join(
+        f"{name}: {option}" if name != PPTRACE else option
+        for name, option in paste_options(split, has_chunks=has_chunks, goes_round=goes_round)
+        if framework is None or name in framework.paste
+    )
+
+
+def paste_options(split: Sequence[int], *, has_chunks: bool = False, goes_round: bool = True) -> list[tuple[str, str]]:
+    """(framework, what to paste there) of a split; Megatron-LM has layouts of stages that go round the ranks alone."""
+    return [
+        (PPTRACE, f"--split {','.join(map(str, split))}"),
+        *([(MEGATRON, megatron_layout(split, has_chunks=has_chunks))] if goes_round else []),
+        (TORCHTITAN, split_points(split)),
+    ]

@@ -65,9 +65,19 @@ def apply_ideal(costs: StageCosts, ideal: Ideal) -> StageCosts:
                 without_transfers_that_vary(_with_outputs(costs, tuple(Output))), delay=np.zeros_like(costs.delay)
             )
         case "jitter", _:
-            return _without_jitter(costs)
+            computed = costs.work - costs.inner
+            for _, windows in costs.pipelines():  # the median of their kind in their stage of their pipeline
+                computed[windows] = np.median(computed[windows], axis=(0, 2), keepdims=True)
+            return replace(costs, work=computed + costs.inner)
         case "routing", _:
-            return _with_equal_routes(costs)
+            if costs.routed_work is None or costs.routed_inner is None:
+                raise UsageError(
+                    "--ideal routing: nothing to make equal: experts on all ranks have equally many rows, or calls do not tell "
+                    "how many"
+                )
+            work = costs.work * (1 - costs.routed_work)
+            inner = np.minimum(costs.inner * (1 - costs.routed_inner), work)
+            return replace(costs, work=work, inner=inner, routed_work=None)
         case "host", _:
             return replace(costs, delay=np.zeros_like(costs.delay))
     zeros = np.zeros_like(costs.inner)
@@ -89,24 +99,6 @@ def without_transfers_that_vary(costs: StageCosts) -> StageCosts:
         if transfer[:, stages, :, direction].size:
             transfer[:, stages, :, direction] = np.median(transfer[:, stages, :, direction])
     return replace(costs, transfer=transfer)
-
-
-def _without_jitter(costs: StageCosts) -> StageCosts:
-    """Ops that compute the median of their kind in their stage of their pipeline, as the part *jitter* has it."""
-    computed = costs.work - costs.inner
-    for _, windows in costs.pipelines():
-        computed[windows] = np.median(computed[windows], axis=(0, 2), keepdims=True)
-    return replace(costs, work=computed + costs.inner)
-
-
-def _with_equal_routes(costs: StageCosts) -> StageCosts:
-    """Ops as if all experts had equally many rows."""
-    if costs.routed_work is None or costs.routed_inner is None:
-        raise UsageError(
-            "--ideal routing: nothing to make equal: experts on all ranks have equally many rows, or calls do not tell how many"
-        )
-    work = costs.work * (1 - costs.routed_work)
-    return replace(costs, work=work, inner=np.minimum(costs.inner * (1 - costs.routed_inner), work), routed_work=None)
 
 
 def _with_stage(costs: StageCosts, name: str, stage: int) -> StageCosts:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.frameworks import Framework
-from pptrace.analysis.whatif.paste import goes_round, paste_lines
+from pptrace.analysis.whatif.frameworks import Framework, goes_round, paste_lines
 from pptrace.analysis.whatif.replay import link_ends
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import FEWEST_STAGES

@@ -157,20 +157,10 @@ def predict(baseline: Baseline, change: Change, plan: Plan) -> Prediction:
     costs, target = target_of(baseline, change, plan)
     replayed = replay(costs, target)
     factor = baseline.measured_span / baseline.replay_span if baseline.replay_span else 1.0
-    others = () if change.prefetch is not None else baseline.other_messaging
-    wanted = (change, plan.chain_length, plan.name)
-    maps = other_stage_maps(baseline.costs, *wanted)
-    parts = [
-        (fixed if costs is baseline.costs else with_fixed_share(costs, part), stage_map_of(fixed, *wanted))
-        for part, fixed in baseline.other_fixed
-    ]
     usual = float(typical(replayed.spans))  # drawn steps may all be longer
     own = _bounds(costs, target, replayed)
-    bounds = [
-        (usual, usual),
-        own,
-        *_bounds_of_variants((costs, target), own, _variants(costs, target, others, maps, parts)),
-    ]
+    variants = _variants(baseline, change, costs, target)
+    bounds = [(usual, usual), own, *_bounds_of_variants((costs, target), own, variants)]
     margin = baseline.error_of_steps + baseline.between_runs
     span = round(usual * factor)
     return Prediction(
@@ -235,29 +225,29 @@ def _bounds_of_variants(
 
 
 def _variants(
-    costs: StageCosts,
-    target: Target,
-    others: Iterable[Messaging] = (),
-    maps: Iterable[StageMap] = (),
-    parts: Iterable[tuple[StageCosts, StageMap]] = (),
+    baseline: Baseline, change: Change, costs: StageCosts, target: Target
 ) -> Iterator[tuple[StageCosts, Target]]:
     """The costs and targets with other assumptions: on W where the plan splits backwards that the run did not; on what an op
     costs and how late it begins whatever it does, where ops do more or less than the measured ones; that messages are all
     latency, where that is not known and would change the step; the other ways in which the run may send and receive; and
-    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied. ``parts``
-    are the costs with other fixed parts of ops, each with the stages that come of it.
+    another reading of what is in its stages, where these are divided anew. What a user takes for granted is not varied.
     """
-    yield from ((costs, replace(target, messaging=messaging)) for messaging in others)
+    if change.prefetch is None:
+        yield from ((costs, replace(target, messaging=messaging)) for messaging in baseline.other_messaging)
     is_known = costs.splits_backward or costs.assumed.weight_share is not None
     shares = () if is_known or not target.plan.splits_backward else _WEIGHT_SHARES
     yield from ((with_weight_share(costs, share), target) for share in shares)
+    stages_of = (change, target.plan.chain_length, target.plan.name)
     if changes_ops(costs, target):
-        yield from ((fixed, replace(target, stages=stages)) for fixed, stages in parts)
+        for part, fixed in baseline.other_fixed:
+            other = fixed if costs is baseline.costs else with_fixed_share(costs, part)
+            yield other, replace(target, stages=stage_map_of(fixed, *stages_of))
         if costs.delay.any():
             yield costs, replace(target, scales_delays=True)
     if target.changes_messages and not costs.knows_latency:
         yield costs, replace(target, latency_share=1.0)
     if not target.stages.is_identity:
+        maps = other_stage_maps(baseline.costs, *stages_of)
         yield from ((costs, replace(target, stages=stages)) for stages in maps)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from pptrace.analysis.matrix.step_matrix import longest_of_steps
 from pptrace.analysis.whatif.fixed_part import Floats
-from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W
+from pptrace.analysis.whatif.stage_costs import BACKWARD, StageCosts, W, places_of
 from pptrace.analysis.whatif.stage_map import StageMap
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -78,7 +77,8 @@ def replay(costs: StageCosts, target: Target) -> Replayed:
     spans = np.empty(len(costs.step), dtype=np.int64)
     compute = np.empty(len(costs.step))
     builder = _Builder(costs, target)
-    for part in _parts(costs, len(table)):
+    most = max(1, _CELLS // max(1, len(table)))
+    for part in (slice(begin, begin + most) for begin in range(0, len(costs.step), most)):
         work, late = builder.durations(part)
         spans[part] = np.rint(graph.ends(work + late, builder.transfers(part))).max(axis=1)
         compute[part] = ((work - builder.inner(part)) if costs.has_inner else work).sum(axis=1)
@@ -137,11 +137,6 @@ def link_ends(plan: Plan, placement: tuple[int, ...] | None) -> tuple[npt.NDArra
     return actual[sender], actual[reader]
 
 
-def _parts(costs: StageCosts, num_rows: int) -> Iterator[slice]:
-    most = max(1, _CELLS // max(1, num_rows))
-    return (slice(begin, begin + most) for begin in range(0, len(costs.step), most))
-
-
 @dataclass(frozen=True, eq=False)
 class _Builder:
     """Costs of the rows and messages of a plan, from those of the measured stages."""
@@ -151,9 +146,10 @@ class _Builder:
 
     def durations(self, windows: slice) -> tuple[Floats, Floats]:
         """(length of each row, its delay), ns, shape (windows, rows)."""
-        late = _at(self.costs.delay[windows], self.target.stages.source[self._stage], self._source, self._output)
+        stage, source, output = self._firsts
+        late = _at(self.costs.delay[windows], self.target.stages.source[stage], source, output)
         if self.target.scales_delays:
-            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[self._output, self._stage]
+            late = late * self.target.scale * self.target.stages.shares.sum(axis=2)[output, stage]
         return self._rows(self.costs.work, windows), late
 
     def inner(self, windows: slice) -> Floats:
@@ -161,13 +157,15 @@ class _Builder:
         return self._rows(self.costs.inner, windows)
 
     def _rows(self, values: Floats, windows: slice) -> Floats:
-        by_output, fixed = self._by_output(values[windows]), self._fixed(values[windows])
-        rows = self._ops(by_output, fixed, (self._stage, self._source, self._output), self._is_whole)
-        table = self.target.plan.table
+        values, shares, table = values[windows], self.costs.fixed_shares, self.target.plan.table
+        by_output = self._by_output(values)
+        fixed = self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
+        rows = self._ops(by_output, fixed, self._firsts, table.kind == Kind.B.code)
         pairs = np.flatnonzero(table.second_slot >= 0)
         if len(pairs):
-            backward = np.full(len(pairs), BACKWARD)
-            backwards = self._ops(by_output, fixed, (*self._second, backward), table.second_kind[pairs] == Kind.B.code)
+            stage, source, _ = self._places(table.second_slot[pairs])
+            seconds = (stage, source, np.full(len(pairs), BACKWARD))
+            backwards = self._ops(by_output, fixed, seconds, table.second_kind[pairs] == Kind.B.code)
             rows[:, pairs] = (rows[:, pairs] + backwards) * self.costs.pair_factor
         return rows * self.target.scale
 
@@ -188,15 +186,11 @@ class _Builder:
         ops = of(by_output)
         return ops if fixed is None else ops + of(fixed) * (1 / self._num_ops(stage, output, whole) - 1)
 
-    def _fixed(self, values: Floats) -> Floats | None:
-        """The fixed part of values, by the stages of the plan; None where there is none."""
-        shares = self.costs.fixed_shares
-        return self._by_output(values * shares[:, np.newaxis, :]) if shares.any() else None
-
     @cached_property
     def ops_in_rows(self) -> Floats:
         """Measured ops whose work each row has together, in parts of ops: 1/2 of a row that does half of one."""
-        return self._num_ops(self._stage, self._output, self._is_whole)
+        stage, _, output = self._firsts
+        return self._num_ops(stage, output, self.target.plan.table.kind == Kind.B.code)
 
     def _num_ops(self, stage: Int64, output: Int64, whole: npt.NDArray[np.bool_]) -> Floats:
         of_stages = self.target.stages.shares.sum(axis=2) * self.costs.parts_of_ops[:, np.newaxis]
@@ -214,35 +208,18 @@ class _Builder:
             by_output[..., output] = np.einsum("ts,wsm->wtm", shares[output], values[..., output])
         return by_output
 
-    @cached_property
-    def _is_whole(self) -> npt.NDArray[np.bool_]:
-        whole: npt.NDArray[np.bool_] = self.target.plan.table.kind == Kind.B.code
-        return whole
+    def _places(self, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+        """(model stage, measured microbatch, output) of slots of the plan."""
+        stage, microbatch, output = places_of(self.target.plan, slots)
+        return stage, self._measured(microbatch), output
+
+    def _measured(self, microbatch: Int64) -> Int64:
+        return microbatch * self.costs.plan.num_microbatches // self.target.plan.num_microbatches
 
     @cached_property
-    def _cells(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(model stage, measured microbatch) of every cell of stage and microbatch of the plan."""
-        plan = self.target.plan
-        stage, microbatch = np.divmod(np.arange(plan.num_stages * plan.num_microbatches), plan.num_microbatches)
-        return stage % plan.chain_length, microbatch * self.costs.plan.num_microbatches // plan.num_microbatches
-
-    @cached_property
-    def _stage(self) -> npt.NDArray[np.int64]:
-        return self._cells[0][self.target.plan.table.slot // len(Output)]
-
-    @cached_property
-    def _source(self) -> npt.NDArray[np.int64]:
-        return self._cells[1][self.target.plan.table.slot // len(Output)]
-
-    @cached_property
-    def _output(self) -> npt.NDArray[np.int64]:
-        return self.target.plan.table.slot.astype(np.int64) % len(Output)
-
-    @cached_property
-    def _second(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        slots = self.target.plan.table.second_slot
-        cells = slots[slots >= 0] // len(Output)
-        return self._cells[0][cells], self._cells[1][cells]
+    def _firsts(self) -> tuple[Int64, Int64, Int64]:
+        """The places of the rows, of pairs those of their forwards."""
+        return self._places(self.target.plan.table.slot)
 
     def transfers(self, windows: slice) -> Floats:
         """Cost of each message for its reader, ns, shape (windows, messages)."""
@@ -267,32 +244,20 @@ class _Builder:
     @cached_property
     def _measured_messages(self) -> npt.NDArray[np.int64]:
         """The place of the measured message that each message of the plan is taken to be, −1 where there is none."""
-        table = self.target.plan.table
-        slots = table.dep_slot[table.dep_is_message].astype(np.int64)
-        cells, output = slots // len(Output), slots % len(Output)
-        stage, source = (part[cells] for part in self._cells)
-        num_measured = self.costs.plan.num_microbatches
-        if self._has_measured_links:
-            return (stage * num_measured + source) * 2 + output
-        sender, reader = link_ends(self.target.plan, self.target.placement)
+        plan, measured = self.target.plan, self.costs.plan
+        stage, microbatch, output = places_of(plan, plan.table.dep_slot[plan.table.dep_is_message])
+        stays = self.target.placement is None and plan.placement == measured.placement
+        if stays and plan.num_chains == measured.num_chains:  # messages go where the measured ones of the same stage go
+            return (stage * measured.num_microbatches + self._measured(microbatch)) * 2 + output
+        sender, reader = link_ends(plan, self.target.placement)
         groups = _MeasuredGroups(self.costs)
-        places = np.full(len(slots), -1)
+        places = np.full(len(stage), -1)
         keys, of_message = np.unique(np.stack((sender, reader, output, stage)), axis=1, return_inverse=True)
-        in_order = np.argsort(cells % self.target.plan.num_microbatches, kind="stable")
+        in_order = np.argsort(microbatch, kind="stable")
         for index, (begin, end, direction, _) in enumerate(keys.T.tolist()):
             chosen = in_order[of_message.ravel()[in_order] == index]
             places[chosen] = groups.take(len(chosen), (begin, end), direction)
         return places
-
-    @property
-    def _has_measured_links(self) -> bool:
-        """Return whether all messages go where the measured ones of the same stage go."""
-        plan, measured = self.target.plan, self.costs.plan
-        return (
-            plan.placement == measured.placement
-            and plan.num_chains == measured.num_chains
-            and self.target.placement is None
-        )
 
 
 def _at(values: Floats, stage: Int64, microbatch: Int64, output: Int64) -> Floats:

@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.whatif.layer_memory import MemoryLimit
+from pptrace.analysis.whatif.memory import MemoryLimit
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.analysis.whatif.stage_map import Floats, end_shares
 

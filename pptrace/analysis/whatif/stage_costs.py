@@ -20,6 +20,7 @@ from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan_table import PlanTable
 
 F, BACKWARD, W = Output.FORWARD, Output.BACKWARD, Output.WEIGHT_GRAD
 ASSUMED_WEIGHT_SHARE = 0.5
@@ -27,8 +28,6 @@ ASSUMED_WEIGHT_SHARE = 0.5
 operations for either."""
 Latencies = Mapping[tuple[int, int], int]
 """Latency of the link from one global rank to another, ns."""
-UNMATCHED = -1.0
-"""The cost of a message of which only one end is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +130,20 @@ class StageCosts:
         for index, of_one in enumerate(ranks.tolist()):
             yield tuple(of_one), np.flatnonzero(number.ravel() == index)
 
+    def of_windows(self, windows: npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]) -> StageCosts:
+        """The costs of some windows."""
+        values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
+        return replace(self, **values)
+
     def drawn(self, windows: Int64, step: Int64, orders: npt.NDArray[np.intp]) -> StageCosts:
         """Some windows as other steps, each with its microbatches in an order of its own (shape: windows, microbatches)."""
-        index = orders[:, np.newaxis, :, np.newaxis]
+        chosen, index = self.of_windows(windows), orders[:, np.newaxis, :, np.newaxis]
         values: dict[str, Any] = {
-            name: np.take_along_axis(getattr(self, name)[windows], index, axis=2)
+            name: np.take_along_axis(value, index, axis=2)
             for name in _OF_WINDOWS[2:]
-            if getattr(self, name) is not None
+            if (value := getattr(chosen, name)) is not None
         }
-        return replace(self, step=step, ranks=self.ranks[windows], **values)
+        return replace(chosen, step=step, **values)
 
     @cached_property
     def few(self) -> StageCosts:
@@ -147,9 +151,7 @@ class StageCosts:
         steps = np.unique(self.step)
         if len(steps) < 2 * _FEW_STEPS:
             return self
-        windows = np.isin(self.step, steps[:: len(steps) // _FEW_STEPS][:_FEW_STEPS])
-        values = {name: value[windows] for name in _OF_WINDOWS if (value := getattr(self, name)) is not None}
-        return replace(self, **values)
+        return self.of_windows(np.isin(self.step, steps[:: len(steps) // _FEW_STEPS][:_FEW_STEPS]))
 
     @cached_property
     def has_inner(self) -> bool:
@@ -180,144 +182,108 @@ class StageCosts:
 
 
 def stage_costs(
-    plan: Plan, costs: StepMatrix, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
+    plan: Plan, matrix: StepMatrix, layers: tuple[int, ...] | None, latencies: Latencies = MappingProxyType({})
 ) -> StageCosts:
-    """The costs of steps by stage of the model, microbatch and output, from those by row of their plan."""
-    of_rows = _OfRows(plan, costs)
-    durations, factor = of_rows.halves(costs.durations.astype(np.float64))
-    work, inner, delay = (
-        of_rows.by_output(durations),
-        of_rows.by_output(_alone(costs.inner)),
-        of_rows.by_output(_alone(costs.delays)),
-    )
-    routed_work, routed_inner = _routed(of_rows)
-    splits = _split_whole_backwards(of_rows, work, inner)
-    transfer = of_rows.transfers()
-    known = StageCosts(
-        *(plan, costs.step, costs.ranks, work, inner, delay, transfer, layers, splits, factor),
+    """The costs of steps by stage of the model, microbatch and output, from those by row of their plan.
+
+    ``latencies`` are those of the links, by sending and reading global rank.
+    """
+    table, pairs = matrix.table, np.flatnonzero(matrix.table.second_slot >= 0)
+    firsts, seconds = places_of(plan, table.slot), places_of(plan, table.second_slot[pairs])
+
+    def by_stage(of_rows: npt.NDArray[Any], of_seconds: Floats | None = None) -> Floats:
+        """Values of rows, and of second halves of pairs, by window, model stage, microbatch and output; 0 where there is none."""
+        values = np.zeros((len(matrix.step), plan.chain_length, plan.num_microbatches, len(Output)))
+        values[:, *firsts] = of_rows
+        if of_seconds is not None:
+            values[:, *seconds] = of_seconds
+        return values
+
+    durations, of_seconds, pair_factor = _halves(plan, matrix, pairs)
+    work, inner, delay = by_stage(durations, of_seconds), by_stage(matrix.inner), by_stage(matrix.delays)
+    routed: list[Floats | None] = [None, None]
+    if len(matrix.routed):
+        shorter = matrix.spread(matrix.routed)
+        waits = shorter - matrix.spread(matrix.routed, "compute")
+        for index, (gone, whole) in enumerate(((shorter, matrix.durations), (waits, matrix.inner))):
+            share = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
+            part = by_stage(share, share[:, pairs])
+            part[..., W] = np.where(
+                part[..., W] == 0, part[..., BACKWARD], part[..., W]
+            )  # of a full backward both have it
+            routed[index] = part
+    splits = _split_whole_backwards(plan, table, work, inner)
+    transfer = _transfers(plan, matrix)
+    costs = StageCosts(
+        *(plan, matrix.step, matrix.ranks, work, inner, delay, transfer, layers, splits, pair_factor),
         latency=np.full_like(transfer, np.nan),
         fixed=measured_fixed_part(work, layers),
-        routed_work=routed_work,
-        routed_inner=routed_inner,
+        routed_work=routed[0],
+        routed_inner=routed[1],
     )
-    return _with_latencies(known, latencies)
-
-
-def _routed(of_rows: _OfRows) -> tuple[Floats | None, Floats | None]:
-    """The parts of what ops take, and of what they communicate, that would be gone with equal routes."""
-    costs = of_rows.costs
-    if not len(costs.routed):
-        return None, None
-    shorter = costs.spread(costs.routed)
-    waits = shorter - costs.spread(costs.routed, "compute")
-    parts = []
-    for gone, whole in ((shorter, costs.durations), (waits, costs.inner)):
-        of_row = np.clip(np.divide(gone, whole, out=np.zeros(whole.shape), where=whole > 0), -1.0, 1.0)
-        seconds = of_row[:, costs.table.second_slot >= 0]
-        part = of_rows.by_output((of_row, seconds if seconds.size else None))
-        part[..., W] = np.where(part[..., W] == 0, part[..., BACKWARD], part[..., W])  # of a full backward both have it
-        parts.append(part)
-    return parts[0], parts[1]
-
-
-def _with_latencies(costs: StageCosts, latencies: Latencies) -> StageCosts:
-    """The costs with the latencies of the links, by sending and reading global rank."""
-    latency = costs.latency.reshape(len(costs.step), -1)
+    latency = costs.latency.reshape(len(costs.step), -1)  # the same memory
     places = {key: where for key, where in costs.links().items() if isinstance(key, tuple)}
     for ranks, windows in costs.pipelines():
         for (sender, reader), where in places.items():
             known = latencies.get((ranks[sender], ranks[reader]))
             if known is not None:
                 latency[np.ix_(windows, where)] = known
-    return replace(costs, latency=latency.reshape(costs.transfer.shape))
+    return costs
 
 
-def _alone(values: Int64) -> tuple[Floats, None]:
-    return values.astype(np.float64), None
+def places_of(plan: Plan, slots: npt.NDArray[np.int32]) -> tuple[Int64, Int64, Int64]:
+    """(model stage, microbatch, output) of slots of a plan."""
+    cell, output = np.divmod(slots.astype(np.int64), len(Output))
+    stage, microbatch = np.divmod(cell, plan.num_microbatches)
+    return stage % plan.chain_length, microbatch, output
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _OfRows:
-    """Rows and messages of a plan, by model stage, microbatch and output."""
+def _halves(plan: Plan, matrix: StepMatrix, pairs: npt.NDArray[np.intp]) -> tuple[Floats, Floats | None, float]:
+    """(durations of the rows, of pairs those of their forwards; of the backwards of pairs; the factor of pairs).
 
-    plan: Plan
-    costs: StepMatrix
+    Both halves are what they would take one after the other, in the proportion of their stages' F and B outside of pairs.
+    """
+    table, durations = matrix.table, matrix.durations.astype(np.float64)
+    if not len(pairs):
+        return durations, None, 1.0
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (len(self.costs.step), self.plan.chain_length, self.plan.num_microbatches, len(Output))
-
-    def halves(self, durations: Floats) -> tuple[tuple[Floats, Floats | None], float]:
-        """(durations of the rows, of pairs those of their forwards; of the backwards of pairs), and the factor of pairs.
-
-        Both halves are what they would take one after the other, in the proportion of their stages' F and B outside of pairs.
-        """
-        table = self.costs.table
-        pairs = np.flatnonzero(table.second_slot >= 0)
-        if not len(pairs):
-            return (durations, None), 1.0
-        forward = self._usual_alone(durations, (Kind.F,), 1.0)[table.stage[pairs]]
-        backward = self._usual_alone(durations, (Kind.B,), 2.0)[table.second_stage[pairs]]
-        factor = float(np.median(np.median(durations[:, pairs], axis=0) / (forward + backward)))
-        one_after_the_other = durations[:, pairs] / factor
-        durations[:, pairs] = one_after_the_other * (forward / (forward + backward))
-        return (durations, one_after_the_other - durations[:, pairs]), factor
-
-    def _usual_alone(self, durations: Floats, kinds: tuple[Kind, ...], ratio: float) -> Floats:
-        """The usual op of a kind in each stage outside of pairs; of a stage without any that of the others, else ``ratio``.
-
-        A full backward that no stage has alone is an I and a W.
-        """
-        table, known = self.costs.table, np.full(self.plan.num_stages, np.nan)
-        for stage in range(self.plan.num_stages):
+    def usual_alone(kinds: tuple[Kind, ...]) -> Floats | None:
+        """The usual op of a kind in each stage outside of pairs, of a stage without any that of the others; None without all."""
+        known = np.full(plan.num_stages, np.nan)
+        for stage in range(plan.num_stages):
             of_kinds = [(table.kind == kind.code) & (table.stage == stage) for kind in kinds]
             if all(rows.any() for rows in of_kinds):
                 known[stage] = sum(float(np.median(durations[:, rows])) for rows in of_kinds)
-        if np.isnan(known).all():
-            return (
-                self._usual_alone(durations, (Kind.I, Kind.W), ratio)
-                if kinds == (Kind.B,)
-                else np.full(len(known), ratio)
-            )
-        return np.where(np.isnan(known), np.nanmedian(known), known)
+        return None if np.isnan(known).all() else np.where(np.isnan(known), np.nanmedian(known), known)
 
-    def by_output(self, values: tuple[Floats, Floats | None]) -> Floats:
-        """Values of rows, and of second halves of pairs, by window, model stage, microbatch and output; 0 where there is none."""
-        table, (of_rows, of_seconds) = self.costs.table, values
-        by_output = np.zeros(self.shape)
-        self._fill(by_output, table.slot, of_rows)
-        if of_seconds is not None:
-            self._fill(by_output, table.second_slot[table.second_slot >= 0], of_seconds)
-        return by_output
-
-    def _fill(self, target: Floats, slots: npt.NDArray[np.int32], values: Floats) -> None:
-        stage, microbatch, output = self._places(slots)
-        target[:, stage, microbatch, output] = values
-
-    def _places(self, slots: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
-        """(model stage, microbatch, output) of slots."""
-        cell, output = np.divmod(slots.astype(np.int64), len(Output))
-        stage, microbatch = np.divmod(cell, self.plan.num_microbatches)
-        return stage % self.plan.chain_length, microbatch, output
-
-    def transfers(self) -> Floats:
-        """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
-        table, costs = self.costs.table, self.costs
-        transfers = np.zeros((*self.shape[:3], 2))
-        stage, microbatch, output = self._places(table.dep_slot[table.dep_is_message])
-        measured = costs.transfers.astype(np.float64)
-        for direction in (F, BACKWARD):
-            of_it = output == direction
-            known = measured[:, of_it][costs.transfers[:, of_it] >= 0]
-            usual = float(np.median(known)) if known.size else 0.0
-            measured[:, of_it] = np.where(costs.transfers[:, of_it] >= 0, measured[:, of_it], usual)
-        transfers[:, stage, microbatch, output] = measured
-        return transfers
+    forwards, backwards = usual_alone((Kind.F,)), usual_alone((Kind.B,))
+    if backwards is None:
+        backwards = usual_alone((Kind.I, Kind.W))  # a full backward that no stage has alone
+    forward = np.ones(len(pairs)) if forwards is None else forwards[table.stage[pairs]]
+    backward = np.full(len(pairs), 2.0) if backwards is None else backwards[table.second_stage[pairs]]
+    factor = float(np.median(np.median(durations[:, pairs], axis=0) / (forward + backward)))
+    one_after_the_other = durations[:, pairs] / factor
+    durations[:, pairs] = one_after_the_other * (forward / (forward + backward))
+    return durations, one_after_the_other - durations[:, pairs], factor
 
 
-def _split_whole_backwards(of_rows: _OfRows, work: Floats, inner: Floats) -> bool:
+def _transfers(plan: Plan, matrix: StepMatrix) -> Floats:
+    """Costs of the messages; of those of which one end is unknown, the usual one of their direction."""
+    table, is_known = matrix.table, matrix.transfers >= 0
+    stage, microbatch, output = places_of(plan, table.dep_slot[table.dep_is_message])
+    transfers = np.zeros((len(matrix.step), plan.chain_length, plan.num_microbatches, 2))
+    measured = matrix.transfers.astype(np.float64)
+    for direction in (F, BACKWARD):
+        of_it = output == direction
+        known = measured[:, of_it][is_known[:, of_it]]
+        usual = float(np.median(known)) if known.size else 0.0
+        measured[:, of_it] = np.where(is_known[:, of_it], measured[:, of_it], usual)
+    transfers[:, stage, microbatch, output] = measured
+    return transfers
+
+
+def _split_whole_backwards(plan: Plan, table: PlanTable, work: Floats, inner: Floats) -> bool:
     """Share out what full backwards took over both outputs, in place. Returns whether the run measured both somewhere."""
-    plan, table = of_rows.plan, of_rows.costs.table
     kinds = table.slot_kind.reshape(plan.num_stages, plan.num_microbatches, len(Output))
     chains = kinds.reshape(plan.num_chains, plan.chain_length, plan.num_microbatches, len(Output)).max(axis=0)
     is_whole = chains[:, :, BACKWARD] == Kind.B.code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,8 @@ from pptrace.errors import ShapeError
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay_table import Times, replay_table
+from pptrace.schedule.replay_table import replay_table
 from pptrace.schedule.shape import OpCosts
-from pptrace.simulator.costs import Costs
 from pptrace.simulator.simulation import peak_inflight
 from pptrace.simulator.sweep.grid import CostsOf, Grid, SweepCosts, SweepPoint
 
@@ -82,76 +81,51 @@ def run_sweep(grid: Grid, on_points: OnPoints | None = None) -> Sweep:
         registry.get(name)
     swept: list[SweptPoint] = []
     for points in grid.plans():
-        swept += _of_one_size(points, grid)
+        searches = registry.get(points[0].schedule).searches  # then its plan depends on the costs
+        for of_one_plan in ([point] for point in points) if searches else (points,):
+            swept += _of_one_plan(of_one_plan, grid, searches)
         if on_points is not None:
             on_points(len(swept))
     return Sweep(grid, tuple(swept))
 
 
-def _of_one_size(points: Sequence[SweepPoint], grid: Grid) -> list[SweptPoint]:
-    if registry.get(points[0].schedule).searches:  # its plan depends on the costs
-        return [swept for point in points for swept in _of_one_plan([point], grid)]
-    return _of_one_plan(points, grid)
-
-
-def _of_one_plan(points: Sequence[SweepPoint], grid: Grid) -> list[SweptPoint]:
+def _of_one_plan(points: Sequence[SweepPoint], grid: Grid, searches: bool) -> list[SweptPoint]:
+    point, of_ops, limit = points[0], None, None
+    if searches:  # such schedules have one stage per rank
+        costs = point.costs.in_parts(point.pp if grid.costs_of is CostsOf.MODEL else 1)
+        of_ops = OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns)
+        limit = grid.memory_limit
+    sizes = (point.pp, point.num_microbatches, point.num_chunks, point.group_size)
     try:
-        plan = _plan(points[0], grid)
+        plan = registry.build(point.schedule, *sizes, False, limit, of_ops)
     except ShapeError as err:
-        return [SweptPoint(point, None, str(err)) for point in points]
-    steps = _steps(plan, grid.costs_of.num_parts(plan), [point.costs for point in points])
-    return [SweptPoint(point, step) for point, step in zip(points, steps, strict=True)]
+        return [SweptPoint(one, None, str(err)) for one in points]
+    steps = _steps(plan, grid.costs_of.num_parts(plan), [one.costs for one in points])
+    return [SweptPoint(one, step) for one, step in zip(points, steps, strict=True)]
 
 
-def _plan(point: SweepPoint, grid: Grid) -> Plan:
-    entry = registry.get(point.schedule)
-    costs = _op_costs(point, grid.costs_of) if entry.searches else None
-    limit = grid.memory_limit if entry.searches else None
-    return registry.build(
-        point.schedule, point.pp, point.num_microbatches, point.num_chunks, point.group_size, False, limit, costs
-    )
-
-
-def _op_costs(point: SweepPoint, costs_of: CostsOf) -> OpCosts:
-    """Costs for a schedule that is searched; such schedules have one stage per rank."""
-    costs = point.costs.in_parts(point.pp if costs_of is CostsOf.MODEL else 1)
-    return OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns)
-
-
-def _steps(plan: Plan, num_parts: int, costs: Sequence[SweepCosts]) -> list[SweptStep]:
+def _steps(plan: Plan, num_parts: int, costs: Sequence[SweepCosts]) -> Iterator[SweptStep]:
     """The steps of one plan with each of the costs; all times until the end are in 1/``num_parts`` ns."""
     in_parts = [of_point.in_parts(num_parts) for of_point in costs]
     durations = np.stack([of_point.durations(plan) for of_point in in_parts])
-    replays = replay_table(plan.table, durations, _latencies(plan, in_parts))
-    makespans = replays.end.max(axis=1)
-    compute = np.add.reduceat(durations, plan.table.rank_ptr[:-1], axis=1)
+    latencies = np.array([of_point.p2p_latency_ns for of_point in in_parts])[:, np.newaxis]
+    replays = replay_table(plan.table, durations, np.broadcast_to(latencies, (len(costs), plan.table.num_messages)))
+    of_ranks = np.add.reduceat(durations, plan.table.rank_ptr[:-1], axis=1)
     first, last = replays.start[:, plan.table.rank_ptr[:-1]], replays.end[:, plan.table.rank_ptr[1:] - 1]
-    inner = ((last - first - compute) / compute).max(axis=1)
-    held = max(peak_inflight(plan))
-    return [
-        _step(plan, num_parts, makespan, of_ranks, waits, held)
-        for makespan, of_ranks, waits in zip(
-            makespans.tolist(), compute.sum(axis=1).tolist(), inner.tolist(), strict=True
+    inner_ratios = ((last - first - of_ranks) / of_ranks).max(axis=1)
+    peak = max(peak_inflight(plan))
+    columns = (replays.end.max(axis=1), of_ranks.sum(axis=1), inner_ratios)
+    for makespan, compute, inner_ratio in zip(*(column.tolist() for column in columns), strict=True):
+        whole = plan.pp * makespan
+        yield SweptStep(
+            num_chunks=plan.num_chunks,
+            makespan_ns=makespan / num_parts,
+            bubble_ratio=(whole - compute) / compute,
+            bubble_share=(whole - compute) / whole,
+            inner_bubble_ratio=inner_ratio,
+            throughput_per_rank=compute / whole,
+            throughput=compute / makespan,
+            microbatches_per_s=plan.num_microbatches * num_parts / makespan * 1e9,
+            peak_inflight=peak,
+            peak_activations=peak * plan.pp / plan.chain_length,
         )
-    ]
-
-
-def _latencies(plan: Plan, costs: Sequence[Costs]) -> Times:
-    of_points = np.array([of_point.p2p_latency_ns for of_point in costs])
-    return np.broadcast_to(of_points[:, np.newaxis], (len(costs), plan.table.num_messages))
-
-
-def _step(plan: Plan, num_parts: int, makespan: int, compute: int, inner_ratio: float, held: int) -> SweptStep:
-    whole = plan.pp * makespan
-    return SweptStep(
-        num_chunks=plan.num_chunks,
-        makespan_ns=makespan / num_parts,
-        bubble_ratio=(whole - compute) / compute,
-        bubble_share=(whole - compute) / whole,
-        inner_bubble_ratio=inner_ratio,
-        throughput_per_rank=compute / whole,
-        throughput=compute / makespan,
-        microbatches_per_s=plan.num_microbatches * num_parts / makespan * 1e9,
-        peak_inflight=held,
-        peak_activations=held * plan.pp / plan.chain_length,
-    )

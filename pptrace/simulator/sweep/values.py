@@ -52,7 +52,7 @@ def read_sizes(name: str, given: object) -> tuple[int, ...]:
     Raises:
         UsageError: a part is none; the message quotes it.
     """
-    return tuple(dict.fromkeys(size for part in _parts(given) for size in _sizes(name, part)))
+    return tuple(dict.fromkeys(size for part in _parts(given) for size in _whole(name, part, SIZES)))
 
 
 def read_microbatches(name: str, given: object) -> tuple[Microbatches, ...]:
@@ -79,10 +79,10 @@ def _parts(given: object) -> Iterable[object]:
     return given if isinstance(given, Iterable) else [given]
 
 
-def _sizes(name: str, part: object) -> list[int]:
-    values = _range(name, part, SIZES)
+def _whole(name: str, part: object, expected: str) -> list[int]:
+    values = _range(name, part, expected)
     if any(value != value.to_integral_value() for value in values):
-        raise _wrong(name, part, SIZES)
+        raise _wrong(name, part, expected)
     return [int(value) for value in values]
 
 
@@ -90,10 +90,7 @@ def _microbatches(name: str, part: object) -> list[Microbatches]:
     if isinstance(part, str) and (match := _OF_P.fullmatch(part.replace("−", "-"))):
         sign = -1 if match[2] == "-" else 1
         return [Microbatches(int(match[1] or 1), sign * int(match[3] or 0))]
-    values = _range(name, part, MICROBATCHES)
-    if any(value != value.to_integral_value() for value in values):
-        raise _wrong(name, part, MICROBATCHES)
-    return [Microbatches(0, int(value)) for value in values]
+    return [Microbatches(0, number) for number in _whole(name, part, MICROBATCHES)]
 
 
 def _range(name: str, part: object, expected: str) -> list[Decimal]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.matrix.step_matrix import StepMatrix
-from pptrace.analysis.whatif.change import even_split
+from pptrace.analysis.whatif.change import Change, even_split
 from pptrace.analysis.whatif.predict import Baseline, _bounds, _bounds_of_variants, _variants, typical
 from pptrace.analysis.whatif.replay import Replayed, Target, _Builder, changes_ops, costs_of_step, replay, replay_step
 from pptrace.analysis.whatif.stage_costs import (
@@ -316,23 +316,28 @@ def test_halves_of_pairs_take_what_their_stages_ops_do_outside_of_pairs() -> Non
         assert of_backward == pytest.approx(backward, rel=0.01)
 
 
+def varied(costs: StageCosts, target: Target) -> list[tuple[StageCosts, Target]]:
+    """The other assumptions, of which messages are none: receives are posted as a change says."""
+    baseline = Baseline(costs, np.zeros(len(np.unique(costs.step)), dtype=np.int64))
+    return list(_variants(baseline, Change(prefetch=0), costs, target))
+
+
 def test_assumptions_are_varied_within_their_bounds() -> None:
     _, costs = measured(1, "1f1b")
     layers = (1,) * costs.num_stages
     own = stage_map(costs.typical, layers, layers)
-    parts = [(with_fixed_share(costs, 0.06), own)]
-    assert not list(_variants(costs, Target(costs.plan, own), parts=parts))
+    assert not varied(costs, Target(costs.plan, own))
     half = Target(costs.plan, own, scale=0.5)
-    variants = list(_variants(costs, half, parts=parts))
+    variants = varied(costs, half)
     fixed = [(of.fixed / np.median(costs.typical, axis=0)).tolist() for of, _ in variants]
     assert fixed == [pytest.approx([0.06] * 3), [0.0] * 3, [0.0] * 3]
     assert [target.scales_delays for _, target in variants] == [False, True, False]
     assert [target.latency_share for _, target in variants] == [0.0, 0.0, 1.0]
     assert (replay(*variants[0]).spans > replay(costs, half).spans).all()
     punctual = replace(costs, delay=np.zeros_like(costs.delay))
-    assert not any(target.scales_delays for _, target in _variants(punctual, half))
+    assert not any(target.scales_delays for _, target in varied(punctual, half))
     split = Target(build("zb-h1", costs.plan.pp, 3).compute_only(), own)
-    assert [of.weight_share for of, _ in _variants(costs, split)][:2] == [0.4, 0.6]
+    assert [of.weight_share for of, _ in varied(costs, split)][:2] == [0.4, 0.6]
 
 
 def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_those_with_all() -> None:
@@ -346,7 +351,7 @@ def test_of_many_steps_assumptions_are_tried_with_some_and_bounds_are_close_to_t
     layers = (1,) * many.num_stages
     own_map = stage_map(many.typical, layers, layers)
     half = Target(many.plan, own_map, scale=0.5)
-    variants = list(_variants(many, half, parts=[(with_fixed_share(many, 0.5), own_map)]))
+    variants = [(with_fixed_share(many, 0.5), half), *varied(many, half)[1:]]
     assert len(variants) == 3
     own = _bounds(many, half, replay(many, half))
     with_some = list(_bounds_of_variants((many, half), own, variants))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pptrace.analysis.whatif.answer import answer
 from pptrace.analysis.whatif.change import Change
-from pptrace.analysis.whatif.layer_memory import layer_memory, peak_of_layers
-from pptrace.analysis.whatif.memory import RankUse
+from pptrace.analysis.whatif.memory import RankUse, layer_memory, peak_of_layers
 from pptrace.analysis.whatif.predict import Baseline
 from pptrace.analysis.whatif.stage_costs import stage_costs
-from pptrace.analysis.whatif.study import Study, answer
+from pptrace.analysis.whatif.study import Study
 from pptrace.report.whatif import headline
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build

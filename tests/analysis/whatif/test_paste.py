@@ -6,9 +6,17 @@ import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from pptrace.analysis.whatif.change import Change, plan_of
-from pptrace.analysis.whatif.frameworks import FRAMEWORKS, MEGATRON, PPTRACE, TORCH, TORCHTITAN
+from pptrace.analysis.whatif.frameworks import (
+    FRAMEWORKS,
+    MEGATRON,
+    PPTRACE,
+    TORCH,
+    TORCHTITAN,
+    megatron_layout,
+    options_of,
+    paste_lines,
+)
 from pptrace.analysis.whatif.ideals import parse_ideal
-from pptrace.analysis.whatif.paste import megatron_layout, options_of, paste_lines
 from pptrace.analysis.whatif.stage_costs import StageCosts
 from pptrace.schedule.registry import SCHEDULES
 from tests.analysis.whatif.test_study import costs_of

@@ -12,7 +12,7 @@ import pytest
 
 import pptrace
 from pptrace.analysis.step_parts import OutsidePart
-from pptrace.analysis.whatif.outside import OutsideTimes
+from pptrace.analysis.whatif.measured_gains import OutsideTimes
 from pptrace.analysis.whatif.result import Scenario
 from pptrace.analysis.whatif.study import MOST_ERROR
 from pptrace.api.whatif import Predictions

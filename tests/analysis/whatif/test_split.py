@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pptrace.analysis.whatif.layer_memory import LayerMemory, MemoryLimit
+from pptrace.analysis.whatif.memory import LayerMemory, MemoryLimit
 from pptrace.analysis.whatif.split import _improved, _of_chunks, _partitions, best_splits, layer_costs
 from pptrace.analysis.whatif.stage_costs import stage_costs
 from pptrace.schedule.actions import Kind

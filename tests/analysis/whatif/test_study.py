@@ -8,6 +8,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from pptrace.analysis.whatif.answer import _with_front, answer, pictures
+from pptrace.analysis.whatif.candidates import all_changes, all_schedules
 from pptrace.analysis.whatif.change import Change, even_split, op_costs, plan_of, stage_map_of
 from pptrace.analysis.whatif.frameworks import FRAMEWORKS
 from pptrace.analysis.whatif.ideals import parse_ideal
@@ -16,7 +18,7 @@ from pptrace.analysis.whatif.predict import Baseline, identity_map, predict
 from pptrace.analysis.whatif.replay import Target, replay, replay_step
 from pptrace.analysis.whatif.result import Scenario, Standing
 from pptrace.analysis.whatif.stage_costs import StageCosts, stage_costs
-from pptrace.analysis.whatif.study import Study, _with_front, all_changes, all_schedules, answer, pictures
+from pptrace.analysis.whatif.study import Study
 from pptrace.errors import ShapeError, UsageError
 from pptrace.report.whatif import headline, span_words, whatif_tables
 from pptrace.schedule.actions import Kind

@@ -15,12 +15,14 @@ import pytest
 from pptrace.analysis.doubts import Doubt, InDoubt
 from pptrace.analysis.result import Finding, Report, Severity
 from pptrace.analysis.whatif import change, replay
+from pptrace.analysis.whatif.answer import answer
+from pptrace.analysis.whatif.candidates import all_changes
 from pptrace.analysis.whatif.change import Change, group_of
 from pptrace.analysis.whatif.ideals import apply_ideal, parse_ideal
 from pptrace.analysis.whatif.memory import RankUse, predicted_peak, rank_uses
 from pptrace.analysis.whatif.result import Scenario, Standing, WhatIf
 from pptrace.analysis.whatif.stage_costs import stage_costs
-from pptrace.analysis.whatif.study import Study, all_changes, answer, study_run
+from pptrace.analysis.whatif.study import Study, study_run
 from pptrace.api.whatif import predict_changes
 from pptrace.api.wishes import Wishes
 from pptrace.errors import PptraceError, ShapeError, UsageError

@@ -9,17 +9,17 @@ import json
 import pytest
 from rich.console import Console
 
-from pptrace.api.sweep import SweepArguments, sweep_as
+from pptrace.api.sweep import SweepOptions, grid_of
 from pptrace.report.html import sweep_page
 from pptrace.report.sweep.columns import sweep_columns, sweep_csv, sweep_object
 from pptrace.report.sweep.figures import curves, heat_maps
 from pptrace.report.sweep.table import refused_lines, sweep_tables, sweep_text
 from pptrace.report.to_json import dump
-from pptrace.simulator.sweep.run import Sweep
+from pptrace.simulator.sweep.run import Sweep, run_sweep
 
 
 def swept(schedules: str, **asked: object) -> Sweep:
-    return sweep_as(schedules, SweepArguments(**asked))  # type: ignore[arg-type]
+    return run_sweep(grid_of(SweepOptions(schedules, **asked)))  # type: ignore[arg-type]
 
 
 def printed(sweep: Sweep, width: int = 120) -> str:

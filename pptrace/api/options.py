@@ -1,0 +1,144 @@
+"""Options of a question, written once: fields of a dataclass, from which commands, Python, forms and assistants derive theirs.
+
+A new option is one field, made with :func:`option`, and what is done with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from enum import Enum
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_Options = TypeVar("_Options")
+_Self = TypeVar("_Self")
+_Result = TypeVar("_Result")
+
+
+class Value(Enum):
+    """Values that options take."""
+
+    TEXT = "text"
+    NAMES = "one or several names"
+    WHOLE = "a whole number of at least 1"
+    DEPTH = "a whole number of at least 0"
+    STEP = "a whole number"
+    TIMES = "how many times as much as today, more than 0"
+    SHARE = "a part of something, from 0 to 1"
+    LIST = "whole numbers with commas between them"
+    MILLISECONDS = "a time, ms"
+    SIZE = "bytes"
+    PROCESSES = "a number of processes"
+    FLAG = "yes or no"
+    FILE = "a file or directory to write"
+    RUN = "another run"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option: the field ``name`` of its question, ``flag`` on the command line and in forms.
+
+    ``help`` and ``metavar`` are the command line's, ``choices`` all values of a text where it has but some; ``label`` and
+    ``hint`` are those of the dashboard's form and of the assistant, "" where these have no such field. ``is_change`` is false for
+    what a user only takes for granted of a run.
+    """
+
+    takes: Value
+    help: str
+    _: KW_ONLY
+    metavar: str | None = None
+    flag: str = ""
+    choices: tuple[str, ...] = ()
+    label: str = ""
+    hint: str = ""
+    is_change: bool = True
+    name: str = ""
+    default: Any = None
+    is_argument: bool = False
+
+    @property
+    def form_name(self) -> str:
+        """The name of its field in a form or in the query of an address."""
+        return self.flag.replace("-", "_")
+
+
+def option(default: Any, takes: Value, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """A field that is an option; ``more`` are those of :class:`Option`."""
+    return field(default=default, metadata={"option": Option(takes, help, metavar=metavar, **more)})
+
+
+def argument(help: str, default: Any = MISSING) -> Any:
+    """A field that has no name on the command line: what the question is about."""
+    return field(default=default, metadata={"option": Option(Value.TEXT, help, is_argument=True)})
+
+
+def same(other: Option, default: Any = MISSING) -> Any:
+    """A field that is an option as another question has it."""
+    return field(default=default, metadata={"option": other})
+
+
+@cache
+def options_of(question: Any) -> dict[str, Option]:
+    """The options of a question by the names of its fields, in their order."""
+    return {
+        one.name: replace(found, name=one.name, flag=found.flag or one.name.replace("_", "-"), default=one.default)
+        for one in fields(question)
+        for found in (one.metadata["option"],)
+    }
+
+
+def takes_options(question: Callable[_P, _Options]) -> Callable[[Callable[[_Options], _Result]], Callable[_P, _Result]]:
+    """Give a function of a question's options these as its arguments, with their help in its docstring."""
+
+    def decorate(function: Callable[[_Options], _Result]) -> Callable[_P, _Result]:
+        @wraps(function)
+        def call(*args: Any, **given: Any) -> _Result:
+            bound = signature.bind(*args, **given)
+            return function(question(*bound.args, **bound.kwargs))
+
+        signature = _describe(call, question)
+        return call
+
+    return decorate
+
+
+def method_takes_options(
+    question: Callable[_P, _Options],
+) -> Callable[[Callable[[_Self, _Options], _Result]], Callable[Concatenate[_Self, _P], _Result]]:
+    """:func:`takes_options` for a method."""
+
+    def decorate(method: Callable[[_Self, _Options], _Result]) -> Callable[Concatenate[_Self, _P], _Result]:
+        @wraps(method)
+        def call(self: _Self, /, *args: Any, **given: Any) -> _Result:
+            bound = signature.bind(self, *args, **given)
+            return method(self, question(*bound.args[1:], **bound.kwargs))
+
+        signature = _describe(call, question, "self")
+        return call
+
+    return decorate
+
+
+def _describe(function: Any, question: Any, *before: str) -> inspect.Signature:
+    """Give a function the signature of a question, behind some other arguments, and what each option means in its docstring."""
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in before]
+    parameters = [*own, *inspect.signature(question).parameters.values()]
+    result = inspect.signature(function.__wrapped__).return_annotation
+    function.__signature__ = signature = inspect.Signature(parameters, return_annotation=result)
+    lines = [
+        textwrap.fill(f"{one.name}: {_help(one)}", 120, initial_indent="    ", subsequent_indent="        ")
+        for one in options_of(question).values()
+    ]
+    text, raises, errors = inspect.cleandoc(function.__doc__).partition("Raises:\n")
+    function.__doc__ = "\n".join([f"{text}Args:", *lines, "", raises + errors])
+    return signature
+
+
+def _help(option: Option) -> str:
+    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
+    unit = " In ms." if option.takes is Value.MILLISECONDS else ""
+    return option.help + choices + unit
