@@ -20,7 +20,7 @@ from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.graphs import inside
 from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
-from pptrace.recognise.infer.host_order import find_host_order
+from pptrace.recognise.infer.evidence import find_host_order
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace

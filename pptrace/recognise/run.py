@@ -22,9 +22,9 @@ from pptrace.model.tables import COMMS, MEMORY, Int64
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
-from pptrace.recognise.infer.assign_from_schedule import StageAssignment
 from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
+from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.directions import with_directions
 from pptrace.recognise.messages.match import match_calls, match_comms, steps_of_unmatched, warn_unmatched, with_sizes
@@ -96,11 +96,11 @@ def recognise_ranks(
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += repeated
     placed, mesh = replace(placed, ops=ops), placed.mesh
-    if located.partial is None:
-        schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
-    else:
-        schedule_info = schedule_of_partial(located.partial, schedule)
-    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, located.partial is not None)
+    is_partial = placed.explanations is not None
+    schedule_info = (
+        schedule_of_partial(placed, schedule) if is_partial else recognise_schedule(ops, mesh, metadata, schedule)
+    )
+    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, is_partial)
     matched = (match or match_here)(unmatched)
     warnings += matched.warnings
     warnings += [f"process groups: {line}" for line in groups.evidence]

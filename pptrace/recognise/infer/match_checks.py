@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.match import Match, MessageKind, RankMatch
+from pptrace.recognise.infer.evidence import Evidence, MismatchError
+from pptrace.recognise.infer.match import Match, OrderedOp, RankMatch, Unit, units_of
 from pptrace.recognise.infer.rank_order import (
-    Evidence,
+    FROM_NEXT,
+    FROM_PREVIOUS,
+    TO_NEXT,
+    TO_PREVIOUS,
+    Channel,
     Grouped,
-    MismatchError,
     check_only_forwards,
     forwards_behind,
 )
-from pptrace.recognise.infer.schedule_runs import Op, Unit, units_of
 from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
@@ -37,42 +40,36 @@ def checked(
         MismatchError
     """
     for match in ranks:
-        _check_apart(match)
+        start, end = (
+            np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
+            for name in ("start_ns", "end_ns")
+        )
+        order = np.argsort(start, kind="stable")
+        if (
+            end[order][:-1] > start[order][1:]
+        ).any():  # what lies around others has taken the work of an op that is lost
+            raise MismatchError(f"an op of rank {match.rank} would begin within another")
         _check_one_gradient_each(match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
-    rows = [in_order(match, behind) for match in ranks]
-    units = units_of(sizes, rows, [rank_evidence.optimizers for rank_evidence in evidence])
-    by_peers = all((rank_evidence.peer >= 0).all() for rank in evidence for rank_evidence in (rank.sends, rank.recvs))
+    rows = [match.in_order(behind) for match in ranks]
+    units = units_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
+    by_peers = all((messages.peer >= 0).all() for rank in evidence for messages in (rank.sends, rank.recvs))
     for row, match in zip(rows, ranks, strict=True):
-        check_between_units(row, match, units)
+        check_between_units(row, match, units, (TO_PREVIOUS, FROM_NEXT))
     if not by_nodes:
         if not is_engine_complete:
             raise MismatchError("autograd's engine ran on some ranks alone next to messages that may be gradients")
-        check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
+        last = ranks[-1]
+        check_only_forwards(evidence[-1], last.forwards, last.backwards, last.groups[FROM_PREVIOUS])
         if all(unit.count == 1 for unit in units):
-            for rank_evidence, match in zip(evidence, ranks, strict=True):
-                _check_backward_follows_gradient(rank_evidence, match)
+            for of_rank, match in zip(evidence, ranks, strict=True):
+                _check_backward_follows_gradient(of_rank, match)
     plans = {}
     for unit in units:
-        cells = tuple(tuple(unit.cells(row, index)) for index, row in enumerate(rows))
+        cells = [[f"{stage}{kind}{number}" for kind, number, _ in unit.ops(row)] for stage, row in enumerate(rows)]
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return Match(tuple(ranks), units, behind, is_known, plans[max(plans)], by_peers)
-
-
-def _check_apart(match: RankMatch) -> None:
-    """Check that a rank runs its ops one after the other: what lies around others has taken the work of an op that is lost.
-
-    Raises:
-        MismatchError: an op would begin within another.
-    """
-    start, end = (
-        np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
-        for name in ("start_ns", "end_ns")
-    )
-    order = np.argsort(start, kind="stable")
-    if (end[order][:-1] > start[order][1:]).any():
-        raise MismatchError(f"an op of rank {match.rank} would begin within another")
 
 
 def _check_one_gradient_each(match: RankMatch) -> None:
@@ -81,7 +78,7 @@ def _check_one_gradient_each(match: RankMatch) -> None:
     Raises:
         MismatchError: it may be two, of which the trace lacks one's nodes.
     """
-    gradients, outputs_left = match.groups.get(("B", "send")), match.others.get(("F", "recv"))
+    gradients, outputs_left = match.groups.get(TO_PREVIOUS), match.others.get(FROM_PREVIOUS)
     if gradients is None or outputs_left is None or not len(outputs_left):
         return
     num_tensors = np.bincount(gradients.group)
@@ -93,23 +90,19 @@ def _check_one_gradient_each(match: RankMatch) -> None:
 
 
 def check_between_units(
-    row: Sequence[Op],
-    match: RankMatch,
-    units: Sequence[Unit],
-    message_kinds: Sequence[MessageKind] = (("B", "send"), ("B", "recv")),
+    row: Sequence[OrderedOp], match: RankMatch, units: Sequence[Unit], channels: Collection[Channel]
 ) -> None:
-    """Check that unused messages come between units: ranks agree on shapes while no microbatch is in flight.
-
-    ``message_kinds`` are those of the messages that have to.
+    """Check that the messages of some channels that are of no op come between units: ranks agree on shapes while no microbatch
+    is in flight.
 
     Raises:
-        MismatchError: it comes within one, whose own gradient may be lost.
+        MismatchError: one comes within a unit, whose own gradient may be lost.
     """
-    starts = [unit.starts(row) for unit in units]
-    first, last = (np.array([rank_evidence[end] for rank_evidence in starts], dtype=np.int64) for end in (0, -1))
-    for message_kind, messages in match.others.items():
-        time_ns = messages.ready_ns if message_kind[1] == "recv" else messages.post_ns
-        if message_kind in message_kinds and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
+    starts = [[start for *_, start in unit.ops(row)] for unit in units]
+    first, last = (np.array([of_unit[end] for of_unit in starts], dtype=np.int64) for end in (0, -1))
+    for channel, messages in match.others.items():
+        time_ns = messages.ready_ns if channel[1] == "recv" else messages.post_ns
+        if channel in channels and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
             raise MismatchError(f"autograd's engine runs nothing next to a message of rank {match.rank} within a step")
 
 
@@ -120,21 +113,12 @@ def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> No
     Raises:
         MismatchError: something else runs first.
     """
-    received = match.groups.get(("B", "recv"))
+    received = match.groups.get(FROM_NEXT)
     if received is None:
         return
     rows = evidence.operators.start_ns
     if (np.searchsorted(rows, match.backwards.start_ns) > np.searchsorted(rows, received.ready_ns)).any():
         raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
-
-
-def in_order(match: RankMatch, behind: Int64) -> list[Op]:
-    """The ops of a rank in time order."""
-    forwards = [("F", index, start) for index, start in enumerate(match.forwards.start_ns.tolist())]
-    backwards = [
-        ("B", index, start) for index, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
-    ]
-    return sorted([*forwards, *backwards], key=lambda op: op[2])
 
 
 def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -> tuple[Int64, bool, bool]:
@@ -190,11 +174,11 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
         MismatchError: none does.
     """
     for before, after in pairwise(ranks):
-        forward_lead = _least_lead(before.groups["F", "send"], after.groups["F", "recv"])
-        backward_lead = _least_lead(after.groups["B", "send"], before.groups["B", "recv"])
+        forward_lead = _least_lead(before.groups[TO_NEXT], after.groups[FROM_PREVIOUS])
+        backward_lead = _least_lead(after.groups[TO_PREVIOUS], before.groups[FROM_NEXT])
         if forward_lead is None or backward_lead is None:
             continue
-        spans = (rank_evidence.post_ns[-1] - rank_evidence.post_ns[0] for rank_evidence in before.groups.values())
+        spans = (group.post_ns[-1] - group.post_ns[0] for group in before.groups.values())
         if forward_lead + backward_lead > _SLACK_NS + max(map(int, spans)) // _DRIFT:
             raise MismatchError(
                 f"messages between ranks {before.rank} and {after.rank} would come before they are sent, whatever their clocks"

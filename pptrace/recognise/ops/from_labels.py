@@ -43,7 +43,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     finds last
     as long as the kernels that carry them, which the end of a batch may have launched.
     The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`; stages that no label
-    tells are unknown until :func:`pptrace.recognise.infer.assign_stages.assign_stages`.
+    tells are unknown until the ranks are joined (:mod:`pptrace.recognise.infer.locate`).
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
