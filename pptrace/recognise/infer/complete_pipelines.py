@@ -27,8 +27,8 @@ from pptrace.recognise.infer.stages import (
     with_actions,
     with_stages,
 )
-from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, kinds_by_pp_rank, steps_of
+from pptrace.recognise.schedule.registry_plans import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action
 from pptrace.schedule.placement import loop, zigzag
@@ -52,7 +52,10 @@ def stages_of_complete(joined: JoinedRanks) -> StageAssignment:
         layout, layout_note = _layout(ops, comms, mesh, chunks)
         notes = (*notes, layout_note)
     elif unknown := _why_unknown(ops, comms, mesh, lacking):
-        return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
+        sizes: dict[str, int | None] = dict.fromkeys(SHARING)  # those of 1 that were only assumed become unknown
+        sizes |= {axis: None if (size := mesh.size_of(axis)) == 1 else size for axis in WITHIN_STAGE}
+        mesh = replace(mesh.with_sizes(sizes), pp=None, vpp=None, pipelines=(), in_order=False)
+        return StageAssignment(ops, comms, mesh, (*notes, unknown))
     elif (by_plan := _by_plan_of_chunks(ops, comms, mesh, joined.calls)) is not None:
         return replace(by_plan, notes=(*notes, *by_plan.notes))
     elif why := _cannot_run(ops[lacking], mesh):
@@ -96,8 +99,13 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
         return f"the order of ops matches no known schedule with {mesh.vpp} chunks per rank: {unnamed}"
-    if mesh.vpp is None and not _may_have_one_chunk(ops, mesh):
-        return f"the number of chunks per rank is unknown, and the order of ops matches no known schedule: {unnamed}"
+    steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
+    if mesh.vpp is None and steps:  # unless a schedule with one stage on each rank runs ops in this order
+        plan = match_by_kinds(len(fullest(steps).pipeline), fullest(steps).kinds)
+        if plan is None or plan.num_chunks > 1:
+            return (
+                f"the number of chunks per rank is unknown, and the order of ops matches no known schedule: {unnamed}"
+            )
     ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
@@ -113,29 +121,16 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     return f"with one stage on each rank, {why}: {unnamed}"
 
 
-def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
-    """Return whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
-    steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
-    if not steps:
-        return True
-    step = fullest(steps)
-    plan = match_by_kinds(len(step.pipeline), step.kinds)
-    return plan is not None and plan.num_chunks == 1
-
-
-def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
-    """The mesh without a pipeline: sizes of 1 that were only assumed become unknown."""
-    sizes: dict[str, int | None] = dict.fromkeys(SHARING)
-    sizes |= {axis: None if (size := mesh.size_of(axis)) == 1 else size for axis in WITHIN_STAGE}
-    return replace(mesh.with_sizes(sizes), pp=None, vpp=None, pipelines=(), in_order=False)
-
-
 def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int) -> tuple[Layout, str]:
     """Loop or zigzag: by the registry's plan that the order follows, else by the messages, else by what can run to its end."""
     plans = {name: _plan_of(ops, mesh, layout) for name, layout in (("loop", loop), ("zigzag", zigzag))}
     known = [name for name, plan in plans.items() if plan is not None and plan.name in registry.SCHEDULES]
     runs = [name for name, plan in plans.items() if plan is not None and not replay(plan).blocked]
-    by_messages = _layout_by_messages(comms, mesh)
+    # At a V's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank.
+    last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
+    of_last = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
+    is_output = (of_last["kind"] == "send") & (of_last["direction"] == "F") & (of_last["chunk"] <= 0)
+    by_messages = ["loop" if is_output.any() else "zigzag"] if len(of_last) else []
     shape = "V" if chunks == 2 else "zigzag"
     for chosen, why in (
         (known, "the order of ops is then that of a known schedule"),
@@ -151,22 +146,6 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
         "neither messages nor "
         "the order of ops confirm; with V placement the stages would be others"
     )
-
-
-def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
-    """Recognise the layout by messages: at a V's turn the last rank hands its first chunk's output to itself; on a loop it
-    sends it to the first rank.
-    """
-    last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
-    sent_and_received = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
-    if sent_and_received.empty:
-        return []
-    sends = sent_and_received[
-        (sent_and_received["kind"] == "send")
-        & (sent_and_received["direction"] == "F")
-        & (sent_and_received["chunk"] <= 0)
-    ]
-    return ["loop"] if len(sends) else ["zigzag"]
 
 
 def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
@@ -228,33 +207,19 @@ def _received_in(
         forwards = max(row.count("F") for row in step.kinds.values())
         return forwards - forwards // mesh.vpp
     first = step.pipeline[0]
-    received = _num_received(comms, step.step, first)
-    if received is None and first in step.ranks and first in calls:
-        kinds = step.kinds[step.pp_ranks[step.ranks.index(first)]]
-        return _num_received_before_backwards(kinds, ops.loc[step.labels[first]], calls[first])
-    return received
-
-
-def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
-    """Number of activations that the first rank of a pipeline receives in a step; None where messages tell no directions."""
     forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F") & (comms["microbatch"] >= 0)]
-    if forward.empty:
+    if len(forward):  # messages tell their directions
+        return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step.step)).sum())
+    if first not in step.ranks or first not in calls:
         return None
-    return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())
-
-
-def _num_received_before_backwards(kinds: Sequence[str], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
-    """Number of activations that this rank receives in a step whose forwards all come before its backwards, as those of GPipe
-    and of interleaved schedules without a steady phase do; None where they do not, or where receives cannot be distinguished
-    from sends.
-    """
-    num_forwards = list(kinds).count("F")
-    if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():
+    # In a step whose forwards all come before its backwards, as those of GPipe and of interleaved schedules without a steady
+    # phase do, what is received until the last of them are activations, where receives can be distinguished from sends.
+    kinds, received = step.kinds[step.pp_ranks[step.ranks.index(first)]], calls[first][calls[first]["kind"] == "recv"]
+    num_forwards = kinds.count("F")
+    if not num_forwards or "F" in kinds[num_forwards:] or received.empty:
         return None
-    times = ops["start_ns"].to_numpy()
-    received = calls[calls["kind"] == "recv"]
-    before = (received["end_ns"] > times[0]) & (received["end_ns"] <= times[num_forwards - 1])
-    return int(before.sum())
+    times = ops.loc[step.labels[first], "start_ns"].to_numpy()
+    return int(((received["end_ns"] > times[0]) & (received["end_ns"] <= times[num_forwards - 1])).sum())
 
 
 def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:

@@ -184,7 +184,9 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Seque
 
 
 class MismatchError(Exception):
-    """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
+    """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank; whatever
+    matches or checks may raise it.
+    """
 
 
 Option, Result = TypeVar("Option"), TypeVar("Result")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,30 +40,17 @@ class RankMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One run of a schedule, from a first forward until no microbatch is in flight: the first of its forwards, which is that of
-    its backwards, and how many of both there are.
-    """
-
-    first: int
-    count: int
-
-    def ops(self, row: Sequence[OrderedOp]) -> list[OrderedOp]:
-        """The unit's ops of a rank, with their microbatches, in the order of time."""
-        return [(kind, at - self.first, start) for kind, at, start in row if 0 <= at - self.first < self.count]
-
-
-@dataclass(frozen=True, slots=True)
 class Match:
-    """All ranks of a pipeline, stage by stage, or some of them; ``units`` are their runs of the schedule, in order.
+    """All ranks of a pipeline, stage by stage, or some of them; ``sizes`` are the microbatches of each run of the schedule, from
+    a first forward until no microbatch is in flight, in order.
 
     ``behind`` is for each backward the index of its forward, ``is_behind_known`` whether that is more than the order of the
-    forwards. ``plan`` is that of the largest unit, None where ranks have no trace; ``by_peers``: the messages name the ranks
-    that they go to. ``units`` are () where nothing tells when the steps of a rank alone end.
+    forwards. ``plan`` is that of the largest run, None where ranks have no trace; ``by_peers``: the messages name the ranks
+    that they go to. ``sizes`` are () where nothing tells when the steps of a rank alone end.
     """
 
     ranks: tuple[RankMatch, ...]
-    units: tuple[Unit, ...]
+    sizes: tuple[int, ...]
     behind: Int64
     is_behind_known: bool = True
     plan: Plan | None = None
@@ -73,18 +60,22 @@ class Match:
     def chain(self) -> tuple[int, ...]:
         return tuple(match.rank for match in self.ranks)
 
+    @property
+    def firsts(self) -> Int64:
+        """The first forward of each run, whose index is that of its backward."""
+        return np.append(0, np.cumsum(self.sizes, dtype=np.int64))[:-1]
+
     def numbers(self) -> tuple[Int64, Int64]:
-        """Unit and microbatch of each forward."""
-        counts = np.array([unit.count for unit in self.units], dtype=np.int64)
-        unit = np.repeat(np.arange(len(counts)), counts)
-        return unit, np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+        """Run and microbatch of each forward."""
+        run = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return run, np.arange(len(run)) - self.firsts[run]
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Messages between two ranks with outputs that backwards followed: their indices, of ``num_tensors`` for each forward.
 
-    ``sizes`` are those of units in order.
+    ``sizes`` are those of runs in order.
     """
 
     messages: Int64
@@ -101,7 +92,7 @@ class Outputs:
 
 
 def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Outputs:
-    """The units of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
+    """The runs of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
     no backward follows (evaluation, the agreeing on shapes) is none.
 
     Args:
@@ -130,34 +121,43 @@ def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Out
     return Outputs(np.array(trained[::-1], dtype=np.int64), num_tensors, tuple(sizes[::-1]))
 
 
-def units_of(
+def runs_of(
     sizes: Sequence[int], rows: Sequence[Sequence[OrderedOp]], optimizers: Sequence[Int64]
-) -> tuple[Unit, ...]:
-    """The units in order, one after the other on all ranks; those of one microbatch each between which no optimizer ran, where
-    there is one, as one: a step without a pipeline in it.
+) -> tuple[tuple[int, ...], list[list[list[OrderedOp]]]]:
+    """The sizes of the runs and, by rank, the ops of each with their microbatches. They come one after the other on all ranks;
+    those of one microbatch each between which no optimizer ran, where there is one, are one: a step without a pipeline in it.
 
     Raises:
         MismatchError: they overlap; or an optimizer runs within one.
     """
-    units: list[Unit] = []
-    before = -1  # optimizers that ran before the last unit, if that is of one microbatch
-    for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True):
-        unit = Unit(end - size, size)
-        single = -1
-        if size == 1 and len(optimizers[0]):
-            single = int(np.searchsorted(optimizers[0], unit.ops(rows[0])[0][2]))
+    joined: list[int] = []
+    before = -1  # optimizers that ran before the last run, if that is of one microbatch
+    for size, ops in zip(sizes, _by_run(rows[0], sizes), strict=True):
+        single = int(np.searchsorted(optimizers[0], ops[0][2])) if size == 1 and len(optimizers[0]) else -1
         if single >= 0 and single == before:
-            units[-1] = replace(units[-1], count=units[-1].count + 1)
+            joined[-1] += 1
         else:
-            units.append(unit)
+            joined.append(size)
         before = single
-    for row, steps in zip(rows, optimizers, strict=True):
+    runs = [_by_run(row, joined) for row in rows]
+    for of_rank, steps in zip(runs, optimizers, strict=True):
         latest = -1
-        for unit in units:
-            starts = [start for *_, start in unit.ops(row)]
-            if starts[0] <= latest:
+        for ops in of_rank:
+            first, last = ops[0][2], ops[-1][2]
+            if first <= latest:
                 raise MismatchError("the ranks do not run the same steps one after the other")
-            latest = starts[-1]
-            if np.searchsorted(steps, starts[0]) != np.searchsorted(steps, latest):
+            latest = last
+            if np.searchsorted(steps, first) != np.searchsorted(steps, last):
                 raise MismatchError("an optimizer runs while microbatches are under way")
-    return tuple(units)
+    return tuple(joined), runs
+
+
+def _by_run(row: Sequence[OrderedOp], sizes: Sequence[int]) -> list[list[OrderedOp]]:
+    """The ops of a rank by run, with their microbatches."""
+    run_of = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    firsts = [0, *np.cumsum(sizes).tolist()]
+    runs: list[list[OrderedOp]] = [[] for _ in sizes]
+    for kind, at, start in row:
+        if at < len(run_of):
+            runs[run_of[at]].append((kind, at - firsts[run_of[at]], start))
+    return runs

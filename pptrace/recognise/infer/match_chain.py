@@ -125,11 +125,7 @@ def find_gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -
 
 
 def split_evenly(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
-    """Op of each message, where each of ``count`` ops has equally many, one after the other.
-
-    Raises:
-        MismatchError
-    """
+    """Op of each message, where each of ``count`` ops has equally many, one after the other."""
     each, remainder = divmod(len(messages), count)
     if remainder or not each:
         raise MismatchError(f"rank {evidence.rank} has {len(messages)} messages with {what} and {count} {of}")
@@ -149,9 +145,6 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
         backwards: of the rank.
         by_total: of an output are as many tensors as make forwards and backwards equally many; else as are sent most often
             without an operator between them.
-
-    Raises:
-        MismatchError
     """
     rows, nodes = evidence.operators, evidence.engine.start_ns
     if by_total:

@@ -1,4 +1,4 @@
-"""Checks of a match of ranks: equal units on all ranks, autograd's numbers, an executable plan, and clocks."""
+"""Checks of a match of ranks: equal runs on all ranks, autograd's numbers, an executable plan, and clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
 from pptrace.recognise.infer.evidence import Evidence, MismatchError
-from pptrace.recognise.infer.match import Match, OrderedOp, RankMatch, Unit, units_of
+from pptrace.recognise.infer.match import Match, OrderedOp, RankMatch, runs_of
 from pptrace.recognise.infer.rank_order import (
     FROM_NEXT,
     FROM_PREVIOUS,
@@ -21,7 +21,7 @@ from pptrace.recognise.infer.rank_order import (
     check_only_forwards,
     forwards_behind,
 )
-from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.registry_plans import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -31,13 +31,10 @@ from pptrace.schedule.text import from_rows
 def checked(
     evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], is_engine_complete: bool
 ) -> Match:
-    """The match, if all ranks ran the same units, in an order that can run to its end.
+    """The match, if all ranks ran the same runs, in an order that can run to its end.
 
     Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``is_engine_complete``:
     whether each rank's engine ran wherever another's did.
-
-    Raises:
-        MismatchError
     """
     for match in ranks:
         start, end = (
@@ -52,24 +49,26 @@ def checked(
         _check_one_gradient_each(match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [match.in_order(behind) for match in ranks]
-    units = units_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
+    sizes, runs = runs_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
     by_peers = all((messages.peer >= 0).all() for rank in evidence for messages in (rank.sends, rank.recvs))
-    for row, match in zip(rows, ranks, strict=True):
-        check_between_units(row, match, units, (TO_PREVIOUS, FROM_NEXT))
+    for of_match, match in zip(runs, ranks, strict=True):
+        check_between_runs(of_match, match, (TO_PREVIOUS, FROM_NEXT))
     if not by_nodes:
         if not is_engine_complete:
             raise MismatchError("autograd's engine ran on some ranks alone next to messages that may be gradients")
         last = ranks[-1]
         check_only_forwards(evidence[-1], last.forwards, last.backwards, last.groups[FROM_PREVIOUS])
-        if all(unit.count == 1 for unit in units):
+        if set(sizes) == {1}:
             for of_rank, match in zip(evidence, ranks, strict=True):
                 _check_backward_follows_gradient(of_rank, match)
     plans = {}
-    for unit in units:
-        cells = [[f"{stage}{kind}{number}" for kind, number, _ in unit.ops(row)] for stage, row in enumerate(rows)]
-        plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
+    for index, size in enumerate(sizes):
+        cells = [
+            [f"{stage}{kind}{number}" for kind, number, _ in of_match[index]] for stage, of_match in enumerate(runs)
+        ]
+        plans[size] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
-    return Match(tuple(ranks), units, behind, is_known, plans[max(plans)], by_peers)
+    return Match(tuple(ranks), sizes, behind, is_known, plans[max(plans)], by_peers)
 
 
 def _check_one_gradient_each(match: RankMatch) -> None:
@@ -89,17 +88,14 @@ def _check_one_gradient_each(match: RankMatch) -> None:
         )
 
 
-def check_between_units(
-    row: Sequence[OrderedOp], match: RankMatch, units: Sequence[Unit], channels: Collection[Channel]
-) -> None:
-    """Check that the messages of some channels that are of no op come between units: ranks agree on shapes while no microbatch
-    is in flight.
+def check_between_runs(runs: Sequence[Sequence[OrderedOp]], match: RankMatch, channels: Collection[Channel]) -> None:
+    """Check that the messages of some channels that are of no op come between runs: ranks agree on shapes while no microbatch is
+    in flight.
 
     Raises:
-        MismatchError: one comes within a unit, whose own gradient may be lost.
+        MismatchError: one comes within a run, whose own gradient may be lost.
     """
-    starts = [[start for *_, start in unit.ops(row)] for unit in units]
-    first, last = (np.array([of_unit[end] for of_unit in starts], dtype=np.int64) for end in (0, -1))
+    first, last = (np.array([ops[end][2] for ops in runs], dtype=np.int64) for end in (0, -1))
     for channel, messages in match.others.items():
         time_ns = messages.ready_ns if channel[1] == "recv" else messages.post_ns
         if channel in channels and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
@@ -145,7 +141,7 @@ def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -
 
 
 def _plan_of(cells: Sequence[Sequence[str]], may_be_unknown: bool) -> Plan:
-    """The plan of a unit's ops.
+    """The plan of a run's ops.
 
     Raises:
         MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.

@@ -13,9 +13,9 @@ import numpy as np
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.infer.evidence import Evidence, MismatchError, first_match, outcome_of
-from pptrace.recognise.infer.match import Match, Outputs, RankMatch, units_of
+from pptrace.recognise.infer.match import Match, Outputs, RankMatch, runs_of
 from pptrace.recognise.infer.match_chain import Channels, find_gradients, outputs_of, rank_matches, split_evenly
-from pptrace.recognise.infer.match_checks import check_between_units
+from pptrace.recognise.infer.match_checks import check_between_runs
 from pptrace.recognise.infer.rank_order import (
     FROM_NEXT,
     FROM_PREVIOUS,
@@ -83,9 +83,6 @@ def _neighbours(evidence: Evidence) -> list[Around]:
 def _match_between(evidence: Evidence, around: Around, sizes: tuple[int, ...]) -> Match:
     """The rank between these neighbours; of an output are as many tensors as make forwards and backwards equally many, else as
     are sent most often without an operator between them.
-
-    Raises:
-        MismatchError
     """
     previous, following = around
     channels = channels_of(evidence, around)
@@ -115,11 +112,7 @@ def _match_between(evidence: Evidence, around: Around, sizes: tuple[int, ...]) -
 
 
 def _inputs_for(evidence: Evidence, channels: Channels, outputs: Outputs) -> Outputs | None:
-    """The inputs of those forwards whose outputs a backward followed; None of a first rank.
-
-    Raises:
-        MismatchError
-    """
+    """The inputs of those forwards whose outputs a backward followed; None of a first rank."""
     came = channels[FROM_PREVIOUS]
     if not len(came):
         return None
@@ -133,9 +126,6 @@ def _inputs_of_last(evidence: Evidence, channels: Channels, backwards: Ops) -> t
     """The inputs of a last rank, which sends no outputs, and the forwards that read them: those whose nodes a backward ran.
 
     What most forwards consist of, those of evaluation tell as well.
-
-    Raises:
-        MismatchError
     """
     came = channels[FROM_PREVIOUS]
     num_tensors, remainder = divmod(len(came), len(backwards))
@@ -165,10 +155,7 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
 def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ...], is_first: bool) -> Match:
     """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
 
-    Without units where nothing tells when steps end: one microbatch at a time, and no optimizer.
-
-    Raises:
-        MismatchError
+    Without sizes where nothing tells when steps end: one microbatch at a time, and no optimizer.
     """
     behind = _behind(evidence, match.forwards, match.backwards)
     if len(behind) != len(match.forwards):
@@ -190,8 +177,8 @@ def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ..
         if sum(declared_sizes) != len(sizes):
             return Match((match,), (), behind)
         sizes = list(declared_sizes)
-    units = units_of(sizes, [row], [evidence.optimizers])
-    check_between_units(row, match, units, match.others)
+    joined, (runs,) = runs_of(sizes, [row], [evidence.optimizers])
+    check_between_runs(runs, match, match.others)
     bounds = np.sort(evidence.bounds)
     for (direction, kind), group in match.groups.items():
         ops = match.forwards if direction == "F" else match.backwards
@@ -199,15 +186,11 @@ def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ..
         if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():  # behind an optimizer is no gradient
             raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
     _check_backward_follows_gradient(evidence, match)
-    return Match((match,), units, behind)
+    return Match((match,), joined, behind)
 
 
 def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> None:
-    """A backward runs nothing that was made between its gradient and itself, as where ranks exchange messages within a forward.
-
-    Raises:
-        MismatchError
-    """
+    """Check that a backward runs nothing made between its gradient and itself, as where ranks exchange messages in a forward."""
     received, backwards, operators = match.groups.get(FROM_NEXT), match.backwards, evidence.operators.start_ns
     if received is None:
         return

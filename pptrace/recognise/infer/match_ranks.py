@@ -44,7 +44,17 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
 
     ``num_ranks`` are those of the run, where known.
     """
-    evidence = {recognised.number: _evidence(recognised, groups) for recognised in ranks if len(recognised.host)}
+    evidence = {}
+    for recognised in ranks:
+        if not len(recognised.host):
+            continue
+        calls, rank = recognised.calls, recognised.number
+        of_call = [groups.of_call[key_of(rank, key)] for key in zip(*(calls[n] for n in GROUP_COLUMNS), strict=True)]
+        peers = [
+            global_peer(peer, index, group if group.id or group.ranks else groups.unnamed[rank])
+            for peer, index, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
+        ]
+        evidence[rank] = evidence_of(rank, recognised.host, calls, peers)
     if not evidence or any(len(recognised.ops) and not len(recognised.host) for recognised in ranks):
         return JointMatch(tuple(ranks))
     world = num_ranks or groups.world_size or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
@@ -81,12 +91,12 @@ def _match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Ev
         who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
         line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {match}"
         return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
-    sizes = sorted({unit.count for unit in match.units})
+    sizes = sorted(set(match.sizes))
     outside = sorted(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
     where = "" if len(match.ranks) == 1 else "on each rank "
     line = (
         f"no labels of ops: {where}forwards and backwards recognised by messages and autograd's sequence numbers, "
-        f"{counted(len(match.units), 'step')} with {_from_to(sizes)} microbatches; "
+        f"{counted(len(match.sizes), 'step')} with {_from_to(sizes)} microbatches; "
         f"{_from_to(outside)} operators of the thread belong to no op"
     )
     return JointMatch(with_matches(ranks, [match]), notes=(line, *cut))
@@ -128,17 +138,17 @@ def _consistent_match(evidence: Mapping[int, Evidence]) -> Match:
         MismatchError: one proves nothing, or they do not run the same steps.
     """
     matches = {rank: match_alone(of_rank) for rank, of_rank in evidence.items()}
-    sizes = next((tuple(unit.count for unit in match.units) for match in matches.values() if match.units), ())
+    sizes = next((match.sizes for match in matches.values() if match.sizes), ())
     for rank, match in matches.items():
-        if not match.units and sizes:
+        if not match.sizes and sizes:
             matches[rank] = match_alone(evidence[rank], sizes)
-        if not matches[rank].units:
+        if not matches[rank].sizes:
             raise MismatchError(
                 f"the ends of the steps of rank {rank} are unknown: no range of an optimizer or of a step"
             )
     first, *others = matches.values()
     for later in others:
-        if later.units != first.units or not np.array_equal(later.behind, first.behind):
+        if later.sizes != first.sizes or not np.array_equal(later.behind, first.behind):
             raise MismatchError(
                 f"ranks {first.chain[0]} and {later.chain[0]} do not run the same microbatches in the same steps"
             )
@@ -282,28 +292,17 @@ def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
     )
 
 
-def _evidence(recognised: RecognisedRank, groups: Groups) -> Evidence:
-    calls, rank = recognised.calls, recognised.number
-    keys = zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
-    of_call = [groups.of_call[key_of(rank, key)] for key in keys]
-    peers = [
-        global_peer(peer, index, group if group.id or group.ranks else groups.unnamed[rank])
-        for peer, index, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
-    ]
-    return evidence_of(rank, recognised.host, calls, peers)
-
-
 def _notes(matches: Sequence[Match], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
     by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
         assert match.plan is not None
-        counts = sorted({unit.count for unit in match.units})
+        sizes = sorted(set(match.sizes))
         num_outside = sum(_num_operators_outside_ops(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks)
         chain = match.chain
         is_range = chain == tuple(range(chain[0], chain[-1] + 1))
         of_chain = f"{chain[0]} to {chain[-1]}" if is_range else listed(chain)
         yield (
-            f"ranks {of_chain}: {counted(len(match.units), 'step')} of {match.plan.name} with {_from_to(counts)} "
+            f"ranks {of_chain}: {counted(len(match.sizes), 'step')} of {match.plan.name} with {_from_to(sizes)} "
             "microbatches explain all messages between them and all that autograd's engine ran; "
             f"{counted(num_outside, 'operator')} of their threads belong to no op"
         )

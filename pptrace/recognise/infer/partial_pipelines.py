@@ -30,7 +30,7 @@ from pptrace.recognise.infer.stages import (
     with_stages,
 )
 from pptrace.recognise.infer.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
-from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
+from pptrace.recognise.schedule.registry_plans import with_num_microbatches
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 from pptrace.slices import rows_where
@@ -182,13 +182,21 @@ def _pipelines(
         return tuple((rank,) for rank in ranks)
     if pp is not None:
         distances = {abs(peer - traced.rank) for traced in pipeline.traced for peer in traced.peers} - {0}
+        neighbours = {
+            rank: {neighbour for each in explanations for neighbour in peers_of(each.plan, pp_rank)}
+            for rank, pp_rank in known.items()
+        }
         fitting = set()
         for stride in sorted(distances) if pipeline.world is None else strides(pp, pipeline.world):
             first = sorted({rank - pp_rank * stride for rank, pp_rank in known.items()})
             if min(first) < 0 or any(rank // stride % pp != pp_rank for rank, pp_rank in known.items()):
                 continue
             pipelines = tuple(tuple(base + stride * pp_rank for pp_rank in range(pp)) for base in first)
-            if all(_has_neighbours(traced, explanations, known, pipelines) for traced in pipeline.traced):
+            pipeline_of = {rank: ranks for ranks in pipelines for rank in ranks}
+            if all(
+                traced.peers <= {pipeline_of[traced.rank][pp_rank] for pp_rank in neighbours[traced.rank]}
+                for traced in pipeline.traced
+            ):
                 fitting.add(pipelines)
         if len(fitting) == 1:
             return fitting.pop()
@@ -198,21 +206,6 @@ def _pipelines(
     if len({len(column) for column in columns.values()}) > 1:
         return tuple((rank,) for rank in ranks)
     return tuple(zip(*columns.values(), strict=True))
-
-
-def _has_neighbours(
-    traced: TracedRank,
-    explanations: Sequence[Explanation],
-    pp_ranks: Mapping[int, int],
-    pipelines: Sequence[Sequence[int]],
-) -> bool:
-    """Return whether all known peers of a rank are its neighbours in these pipelines."""
-    of_rank = next(pipeline for pipeline in pipelines if traced.rank in pipeline)
-    return traced.peers <= {
-        of_rank[pp_rank]
-        for explanation in explanations
-        for pp_rank in peers_of(explanation.plan, pp_ranks[traced.rank])
-    }
 
 
 def _with_stages(

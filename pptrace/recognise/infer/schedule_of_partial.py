@@ -78,24 +78,23 @@ def _deciding_trace(explanations: Sequence[Explanation], mesh: MeshInfo) -> str:
     for rank in (
         (*absent[:_MOST_TRIED], *absent[-_MOST_TRIED:]) if len(explanations) <= _MOST_TRIED * _MOST_TRIED else ()
     ):
-        expected = [_expected(explanation, rank, mesh.num_ranks) for explanation in explanations]
+        expected = []  # (kinds of ops, messages) that the rank may have run, for each possible mesh
+        for explanation in explanations:
+            plan, known = explanation.plan, explanation.pp_ranks.items()
+            pp_ranks = {
+                rank // stride % plan.pp
+                for stride in strides(plan.pp, mesh.num_ranks)
+                if all(other // stride % plan.pp == pp_rank for other, pp_rank in known)
+            }
+            expected.append(
+                {
+                    (tuple(action.kind for action in plan.compute_actions(pp_rank)), message_kinds_of(plan, pp_rank))
+                    for pp_rank in pp_ranks
+                }
+            )
         if all(expected) and len(set().union(*expected)) == sum(map(len, expected)):
             return f"the trace of rank {rank}"
     return "another rank's trace"
-
-
-def _expected(explanation: Explanation, rank: int, world: int) -> set[tuple[object, ...]]:
-    """(kinds of ops, messages) that a rank without a trace may have run, for each possible mesh."""
-    plan = explanation.plan
-    pp_ranks = {
-        rank // stride % plan.pp
-        for stride in strides(plan.pp, world)
-        if all(other_rank // stride % plan.pp == pp_rank for other_rank, pp_rank in explanation.pp_ranks.items())
-    }
-    return {
-        (tuple(action.kind for action in plan.compute_actions(pp_rank)), message_kinds_of(plan, pp_rank))
-        for pp_rank in pp_ranks
-    }
 
 
 _MOST_LISTED = 4

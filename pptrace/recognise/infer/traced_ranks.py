@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,8 +88,12 @@ class TracedRank:
             texts = map(str if self.detail is Detail.STAGES else _by_chunk, actions)
             if self.cells != tuple(texts):
                 return False
-        elif self.pairs not in (None, _pairs_of(actions)):
-            return False
+        elif self.pairs is not None:
+            forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
+            index = {key: position for position, key in enumerate(forwards)}
+            backwards = (action for action in actions if action.kind is Kind.B)
+            if self.pairs != tuple(index[action.stage, action.microbatch] for action in backwards):
+                return False
         planned = message_kinds_of(plan, pp_rank)
         if self.has_messages and not planned:
             return False
@@ -97,13 +101,6 @@ class TracedRank:
             return not self.message_kinds or self.message_kinds >= planned
         has_as_many = len(self.peers) <= len(peers_of(plan, pp_rank))
         return has_as_many and (not self.message_kinds or self.message_kinds == planned)
-
-
-def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
-    """Index of each backward's forward among the forwards."""
-    forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
-    index = {key: position for position, key in enumerate(forwards)}
-    return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
 
 
 def _by_chunk(action: Action) -> str:
@@ -147,10 +144,14 @@ def find_traced_ranks(
         moved = messages[messages["rank"] == rank]
         have_directions = (moved["direction"] != "").all()
         has_calls = rank in calls and bool(calls[rank]["kind"].isin(MESSAGE_CALLS).any())
+        columns = (of_rank[name].tolist() for name in ("stage", "chunk", "kind", "microbatch", "pair"))
         traced = TracedRank(
             rank,
             detail,
-            tuple(_cells(of_rank)),
+            tuple(
+                pair or f"{stage_text(stage, chunk)}{kind}{mb}"
+                for stage, chunk, kind, mb, pair in zip(*columns, strict=True)
+            ),
             kinds,
             stages,
             forwards if detail is Detail.KINDS else int(of_rank["microbatch"].max()) + 1,
@@ -175,10 +176,3 @@ def _detail_of(ops: pd.DataFrame, names_stages: bool) -> tuple[Detail, tuple[int
         return Detail.STAGES, tuple(sorted(of_pairs | set(ops["stage"].tolist())))
     chunks = {chunk for pair in pairs for chunk in chunks_in(pair)} | set(ops["chunk"].clip(lower=0).tolist())
     return Detail.CHUNKS if len(chunks) > 1 else Detail.KINDS, tuple(sorted(chunks))
-
-
-def _cells(ops: pd.DataFrame) -> Iterator[str]:
-    """Ops as their labels write them."""
-    columns = (ops[name].tolist() for name in ("stage", "chunk", "kind", "microbatch", "pair"))
-    for stage, chunk, kind, microbatch, pair in zip(*columns, strict=True):
-        yield pair or f"{stage_text(stage, chunk)}{kind}{microbatch}"
