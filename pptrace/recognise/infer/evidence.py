@@ -189,7 +189,8 @@ class MismatchError(Exception):
     """
 
 
-Option, Result = TypeVar("Option"), TypeVar("Result")
+Option = TypeVar("Option")
+Result = TypeVar("Result")
 
 
 def outcome_of(hypothesis: Callable[[Option], Result], option: Option) -> Result | MismatchError:
