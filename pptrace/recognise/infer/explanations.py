@@ -70,9 +70,10 @@ class PartialPipeline:
                 continue
             if candidate.entry.searches and size > _MOST_SEARCHED:
                 continue
-            plan = candidate.build()
-            total += size if plan is not None else 0
-            for pp_ranks in () if plan is None else self._pp_ranks(plan):
+            if (plan := candidate.build()) is None:
+                continue
+            total += size
+            for pp_ranks in self._pp_ranks(plan):
                 if all(traced.may_be(plan, pp_ranks[traced.rank]) for traced in self.traced):
                     explanation = Explanation(plan, pp_ranks)
                     explanations += [] if explanation in explanations else [explanation]

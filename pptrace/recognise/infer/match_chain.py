@@ -114,7 +114,7 @@ def find_gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -
         sent_back = None if before is None else grouped(messages[TO_PREVIOUS], before)
         spans.append(engine_spans(of_rank, received, sent_back))
     ran = np.array([high > low for low, high in spans])
-    trained: Bools = ran.all(axis=0)
+    trained: Bools = np.logical_and.reduce(ran)
     if not trained.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
     backwards = [
