@@ -24,7 +24,16 @@ def without_other_numbers(ranks: Sequence[RecognisedRank]) -> tuple[Sequence[Rec
         return ranks, ()
     without = tuple(rank.number for rank in ranks if rank.info.num_events and not _is_labelled(rank))
     wrong = {rank.number for rank in ranks if rank.number in without and _usual_number(rank.ops) not in labelled}
-    return [_without_ops(rank) if rank.number in wrong else rank for rank in ranks], without
+    line = (
+        "its trace has no labels of ops, and not as many ops are inferred from it as the labelled ranks have: its ops are "
+        "null; record all ranks with the same ranges"
+    )
+    checked = []
+    for rank in ranks:
+        dropped = without_inferred(rank) if rank.number in wrong else rank
+        has_fewer = len(dropped.ops) < len(rank.ops)
+        checked.append(replace(dropped, warnings=(*dropped.warnings, line)) if has_fewer else dropped)
+    return checked, without
 
 
 def _is_labelled(rank: RecognisedRank) -> bool:
@@ -41,13 +50,3 @@ def _usual_number(ops: pd.DataFrame) -> tuple[int, int]:
         for forwards in (compute_of_step.sum(),)
     )
     return numbers.most_common(1)[0][0] if numbers else (0, 0)
-
-
-def _without_ops(rank: RecognisedRank) -> RecognisedRank:
-    """The rank without its inferred ops, and with a line that says so."""
-    line = (
-        "its trace has no labels of ops, and not as many ops are inferred from it as the labelled ranks have: its ops are "
-        "null; record all ranks with the same ranges"
-    )
-    dropped = without_inferred(rank)
-    return replace(dropped, warnings=(*dropped.warnings, line)) if len(dropped.ops) < len(rank.ops) else dropped

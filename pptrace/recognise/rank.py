@@ -19,10 +19,9 @@ from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, d
 from pptrace.recognise.damage.device_records import unrelated_work
 from pptrace.recognise.device.lost_work import kernel_launches, lost_kernels
 from pptrace.recognise.device.work import device_rows, device_work
-from pptrace.recognise.infer.host_order import find_host_order
+from pptrace.recognise.infer.evidence import find_host_order
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
-from pptrace.recognise.ops.from_tables import tables_from_trace
 from pptrace.recognise.ops.host_compute import HostWork, host_work
 from pptrace.recognise.ops.mark_ranges import MarkedRanges, split_marks
 from pptrace.recognise.ops.named_ranges import with_named_ranges
@@ -67,16 +66,13 @@ def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedR
         "null; record with ranges around forward_step and backward_step"
     )
 
-    def without(recognised: RecognisedRank) -> RecognisedRank:
-        return replace(
-            recognised,
-            ops=empty_table(OPS),
-            comms=empty_table(COMMS),
-            warnings=(*recognised.warnings, line),
-            by_gaps=False,
-        )
-
-    return [without(recognised) if recognised.by_gaps else recognised for recognised in ranks]
+    ops, comms = empty_table(OPS), empty_table(COMMS)
+    return [
+        replace(recognised, ops=ops, comms=comms, warnings=(*recognised.warnings, line), by_gaps=False)
+        if recognised.by_gaps
+        else recognised
+        for recognised in ranks
+    ]
 
 
 def recognise_rank(trace: Trace) -> RecognisedRank:
@@ -89,9 +85,7 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         marks, events = split_marks(trace.events)
         trace = replace(trace, events=events)
         work = device_work(trace.events, str(trace.distributed.get("backend", "")))
-        if (
-            trace.format.has_all_calls
-        ):  # those of one process under Nsight have all its calls, and the work of one device
+        if trace.format.has_all_calls:  # those of one process under Nsight, and the work of one device
             work = _with_lost(work, trace.events)
         work = replace(work, pieces=pieces_of(trace.events, work))
     else:
@@ -100,19 +94,20 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
         return _recognised_rank(trace, work, None, trace.calls)
     if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
         work = replace(work, missing_device_events=str(device))
-    tables = tables_from_trace(trace)
-    if tables is not None:
-        calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
+    calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
+    if trace.ops is not None or trace.comms is not None:  # tables that the format's reader made
+        ops = empty_table(OPS) if trace.ops is None else trace.ops
+        comms = empty_table(COMMS) if trace.comms is None else trace.comms
+        tables = RankTables(trace.framework, ops.assign(rank=-1), comms.assign(rank=-1))
         return _recognised_rank(trace, work, tables, calls)
-    calls = find_calls(trace.events)
-    if not marks:
-        recognised = _recognised_rank(trace, work, tables_from_labels(trace, work, calls), calls)
-        return replace(recognised, host=find_host_order(trace.events))
-    calls = calls_with_marks(calls, marks, work, trace.metadata)
-    marked = tables_from_marks(marks, work)
-    if marked.framework:
-        return _recognised_rank(trace, work, marked, calls)
-    recognised = _recognised_rank(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
+    marked = None
+    if marks:
+        calls = calls_with_marks(calls, marks, work, trace.metadata)
+        marked = tables_from_marks(marks, work)
+        if marked.framework:
+            return _recognised_rank(trace, work, marked, calls)
+    labelled = tables_from_labels(trace, work, calls)
+    recognised = _recognised_rank(trace, work, labelled if marked is None else marked.joined_with(labelled), calls)
     return replace(recognised, host=find_host_order(trace.events))
 
 
@@ -151,21 +146,11 @@ def _with_watched_job(trace: Trace) -> Trace:
     return replace(trace, distributed={**known_facts, "pg_config": config, **trace.distributed})
 
 
-def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
-    """The ops without the range of a step that was only the end of the script."""
-    is_teardown = (ops["kind"] == "STEP") & (ops["step"] == number) if isinstance(number, int) else None
-    return ops if is_teardown is None else ops[~is_teardown].reset_index(drop=True)
-
-
-def _with_named_spans(repeats: RepeatedSteps, events: Events) -> RepeatedSteps:
-    """The steps of a host with the ranges of data, checkpoints and the like in them."""
-    table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), events)
-    return replace(repeats, spans=table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True))
-
-
 def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
-    ops = _without_teardown(tables.ops, trace.metadata.get("teardown"))
+    ops, teardown = tables.ops, trace.metadata.get("teardown")
+    if isinstance(teardown, int):  # the range of a step that was only the end of the script
+        ops = ops[~((ops["kind"] == "STEP") & (ops["step"] == teardown))].reset_index(drop=True)
     ops = with_places_on_device(ops, tables.comms, work)
     tables = replace(tables, ops=with_named_ranges(with_steps_on_device(ops, work), trace.events))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
@@ -181,5 +166,8 @@ def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, 
     repeats = RepeatedSteps()
     if not (has_steps or is_labelled):
         repeats = steps_of_loop(trace.events, captures, work, has_captured=bool(capturing))
-        repeats = repeats if repeats.on_device else _with_named_spans(repeats, trace.events)
+    if not (has_steps or is_labelled or repeats.on_device):  # the ranges of data, checkpoints and the like in them
+        table = with_named_ranges(concat_tables([repeats.ranges, repeats.spans]), trace.events)
+        spans = table[~rows_among(table["kind"], ("STEP",))].reset_index(drop=True)
+        repeats = replace(repeats, spans=spans)
     return RecognisedRank(trace.info, framework, *recognised, capturing=capturing, repeats=repeats)

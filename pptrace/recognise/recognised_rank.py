@@ -22,7 +22,7 @@ class RecognisedRank:
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
     :data:`~pptrace.model.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
-    (schema :data:`~pptrace.recognise.infer.host_order.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which
+    (schema :data:`~pptrace.model.tables.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which
     forward each
     backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
     ``host_work`` is when the host computed, of a rank without device events and without labelled forwards and backwards.

@@ -22,9 +22,9 @@ from pptrace.model.tables import COMMS, MEMORY, Int64
 from pptrace.model.traces import InputFormat, Trace
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_with_absent_ranks
-from pptrace.recognise.infer.assign_from_schedule import StageAssignment
 from pptrace.recognise.infer.locate import locate
 from pptrace.recognise.infer.schedule_of_partial import schedule_of_partial
+from pptrace.recognise.infer.stages import StageAssignment
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import match_comms, steps_of_unmatched, warn_unmatched, with_sizes
 from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent, with_directions
@@ -96,11 +96,11 @@ def recognise_ranks(
     ops, repeated = with_repeated_steps(placed.ops, ranks)
     warnings += repeated
     placed, mesh = replace(placed, ops=ops), placed.mesh
-    if located.partial is None:
-        schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
-    else:
-        schedule_info = schedule_of_partial(located.partial, schedule)
-    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, located.partial is not None)
+    is_partial = placed.explanations is not None
+    schedule_info = (
+        schedule_of_partial(placed, schedule) if is_partial else recognise_schedule(ops, mesh, metadata, schedule)
+    )
+    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, is_partial)
     matched = (match or match_here)(unmatched)
     warnings += matched.warnings
     warnings += [f"process groups: {line}" for line in groups.evidence]
@@ -156,7 +156,12 @@ def match_here(run: Unmatched) -> Matched:
     comms, untimed = _without_untimed(drop_messages_beyond_ends(run.placed.comms, ops, mesh), run.ranks)
     comms = with_ends(with_adjacent(comms, ops, mesh, run.spanned), ops, mesh)
     matched, half_seen = drop_half_matched(match_comms(comms, mesh), run.spanned)
-    comms, call_warnings = _with_calls(matched, run.calls, run.groups, ops, mesh, run.schedule)
+    # Communication calls that neither marks nor labels describe.
+    calls, call_warnings = comms_of_calls(run.calls, run.groups, ops, matched, mesh, run.schedule)
+    comms = matched
+    if len(calls):
+        calls = match_calls(calls, first=int(matched["match"].max()) + 1 if len(matched) else 0)[list(COMMS)]
+        comms = pd.concat([matched, calls], ignore_index=True) if len(matched) else calls
     numbers = [recognised.number for recognised in run.ranks]
     lines = (*untimed, *half_seen, *call_warnings)
     return Matched(comms, lines, warn_unmatched(comms, numbers), steps_of_unmatched(comms, numbers))
@@ -187,36 +192,14 @@ def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tu
     return comms[~is_pipeline], (line,)
 
 
-def _with_calls(
-    comms: pd.DataFrame,
-    by_rank: Mapping[int, pd.DataFrame],
-    groups: Groups,
-    ops: pd.DataFrame,
-    mesh: MeshInfo,
-    schedule: ScheduleInfo,
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Add the matched communication calls that neither marks nor labels describe."""
-    calls, call_warnings = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
-    if calls.empty:
-        return comms, call_warnings
-    matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
-    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched, call_warnings
-
-
-_MOST_ALIKE = 1
-"""Warnings that differ only in numbers are printed for this many ranks; the rest are counted."""
-
-
 def _warnings_of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
-    """Warnings of all ranks; of those that differ only in numbers, the first few."""
+    """Warnings of all ranks; of those that differ only in numbers the first, and how many ranks have others."""
     by_pattern: dict[str, list[str]] = {}
     for recognised in ranks:
         for line in recognised.warnings:
             by_pattern.setdefault(re.sub(r"\d+", "0", line), []).append(f"rank {recognised.number}: {line}")
     warnings = []
     for lines in by_pattern.values():
-        more = len(lines) - _MOST_ALIKE
-        warnings += (
-            lines if more < 2 else [*lines[:_MOST_ALIKE], f"and {more} more ranks like {lines[0].split(':')[0]}"]
-        )
+        more = len(lines) - 1
+        warnings += lines if more < 2 else [lines[0], f"and {more} more ranks like {lines[0].split(':')[0]}"]
     return warnings

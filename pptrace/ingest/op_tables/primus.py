@@ -8,7 +8,7 @@
 milliseconds since that rank began the iteration; ``memory`` is GiB, torch's ``max_memory_reserved``. Iterations are placed
 one after another, each as long as the longest rank's ``total``, for which the other files of the dump are read too.
 Megatron-LM's schedules write no ids: they follow from the plan with the same order of ops
-(:mod:`pptrace.recognise.infer.assign_stages`).
+(:mod:`pptrace.recognise.infer.complete_pipelines`).
 """
 
 from __future__ import annotations

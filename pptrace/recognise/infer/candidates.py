@@ -55,7 +55,12 @@ def candidates_by_kinds(pp: int, kinds: Collection[str], total: int, leading: in
         if not has_kinds(entry, kinds):
             continue
         for chunks, microbatches in _sizes(entry, total, leading, pp):
-            groups = _group_sizes(pp, microbatches, chunks, leading) if entry.takes_group_size else range(0)
+            groups = range(0)
+            if (
+                entry.takes_group_size
+            ):  # groups of N > p let a rank run between (v−1)·N and that + 2p forwards before others
+                least = max(pp + 1, (leading - 2 * pp) // (chunks - 1))
+                groups = range(least, min(microbatches, leading // (chunks - 1)) + 1)
             for group_size, lean in variants_of(entry, groups):
                 if entry.runs_without_labels(pp, microbatches, group_size):
                     yield CandidatePlan(entry, pp, chunks, microbatches, group_size, lean)
@@ -93,11 +98,6 @@ def _sizes(entry: Schedule, total: int, leading: int, pp: int) -> Iterator[tuple
                 yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 
 
-def _group_sizes(pp: int, microbatches: int, chunks: int, leading: int) -> range:
-    """The group sizes N > p that let a rank run so many forwards before its first backward: between (v−1)·N and that + 2p."""
-    return range(max(pp + 1, (leading - 2 * pp) // (chunks - 1)), min(microbatches, leading // (chunks - 1)) + 1)
-
-
 def match_by_kinds(
     pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None, like: Plan | None = None
 ) -> Plan | None:
@@ -119,20 +119,16 @@ def match_by_kinds(
         chunks = total // (total - received)
     every = {kind for row in kinds.values() for kind in row}
     candidates = candidates_by_kinds(pp, every, total, num_leading(kinds[min(kinds)]))
-    for candidate in sorted(candidates, key=_preference):
+    # The order of a schedule that is always labelled, where there are no labels, is that of another one.
+    for candidate in sorted(
+        candidates, key=lambda each: (each.group_size or 0, each.chunks, each.lean, each.entry.always_labelled)
+    ):
         entry = candidate.entry
         if entry.searches or chunks not in (None, candidate.chunks) or (like is not None and entry.name != like.name):
             continue
         plan = candidate.build()
-        if plan is not None and _runs(plan, kinds):
+        if plan is not None and all(
+            [action.kind for action in plan.compute_actions(rank)] == list(row) for rank, row in kinds.items()
+        ):
             return plan
     return None
-
-
-def _preference(candidate: CandidatePlan) -> tuple[object, ...]:
-    """Sorts candidates. The order of one that is always labelled, where there are no labels, is that of another one."""
-    return candidate.group_size or 0, candidate.chunks, candidate.lean, candidate.entry.always_labelled
-
-
-def _runs(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> bool:
-    return all([a.kind for a in plan.compute_actions(rank)] == list(row) for rank, row in kinds.items())

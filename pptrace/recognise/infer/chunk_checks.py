@@ -14,7 +14,8 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.infer.rank_order import MismatchError, Ops, evidence_of, forwards_behind
+from pptrace.recognise.infer.evidence import MismatchError, Rows, evidence_of, outcome_of
+from pptrace.recognise.infer.rank_order import Ops, forwards_behind
 from pptrace.recognise.recognised_rank import RecognisedRank
 
 
@@ -60,15 +61,14 @@ def _backwards_match_forwards(recognised: RecognisedRank, ops: pd.DataFrame) -> 
     """Return whether each backward runs the nodes of the forward of its stage and microbatch, as far as nodes are numbered."""
     evidence = evidence_of(recognised.number, recognised.host, recognised.calls, [-1] * len(recognised.calls))
     forwards, backwards = ops[ops["kind"] == "F"], ops[ops["kind"] == "B"]
-    forwards_and_backwards = []
-    for ops_of_kind, rows in ((forwards, evidence.operators), (backwards, evidence.engine)):
+
+    def rows_of(ops_of_kind: pd.DataFrame, rows: Rows) -> Ops:
         start, end = ops_of_kind["start_ns"].to_numpy(), ops_of_kind["end_ns"].to_numpy()
-        forwards_and_backwards.append(
-            Ops(np.searchsorted(rows.start_ns, start), np.searchsorted(rows.start_ns, end), start, end)
-        )
-    try:
-        behind = forwards_behind(evidence, *forwards_and_backwards)
-    except MismatchError:
+        return Ops(np.searchsorted(rows.start_ns, start), np.searchsorted(rows.start_ns, end), start, end)
+
+    ops_and_rows = rows_of(forwards, evidence.operators), rows_of(backwards, evidence.engine)
+    behind = outcome_of(lambda pair: forwards_behind(evidence, *pair), ops_and_rows)
+    if isinstance(behind, MismatchError):
         return False
     columns = ["step", "stage", "microbatch"]
     return behind is None or bool((forwards[columns].to_numpy()[behind] == backwards[columns].to_numpy()).all())

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pptrace.model.join_tables import join_ranks
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, What
 from pptrace.model.traces import InputFormat
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.communicators import Members, with_members
@@ -31,10 +31,8 @@ from pptrace.recognise.groups.mesh import (
     stages_by_rank,
 )
 from pptrace.recognise.groups.rank_layout import with_layout
-from pptrace.recognise.infer.assign_from_schedule import StageAssignment
-from pptrace.recognise.infer.assign_stages import assign_stages
 from pptrace.recognise.infer.chunk_checks import contradiction_of_chunks
-from pptrace.recognise.infer.host_order import shows_operators
+from pptrace.recognise.infer.complete_pipelines import stages_of_complete
 from pptrace.recognise.infer.match_ranks import (
     JointMatch,
     alone_with_messages,
@@ -42,7 +40,8 @@ from pptrace.recognise.infer.match_ranks import (
     match_ranks,
     without_inferred,
 )
-from pptrace.recognise.infer.mesh_and_stages import JoinedRanks, Partial, read_partial
+from pptrace.recognise.infer.partial_pipelines import stages_of_partial
+from pptrace.recognise.infer.stages import JoinedRanks, StageAssignment
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans
 from pptrace.slices import rows_where
@@ -54,10 +53,7 @@ UNLABELLED = "unlabelled"
 @dataclass(frozen=True, slots=True)
 class Located:
     """The ranks with the ops that they ran; facts of the run, its groups and framework; ops and mesh with the stages assigned
-    (``placed``).
-
-    ``partial`` is set where ranks of the pipelines have no trace. ``framework_evidence`` says what told the framework, if not
-    labels.
+    (``placed``). ``framework_evidence`` says what told the framework, if not labels.
     """
 
     ranks: Sequence[RecognisedRank]
@@ -65,7 +61,6 @@ class Located:
     calls: Mapping[int, pd.DataFrame]
     groups: Groups
     placed: StageAssignment
-    partial: Partial | None
     framework: str
     framework_evidence: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -88,7 +83,8 @@ def locate(ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequ
         no_pipeline = [
             recognised.number
             for recognised in ranks
-            if recognised.number in unproved & joint.refused and shows_operators(recognised.host)
+            if recognised.number in unproved & joint.refused
+            and recognised.host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any()
         ]
         proved = [without_inferred(rank) if rank.number in unproved else rank for rank in ranks]
         located = _locate(proved, _groups(proved, no_pipeline), joint.pipelines, num_ranks, spanned)
@@ -105,7 +101,10 @@ def _unproved(
     has_chunks = (placed.mesh.vpp or 1) > 1
     refused = [recognised for recognised in ranks if recognised.number in joint.refused]
     against = contradiction_of_chunks(refused, placed.ops, placed.mesh) if has_chunks and refused else ""
-    if refused and (against or not (has_chunks or _is_split(placed.ops))):
+    inferred = placed.ops[(placed.ops["source"] == "inferred") & placed.ops["kind"].isin(COMPUTE_KINDS)]
+    # More backwards than forwards may include separate weight gradients.
+    is_split = (inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum()
+    if refused and (against or not (has_chunks or is_split)):
         return joint.refused, against
     if not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, placed.ops):
         return frozenset(recognised.number for recognised in ranks), ""
@@ -125,39 +124,42 @@ def _locate(
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
     members, groups = found
     metadata = list(facts.values())
-    world = num_ranks or _least_world(ranks, comms)
-    mesh = replace(_mesh(metadata, ops, comms, groups, world), is_guess=num_ranks is None and not groups.world_size)
+    # The ranks with a trace, and the peers of their messages, have numbers below the size of the run.
+    highest_peer = int(comms["peer"].max()) if len(comms) else -1
+    least_world = max(len(ranks), highest_peer + 1, *(recognised.number + 1 for recognised in ranks))
+    mesh = _mesh(metadata, ops, comms, groups, num_ranks or least_world)
+    mesh = replace(mesh, is_guess=num_ranks is None and not groups.world_size)
     mesh = replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp)
     if matched and mesh.pp == len(matched[0]):
         mesh = replace(mesh, pipelines=tuple(matched), in_order=False)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
     framework, evidence = _framework(ranks, groups)
-    partial = None
-    if not spanned and not any(
-        facts_of_rank.get("plan") for facts_of_rank in metadata
-    ):  # spans tell sizes of their own
-        joined = JoinedRanks(
-            ops,
-            comms,
-            mesh,
-            members.calls,
-            groups,
-            members.distributed,
-            framework=framework,
-            is_declared=any("pp_ranks" in facts_of_rank for facts_of_rank in metadata) and bool(mesh.pipelines),
-            paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
-        )
-        partial = read_partial(joined)
-    placed = assign_stages(ops, comms, mesh, members.calls) if partial is None else partial.placed
+    names_ranks = any("pp_ranks" in facts_of_rank for facts_of_rank in metadata)
+    joined = JoinedRanks(
+        ops,
+        comms,
+        mesh,
+        members.calls,
+        groups,
+        members.distributed,
+        framework=framework,
+        is_declared=names_ranks and bool(mesh.pipelines),
+        paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
+        tells_sizes=bool(spanned) or any(facts_of_rank.get("plan") for facts_of_rank in metadata),
+    )
+    placed = stages_of_partial(joined) or stages_of_complete(joined)
+    order = ""  # what is taken for the stages where neither labels nor facts of the run tell them
+    if not names_ranks:
+        by_group = groups.pipelines and mesh.pipelines == groups.pipelines
+        order = "the order of ranks in the pipeline's process group is" if by_group else "ascending order of ranks is"
     is_explained = any(recognised.by_gaps or recognised.is_paired for recognised in ranks)
-    inferences = _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_explained)
+    inferences = _inferences(joined, placed, order, is_explained)
     return Located(
         ranks=ranks,
         facts=facts,
         calls=members.calls,
         groups=groups,
         placed=placed,
-        partial=partial,
         framework=framework,
         framework_evidence=evidence,
         warnings=(*layout, *members.warnings, *cut, *inferences, *placed.notes),
@@ -181,18 +183,6 @@ def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) 
     return members, groups
 
 
-def _least_world(ranks: Sequence[RecognisedRank], comms: pd.DataFrame) -> int:
-    """Least number of ranks that the run can have: those with a trace, and the peers of their messages, have numbers below it."""
-    highest = int(comms["peer"].max()) if len(comms) else -1
-    return max(len(ranks), highest + 1, *(recognised.number + 1 for recognised in ranks))
-
-
-def _is_split(ops: pd.DataFrame) -> bool:
-    """Return whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
-    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
-    return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
-
-
 def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
     """(framework, warnings): that of the labels, else of the names of process groups, else "unlabelled"."""
     labels = {recognised.framework for recognised in ranks} - {"", UNLABELLED}
@@ -206,27 +196,16 @@ def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tu
     return UNLABELLED, ()
 
 
-def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: Groups) -> str:
-    """The source of the stages where no label names them; "" where the facts of the run do."""
-    if any("pp_ranks" in facts_of_rank for facts_of_rank in metadata):
-        return ""
-    if groups.pipelines and mesh.pipelines == groups.pipelines:
-        return "the order of ranks in the pipeline's process group is"
-    return "ascending order of ranks is"
-
-
-def _inferences(
-    ops: pd.DataFrame, placed: StageAssignment, mesh: MeshInfo, order: str, is_explained: bool
-) -> list[str]:
+def _inferences(joined: JoinedRanks, placed: StageAssignment, order: str, is_explained: bool) -> list[str]:
     """Warnings about what was inferred because no label names it.
 
     Args:
-        ops, mesh: as labels and groups tell them.
+        joined: as labels and groups tell them.
         placed: with what followed from the order of ops.
         order: what was taken for the stages; "" where they are known.
-        has_own_lines: whether lines of the ranks say how their ops were inferred.
+        is_explained: whether lines of the ranks say how their ops were inferred.
     """
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    compute = joined.ops[joined.ops["kind"].isin(COMPUTE_KINDS)]
     lines = []
     is_inferred = bool((compute["source"] == "inferred").any())
     if is_inferred and not is_explained:
@@ -235,7 +214,7 @@ def _inferences(
             "autograd's threads and messages of each rank"
         )
     is_assumed = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
-    if compute["rank"].nunique() > 1 and is_assumed and not (is_inferred and mesh.is_open):
+    if compute["rank"].nunique() > 1 and is_assumed and not (is_inferred and joined.mesh.is_open):
         lines.append(f"no label names the stages: {order} assumed")
     return lines
 

@@ -8,50 +8,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.rank_order import Grouped, Messages, Ops
-from pptrace.recognise.infer.schedule_runs import Unit
+from pptrace.recognise.infer.evidence import Messages, MismatchError
+from pptrace.recognise.infer.rank_order import Channel, Grouped, Ops, grouped
 from pptrace.schedule.plan import Plan
 
-MessageKind = tuple[str, str]
-"""F or B, send or recv."""
-
-TO_NEXT: Mapping[MessageKind, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
-"""The messages with the next rank, and their names among the channels."""
-TO_PREVIOUS: Mapping[MessageKind, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
-
-
-def peers_between(previous: int | None, following: int | None) -> dict[MessageKind, int]:
-    """The ranks at the other ends of messages; −1 where there is none, or it is unknown."""
-    before, after = (-1 if rank is None else rank for rank in (previous, following))
-    return dict.fromkeys(TO_NEXT, after) | dict.fromkeys(TO_PREVIOUS, before)
+OrderedOp = tuple[str, int, int]
+"""F or B, its number among those of its kind on its rank, and its start in ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMatch:
     """The ops and messages of one rank: ``groups`` has those of ops by what they are; ``others`` those of none, with which ranks
-    agree on shapes or which carry evaluation. ``stage`` is None where ranks of its pipeline have no trace.
+    agree on shapes or which carry evaluation. ``peers`` are the ranks at their other ends, −1 where there is none or it is
+    unknown. ``stage`` is None where ranks of its pipeline have no trace.
     """
 
     rank: int
     stage: int | None
     forwards: Ops
     backwards: Ops
-    groups: Mapping[MessageKind, Grouped]
-    others: Mapping[MessageKind, Messages]
-    peers: Mapping[MessageKind, int]
+    groups: Mapping[Channel, Grouped]
+    others: Mapping[Channel, Messages]
+    peers: Mapping[Channel, int]
+
+    def in_order(self, behind: Int64) -> list[OrderedOp]:
+        """The ops in time order; ``behind`` is the forward of each backward."""
+        forwards = zip(range(len(self.forwards)), self.forwards.start_ns.tolist(), strict=True)
+        backwards = zip(behind.tolist(), self.backwards.start_ns.tolist(), strict=True)
+        ops = [*(("F", *op) for op in forwards), *(("B", *op) for op in backwards)]
+        return sorted(ops, key=lambda op: op[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """All ranks of a pipeline, stage by stage, or some of them; ``units`` are their runs of the schedule, in order.
+    """All ranks of a pipeline, stage by stage, or some of them; ``sizes`` are the microbatches of each run of the schedule, from
+    a first forward until no microbatch is in flight, in order.
 
     ``behind`` is for each backward the index of its forward, ``is_behind_known`` whether that is more than the order of the
-    forwards. ``plan`` is that of the largest unit, None where ranks have no trace; ``by_peers``: the messages name the ranks
-    that they go to. ``units`` are () where nothing tells when the steps of a rank alone end.
+    forwards. ``plan`` is that of the largest run, None where ranks have no trace; ``by_peers``: the messages name the ranks
+    that they go to. ``sizes`` are () where nothing tells when the steps of a rank alone end.
     """
 
     ranks: tuple[RankMatch, ...]
-    units: tuple[Unit, ...]
+    sizes: tuple[int, ...]
     behind: Int64
     is_behind_known: bool = True
     plan: Plan | None = None
@@ -61,9 +60,104 @@ class Match:
     def chain(self) -> tuple[int, ...]:
         return tuple(match.rank for match in self.ranks)
 
+    @property
+    def firsts(self) -> Int64:
+        """The first forward of each run, whose index is that of its backward."""
+        return np.append(0, np.cumsum(self.sizes, dtype=np.int64))[:-1]
 
-def numbers_of(units: Sequence[Unit]) -> tuple[Int64, Int64]:
-    """Unit and microbatch of each forward, and of each backward."""
-    counts = np.array([unit.count for unit in units], dtype=np.int64)
-    unit = np.repeat(np.arange(len(counts)), counts)
-    return unit, np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+    def numbers(self) -> tuple[Int64, Int64]:
+        """Run and microbatch of each forward."""
+        run = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return run, np.arange(len(run)) - self.firsts[run]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Messages between two ranks with outputs that backwards followed: their indices, of ``num_tensors`` for each forward.
+
+    ``sizes`` are those of runs in order.
+    """
+
+    messages: Int64
+    num_tensors: int
+    sizes: tuple[int, ...] = ()
+
+    def of(self, messages: Messages) -> Grouped:
+        group = np.arange(len(self.messages), dtype=np.int64) // self.num_tensors
+        return grouped(messages.where(self.messages), group)
+
+    def others(self, messages: Messages) -> Messages:
+        """The messages between the ranks that belong to none."""
+        return messages.where(np.delete(np.arange(len(messages)), self.messages))
+
+
+def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Outputs:
+    """The runs of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
+    no backward follows (evaluation, the agreeing on shapes) is none.
+
+    Args:
+        sent_ns: when messages with outputs were posted, ``num_tensors`` for each forward.
+        backward_ns: when backwards began.
+
+    Raises:
+        MismatchError: a backward has no forward.
+    """
+    is_backward = np.concatenate((np.zeros(len(sent_ns), dtype=bool), np.ones(len(backward_ns), dtype=bool)))
+    order = np.argsort(np.concatenate((sent_ns, backward_ns)), kind="stable")[::-1]
+    sizes: list[int] = []
+    trained: list[int] = []
+    num_sent = num_backwards = 0
+    for index, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
+        if ran:
+            num_backwards += 1
+        elif num_backwards:
+            trained.append(index)
+            num_sent += 1
+        if num_backwards and num_sent == num_backwards * num_tensors:
+            sizes.append(num_backwards)
+            num_sent = num_backwards = 0
+    if num_backwards:
+        raise MismatchError("more backwards than forwards: some forwards were not recorded")
+    return Outputs(np.array(trained[::-1], dtype=np.int64), num_tensors, tuple(sizes[::-1]))
+
+
+def runs_of(
+    sizes: Sequence[int], rows: Sequence[Sequence[OrderedOp]], optimizers: Sequence[Int64]
+) -> tuple[tuple[int, ...], list[list[list[OrderedOp]]]]:
+    """The sizes of the runs and, by rank, the ops of each with their microbatches. They come one after the other on all ranks;
+    those of one microbatch each between which no optimizer ran, where there is one, are one: a step without a pipeline in it.
+
+    Raises:
+        MismatchError: they overlap; or an optimizer runs within one.
+    """
+    joined: list[int] = []
+    before = -1  # optimizers that ran before the last run, if that is of one microbatch
+    for size, ops in zip(sizes, _by_run(rows[0], sizes), strict=True):
+        single = int(np.searchsorted(optimizers[0], ops[0][2])) if size == 1 and len(optimizers[0]) else -1
+        if single >= 0 and single == before:
+            joined[-1] += 1
+        else:
+            joined.append(size)
+        before = single
+    runs = [_by_run(row, joined) for row in rows]
+    for of_rank, steps in zip(runs, optimizers, strict=True):
+        latest = -1
+        for ops in of_rank:
+            first, last = ops[0][2], ops[-1][2]
+            if first <= latest:
+                raise MismatchError("the ranks do not run the same steps one after the other")
+            latest = last
+            if np.searchsorted(steps, first) != np.searchsorted(steps, last):
+                raise MismatchError("an optimizer runs while microbatches are under way")
+    return tuple(joined), runs
+
+
+def _by_run(row: Sequence[OrderedOp], sizes: Sequence[int]) -> list[list[OrderedOp]]:
+    """The ops of a rank by run, with their microbatches."""
+    run_of = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    firsts = [0, *np.cumsum(sizes).tolist()]
+    runs: list[list[OrderedOp]] = [[] for _ in sizes]
+    for kind, at, start in row:
+        if at < len(run_of):
+            runs[run_of[at]].append((kind, at - firsts[run_of[at]], start))
+    return runs

@@ -1,24 +1,27 @@
-"""Checks of a match of ranks: equal units on all ranks, autograd's numbers, an executable plan, and clocks."""
+"""Checks of a match of ranks: equal runs on all ranks, autograd's numbers, an executable plan, and clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.match import Match, MessageKind, RankMatch
+from pptrace.recognise.infer.evidence import Evidence, MismatchError
+from pptrace.recognise.infer.match import Match, OrderedOp, RankMatch, runs_of
 from pptrace.recognise.infer.rank_order import (
-    Evidence,
+    FROM_NEXT,
+    FROM_PREVIOUS,
+    TO_NEXT,
+    TO_PREVIOUS,
+    Channel,
     Grouped,
-    MismatchError,
     check_only_forwards,
     forwards_behind,
 )
-from pptrace.recognise.infer.schedule_runs import Op, Unit, units_of
-from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.registry_plans import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -28,51 +31,44 @@ from pptrace.schedule.text import from_rows
 def checked(
     evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], is_engine_complete: bool
 ) -> Match:
-    """The match, if all ranks ran the same units, in an order that can run to its end.
+    """The match, if all ranks ran the same runs, in an order that can run to its end.
 
     Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``is_engine_complete``:
     whether each rank's engine ran wherever another's did.
-
-    Raises:
-        MismatchError
     """
     for match in ranks:
-        _check_apart(match)
+        start, end = (
+            np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
+            for name in ("start_ns", "end_ns")
+        )
+        order = np.argsort(start, kind="stable")
+        if (
+            end[order][:-1] > start[order][1:]
+        ).any():  # what lies around others has taken the work of an op that is lost
+            raise MismatchError(f"an op of rank {match.rank} would begin within another")
         _check_one_gradient_each(match)
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
-    rows = [in_order(match, behind) for match in ranks]
-    units = units_of(sizes, rows, [rank_evidence.optimizers for rank_evidence in evidence])
-    by_peers = all((rank_evidence.peer >= 0).all() for rank in evidence for rank_evidence in (rank.sends, rank.recvs))
-    for row, match in zip(rows, ranks, strict=True):
-        check_between_units(row, match, units)
+    rows = [match.in_order(behind) for match in ranks]
+    sizes, runs = runs_of(sizes, rows, [of_rank.optimizers for of_rank in evidence])
+    by_peers = all((messages.peer >= 0).all() for rank in evidence for messages in (rank.sends, rank.recvs))
+    for of_match, match in zip(runs, ranks, strict=True):
+        check_between_runs(of_match, match, (TO_PREVIOUS, FROM_NEXT))
     if not by_nodes:
         if not is_engine_complete:
             raise MismatchError("autograd's engine ran on some ranks alone next to messages that may be gradients")
-        check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
-        if all(unit.count == 1 for unit in units):
-            for rank_evidence, match in zip(evidence, ranks, strict=True):
-                _check_backward_follows_gradient(rank_evidence, match)
+        last = ranks[-1]
+        check_only_forwards(evidence[-1], last.forwards, last.backwards, last.groups[FROM_PREVIOUS])
+        if set(sizes) == {1}:
+            for of_rank, match in zip(evidence, ranks, strict=True):
+                _check_backward_follows_gradient(of_rank, match)
     plans = {}
-    for unit in units:
-        cells = tuple(tuple(unit.cells(row, index)) for index, row in enumerate(rows))
-        plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
+    for index, size in enumerate(sizes):
+        cells = [
+            [f"{stage}{kind}{number}" for kind, number, _ in of_match[index]] for stage, of_match in enumerate(runs)
+        ]
+        plans[size] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
-    return Match(tuple(ranks), units, behind, is_known, plans[max(plans)], by_peers)
-
-
-def _check_apart(match: RankMatch) -> None:
-    """Check that a rank runs its ops one after the other: what lies around others has taken the work of an op that is lost.
-
-    Raises:
-        MismatchError: an op would begin within another.
-    """
-    start, end = (
-        np.concatenate([getattr(ops, name) for ops in (match.forwards, match.backwards)])
-        for name in ("start_ns", "end_ns")
-    )
-    order = np.argsort(start, kind="stable")
-    if (end[order][:-1] > start[order][1:]).any():
-        raise MismatchError(f"an op of rank {match.rank} would begin within another")
+    return Match(tuple(ranks), sizes, behind, is_known, plans[max(plans)], by_peers)
 
 
 def _check_one_gradient_each(match: RankMatch) -> None:
@@ -81,7 +77,7 @@ def _check_one_gradient_each(match: RankMatch) -> None:
     Raises:
         MismatchError: it may be two, of which the trace lacks one's nodes.
     """
-    gradients, outputs_left = match.groups.get(("B", "send")), match.others.get(("F", "recv"))
+    gradients, outputs_left = match.groups.get(TO_PREVIOUS), match.others.get(FROM_PREVIOUS)
     if gradients is None or outputs_left is None or not len(outputs_left):
         return
     num_tensors = np.bincount(gradients.group)
@@ -92,24 +88,17 @@ def _check_one_gradient_each(match: RankMatch) -> None:
         )
 
 
-def check_between_units(
-    row: Sequence[Op],
-    match: RankMatch,
-    units: Sequence[Unit],
-    message_kinds: Sequence[MessageKind] = (("B", "send"), ("B", "recv")),
-) -> None:
-    """Check that unused messages come between units: ranks agree on shapes while no microbatch is in flight.
-
-    ``message_kinds`` are those of the messages that have to.
+def check_between_runs(runs: Sequence[Sequence[OrderedOp]], match: RankMatch, channels: Collection[Channel]) -> None:
+    """Check that the messages of some channels that are of no op come between runs: ranks agree on shapes while no microbatch is
+    in flight.
 
     Raises:
-        MismatchError: it comes within one, whose own gradient may be lost.
+        MismatchError: one comes within a run, whose own gradient may be lost.
     """
-    starts = [unit.starts(row) for unit in units]
-    first, last = (np.array([rank_evidence[end] for rank_evidence in starts], dtype=np.int64) for end in (0, -1))
-    for message_kind, messages in match.others.items():
-        time_ns = messages.ready_ns if message_kind[1] == "recv" else messages.post_ns
-        if message_kind in message_kinds and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
+    first, last = (np.array([ops[end][2] for ops in runs], dtype=np.int64) for end in (0, -1))
+    for channel, messages in match.others.items():
+        time_ns = messages.ready_ns if channel[1] == "recv" else messages.post_ns
+        if channel in channels and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
             raise MismatchError(f"autograd's engine runs nothing next to a message of rank {match.rank} within a step")
 
 
@@ -120,21 +109,12 @@ def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> No
     Raises:
         MismatchError: something else runs first.
     """
-    received = match.groups.get(("B", "recv"))
+    received = match.groups.get(FROM_NEXT)
     if received is None:
         return
     rows = evidence.operators.start_ns
     if (np.searchsorted(rows, match.backwards.start_ns) > np.searchsorted(rows, received.ready_ns)).any():
         raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
-
-
-def in_order(match: RankMatch, behind: Int64) -> list[Op]:
-    """The ops of a rank in time order."""
-    forwards = [("F", index, start) for index, start in enumerate(match.forwards.start_ns.tolist())]
-    backwards = [
-        ("B", index, start) for index, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
-    ]
-    return sorted([*forwards, *backwards], key=lambda op: op[2])
 
 
 def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -> tuple[Int64, bool, bool]:
@@ -161,7 +141,7 @@ def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -
 
 
 def _plan_of(cells: Sequence[Sequence[str]], may_be_unknown: bool) -> Plan:
-    """The plan of a unit's ops.
+    """The plan of a run's ops.
 
     Raises:
         MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.
@@ -190,11 +170,11 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
         MismatchError: none does.
     """
     for before, after in pairwise(ranks):
-        forward_lead = _least_lead(before.groups["F", "send"], after.groups["F", "recv"])
-        backward_lead = _least_lead(after.groups["B", "send"], before.groups["B", "recv"])
+        forward_lead = _least_lead(before.groups[TO_NEXT], after.groups[FROM_PREVIOUS])
+        backward_lead = _least_lead(after.groups[TO_PREVIOUS], before.groups[FROM_NEXT])
         if forward_lead is None or backward_lead is None:
             continue
-        spans = (rank_evidence.post_ns[-1] - rank_evidence.post_ns[0] for rank_evidence in before.groups.values())
+        spans = (group.post_ns[-1] - group.post_ns[0] for group in before.groups.values())
         if forward_lead + backward_lead > _SLACK_NS + max(map(int, spans)) // _DRIFT:
             raise MismatchError(
                 f"messages between ranks {before.rank} and {after.rank} would come before they are sent, whatever their clocks"

@@ -7,42 +7,29 @@ one between them only where one of these alone explains every message of its ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from pptrace.model.tables import Int64
-from pptrace.recognise.infer.match import Match, MessageKind, RankMatch
-from pptrace.recognise.infer.match_chain import (
-    find_gradients,
-    forwards_between,
-    outputs_of,
-    rank_matches,
-    split_evenly,
-)
-from pptrace.recognise.infer.match_checks import check_between_units, in_order
+from pptrace.recognise.infer.evidence import Evidence, MismatchError, first_match, outcome_of
+from pptrace.recognise.infer.match import Match, Outputs, RankMatch, runs_of
+from pptrace.recognise.infer.match_chain import Channels, find_gradients, outputs_of, rank_matches, split_evenly
+from pptrace.recognise.infer.match_checks import check_between_runs
 from pptrace.recognise.infer.rank_order import (
-    Channels,
-    Evidence,
-    Grouped,
-    MismatchError,
+    FROM_NEXT,
+    FROM_PREVIOUS,
+    TO_NEXT,
+    TO_PREVIOUS,
+    Around,
     Ops,
     channels_of,
-    first_match,
     forwards_behind,
+    forwards_of,
     grouped,
     ops_of,
-    outcome_of,
     trimmed,
 )
-from pptrace.recognise.infer.schedule_runs import Outputs, units_of
-
-
-def has_numbers(evidence: Evidence) -> bool:
-    """Return whether autograd's nodes bear sequence numbers."""
-    return bool((evidence.engine.number >= 0).any())
 
 
 def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> Match:
@@ -57,19 +44,23 @@ def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> Match:
     """
     if not len(evidence.engine.start_ns):
         raise MismatchError(f"autograd's engine runs nothing on rank {evidence.rank}: no backward")
-    around = _neighbours(evidence)
-    outcomes = [outcome_of(partial(_match_between, evidence, *ranks, sizes)) for ranks in around]
+    options = _neighbours(evidence)
+    outcomes = [outcome_of(lambda around: _match_between(evidence, around, sizes), around) for around in options]
     matches = [match for match in outcomes if isinstance(match, Match)]
     if len(matches) > 1:
         raise MismatchError(f"rank {evidence.rank} may have several positions in a pipeline")
     if not matches:
-        reasons = (f"not as {_description(*ranks)} ({err})" for ranks, err in zip(around, outcomes, strict=True))
+        where = (
+            "the first rank" if previous is None else "the last rank" if following is None else "a rank in the middle"
+            for previous, following in options
+        )
+        reasons = (f"not as {rank} of a pipeline ({err})" for rank, err in zip(where, outcomes, strict=True))
         raise MismatchError("; ".join(dict.fromkeys(reasons)))
     return matches[0]
 
 
-def _neighbours(evidence: Evidence) -> list[tuple[int | None, int | None]]:
-    """Candidates for the previous and the next rank: None where there is none, −1 where it is unknown.
+def _neighbours(evidence: Evidence) -> list[Around]:
+    """Candidates for the ranks around it.
 
     Raises:
         MismatchError: it exchanges messages with more than two ranks, or with none.
@@ -89,51 +80,43 @@ def _neighbours(evidence: Evidence) -> list[tuple[int | None, int | None]]:
     return [(known[0], known[1]), (known[1], known[0])]
 
 
-def _description(previous: int | None, following: int | None) -> str:
-    where = "the first rank" if previous is None else "the last rank" if following is None else "a rank in the middle"
-    return f"{where} of a pipeline"
-
-
-def _match_between(evidence: Evidence, previous: int | None, following: int | None, sizes: tuple[int, ...]) -> Match:
+def _match_between(evidence: Evidence, around: Around, sizes: tuple[int, ...]) -> Match:
     """The rank between these neighbours; of an output are as many tensors as make forwards and backwards equally many, else as
     are sent most often without an operator between them.
-
-    Raises:
-        MismatchError
     """
-    channels = channels_of(evidence, previous, following)
-    for name, neighbour in (("next", following), ("previous", previous)):
-        to, back = (getattr(channels, f"{message_kind}_{name}") for message_kind in ("to", "from"))
-        if (neighbour is not None) and not (len(to) and len(back)):
+    previous, following = around
+    channels = channels_of(evidence, around)
+    for name, neighbour, sent, came in (
+        ("next", following, TO_NEXT, FROM_NEXT),
+        ("previous", previous, TO_PREVIOUS, FROM_PREVIOUS),
+    ):
+        if neighbour is not None and not (len(channels[sent]) and len(channels[came])):
             raise MismatchError(f"messages with the {name} rank go one way only")
     gradients = find_gradients([evidence], [channels])
     (backwards,) = gradients.backwards
 
-    def with_edges(inputs: Outputs | None, outputs: Outputs | None, forwards: Ops | None = None) -> Match:
-        (match,) = rank_matches([evidence], [channels], gradients, [inputs, outputs])
-        match = replace(match, stage=None, forwards=match.forwards if forwards is None else forwards)
-        return _checked(evidence, match, sizes, is_first=previous is None)
+    def with_edges(inputs: Outputs | None, outputs: Outputs | None) -> RankMatch:
+        (match,) = rank_matches([evidence], [around], [channels], gradients, [inputs, outputs])
+        return replace(match, stage=None)
 
     def with_outputs(by_total: bool) -> Match:
-        outputs = outputs_of(evidence, channels.to_next, backwards, by_total)
-        return with_edges(_inputs_for(evidence, channels, outputs), outputs)
+        outputs = outputs_of(evidence, channels[TO_NEXT], backwards, by_total)
+        match = with_edges(_inputs_for(evidence, channels, outputs), outputs)
+        return _checked(evidence, match, sizes, is_first=previous is None)
 
-    if following is None:
-        inputs, forwards = _inputs_of_last(evidence, channels, backwards)
-        return with_edges(inputs, None, forwards)
-    return first_match(partial(with_outputs, by_total) for by_total in (True, False))
+    if following is not None:
+        return first_match(with_outputs, (True, False))
+    inputs, forwards = _inputs_of_last(evidence, channels, backwards)
+    match = replace(with_edges(inputs, None), forwards=forwards)
+    return _checked(evidence, match, sizes, is_first=previous is None)
 
 
 def _inputs_for(evidence: Evidence, channels: Channels, outputs: Outputs) -> Outputs | None:
-    """The inputs of those forwards whose outputs a backward followed; None of a first rank.
-
-    Raises:
-        MismatchError
-    """
-    came = channels.from_previous
+    """The inputs of those forwards whose outputs a backward followed; None of a first rank."""
+    came = channels[FROM_PREVIOUS]
     if not len(came):
         return None
-    total = len(channels.to_next) // outputs.num_tensors
+    total = len(channels[TO_NEXT]) // outputs.num_tensors
     op_of = split_evenly(evidence, came, total, "inputs", "outputs")
     trained = np.flatnonzero(np.isin(op_of, np.unique(outputs.messages // outputs.num_tensors)))
     return Outputs(trained.astype(np.int64), len(came) // total, outputs.sizes)
@@ -143,15 +126,12 @@ def _inputs_of_last(evidence: Evidence, channels: Channels, backwards: Ops) -> t
     """The inputs of a last rank, which sends no outputs, and the forwards that read them: those whose nodes a backward ran.
 
     What most forwards consist of, those of evaluation tell as well.
-
-    Raises:
-        MismatchError
     """
-    came = channels.from_previous
+    came = channels[FROM_PREVIOUS]
     num_tensors, remainder = divmod(len(came), len(backwards))
     num_tensors = 1 if remainder or not num_tensors else num_tensors
     op_of = np.arange(len(came), dtype=np.int64) // num_tensors
-    forwards = forwards_between(evidence, channels, {("F", "recv"): grouped(came, op_of)})
+    forwards = forwards_of(evidence, channels, {FROM_PREVIOUS: grouped(came, op_of)})
     trained = np.sort(_behind(evidence, forwards, backwards))
     ops = ops_of(evidence.operators, forwards.low[trained], forwards.high[trained])
     messages = np.flatnonzero(np.isin(op_of, trained)).astype(np.int64)
@@ -175,67 +155,43 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
 def _checked(evidence: Evidence, match: RankMatch, declared_sizes: tuple[int, ...], is_first: bool) -> Match:
     """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
 
-    Without units where nothing tells when steps end: one microbatch at a time, and no optimizer.
-
-    Raises:
-        MismatchError
+    Without sizes where nothing tells when steps end: one microbatch at a time, and no optimizer.
     """
     behind = _behind(evidence, match.forwards, match.backwards)
     if len(behind) != len(match.forwards):
         raise MismatchError(
             f"{len(match.forwards)} forwards and {len(behind)} backwards: the trace begins or ends within a step"
         )
-    row = in_order(match, behind)
-    sizes = tuple(_sizes([kind for kind, _, _ in row]))
-    if not is_first and set(sizes) == {1} and not len(evidence.optimizers):
-        if sum(declared_sizes) != len(sizes):
-            return Match((match,), (), behind)
-        sizes = declared_sizes
-    units = units_of(sizes, [row], [evidence.optimizers])
-    check_between_units(row, match, units, message_kinds=tuple(match.others))
-    for message_kind, group in match.groups.items():
-        _check_no_bound(evidence, match.forwards if message_kind[0] == "F" else match.backwards, message_kind, group)
-    _check_backward_follows_gradient(evidence, match)
-    return Match((match,), units, behind)
-
-
-def _sizes(kinds: list[str]) -> Iterator[int]:
-    """Numbers of microbatches that run until none is under way, one after the other.
-
-    Raises:
-        MismatchError: a backward comes before its forward.
-    """
+    row = match.in_order(behind)
+    sizes: list[int] = []  # numbers of microbatches that run until none is under way
     in_flight = count = 0
-    for kind in kinds:
+    for kind, *_ in row:
         in_flight += 1 if kind == "F" else -1
         count += kind == "F"
         if in_flight < 0:
             raise MismatchError("more backwards than forwards: some forwards were not recorded")
         if not in_flight:
-            yield count
+            sizes.append(count)
             count = 0
-
-
-def _check_no_bound(evidence: Evidence, ops: Ops, message_kind: MessageKind, group: Grouped) -> None:
-    """Check that no step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no
-    gradient.
-
-    Raises:
-        MismatchError
-    """
+    if not is_first and set(sizes) == {1} and not len(evidence.optimizers):
+        if sum(declared_sizes) != len(sizes):
+            return Match((match,), (), behind)
+        sizes = list(declared_sizes)
+    joined, (runs,) = runs_of(sizes, [row], [evidence.optimizers])
+    check_between_runs(runs, match, match.others)
     bounds = np.sort(evidence.bounds)
-    first, last = (ops.start_ns, group.post_ns) if message_kind[1] == "send" else (group.post_ns, ops.start_ns)
-    if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():
-        raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
+    for (direction, kind), group in match.groups.items():
+        ops = match.forwards if direction == "F" else match.backwards
+        first, last = (ops.start_ns, group.post_ns) if kind == "send" else (group.post_ns, ops.start_ns)
+        if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():  # behind an optimizer is no gradient
+            raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
+    _check_backward_follows_gradient(evidence, match)
+    return Match((match,), joined, behind)
 
 
 def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> None:
-    """A backward runs nothing that was made between its gradient and itself, as where ranks exchange messages within a forward.
-
-    Raises:
-        MismatchError
-    """
-    received, backwards, operators = match.groups.get(("B", "recv")), match.backwards, evidence.operators.start_ns
+    """Check that a backward runs nothing made between its gradient and itself, as where ranks exchange messages in a forward."""
+    received, backwards, operators = match.groups.get(FROM_NEXT), match.backwards, evidence.operators.start_ns
     if received is None:
         return
     computes = np.searchsorted(operators, backwards.start_ns) > np.searchsorted(operators, received.ready_ns)

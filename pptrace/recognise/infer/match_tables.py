@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
-from pptrace.recognise.infer.match import Match, RankMatch, numbers_of
-from pptrace.recognise.infer.rank_order import Messages
-from pptrace.recognise.infer.schedule_runs import Unit
+from pptrace.recognise.infer.evidence import Messages
+from pptrace.recognise.infer.match import Match, RankMatch
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The step of each unit of a pipeline; ``by_ranges``: these are the numbers of the steps' own ranges."""
+def with_matches(ranks: Sequence[RecognisedRank], matches: Sequence[Match]) -> tuple[RecognisedRank, ...]:
+    """The ranks with the ops and messages of the matches."""
+    by_rank = {recognised.number: recognised for recognised in ranks}
+    for match in matches:
+        # Steps have the numbers of their ranges, if each holds one run on every rank; else they are counted from 0.
+        numbers = [_numbers_of_ranges(by_rank[of_rank.rank].host, of_rank, match) for of_rank in match.ranks]
+        first = numbers[0]
+        by_ranges = first is not None and all(
+            of_rank is not None and np.array_equal(first, of_rank) for of_rank in numbers
+        )
+        steps = first if by_ranges and first is not None else np.arange(len(match.sizes), dtype=np.int64)
+        for of_rank in match.ranks:
+            recognised = by_rank[of_rank.rank]
+            by_rank[of_rank.rank] = replace(
+                recognised,
+                framework=recognised.framework or "unlabelled",
+                ops=_ops(recognised, of_rank, match, steps, by_ranges),
+                comms=_comms(recognised, of_rank, match, steps),
+                warnings=warnings_of_marks(recognised.warnings),
+                is_paired=of_rank.stage is None,
+            )
+    return tuple(by_rank.values())
 
-    of_unit: Int64
-    by_ranges: bool
 
-
-def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RecognisedRank, RankMatch]]) -> Steps:
-    """Numbers of the step ranges, if each holds one unit on every rank; else counted from 0."""
-    numbers = [_numbers_of_ranges(recognised.host, match, units) for recognised, match in ranks]
-    first = numbers[0]
-    if first is None or any(
-        numbers_of_rank is None or not np.array_equal(first, numbers_of_rank) for numbers_of_rank in numbers
-    ):
-        return Steps(np.arange(len(units), dtype=np.int64), by_ranges=False)
-    return Steps(first, by_ranges=True)
-
-
-def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Unit]) -> Int64 | None:
-    """Number of the range that each unit begins in; None where ranges do not tell the units."""
+def _numbers_of_ranges(host: pd.DataFrame, of_rank: RankMatch, match: Match) -> Int64 | None:
+    """Number of the range that each run begins in; None where ranges do not tell the runs."""
     steps = host[(host["what"] == What.STEP.value) & (host["number"] >= 0)]
     if steps.empty:
         return None
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
-    first = match.forwards.start_ns[[unit.first for unit in units]]
+    first = of_rank.forwards.start_ns[match.firsts]
     at = np.searchsorted(starts, first, side="right") - 1
     if not ((at >= 0) & (first < ends[at])).all() or len(set(at.tolist())) < len(at):
         return None
@@ -51,75 +56,55 @@ def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Uni
     return step_numbers
 
 
-def with_matches(ranks: Sequence[RecognisedRank], matches: Sequence[Match]) -> tuple[RecognisedRank, ...]:
-    """The ranks with the ops and messages of the matches."""
-    by_rank = {recognised.number: recognised for recognised in ranks}
-    for match in matches:
-        steps = steps_of_units(match.units, [(by_rank[of_rank.rank], of_rank) for of_rank in match.ranks])
-        for of_rank in match.ranks:
-            by_rank[of_rank.rank] = _with_match(by_rank[of_rank.rank], of_rank, match, steps)
-    return tuple(by_rank.values())
-
-
-def _with_match(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> RecognisedRank:
-    return replace(
-        recognised,
-        framework=recognised.framework or "unlabelled",
-        ops=_ops(recognised, of_rank, match, steps),
-        comms=_comms(recognised, of_rank, match, steps),
-        warnings=warnings_of_marks(recognised.warnings),
-        is_paired=of_rank.stage is None,
-    )
-
-
-def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> pd.DataFrame:
-    launches = LaunchIndex(recognised.work)
-    unit, microbatch = numbers_of(match.units)
-    stage, chunk = (-1, -1) if of_rank.stage is None else (of_rank.stage, 0)
-    common: dict[str, Any] = {"stage": stage, "chunk": chunk, "source": "inferred"}
-    rows: list[dict[str, Any]] = []
-    for kind, ops, of_op in (("F", of_rank.forwards, slice(None)), ("B", of_rank.backwards, match.behind)):
-        columns = (ops.start_ns, ops.end_ns, steps.of_unit[unit][of_op], microbatch[of_op])
-        for start, end, step, number in zip(*(column.tolist() for column in columns), strict=True):
-            span = launches.span(start, end, communication=False)
-            clock = "host" if span is None else "device"
-            start, end = (start, end) if span is None else span[:2]
-            rows.append(_row(kind, step, start, end, microbatch=number, clock=clock, **common))
-    rows += _spans(recognised, of_rank, match, steps)
-    rows.sort(key=lambda row: row["start_ns"])
-    return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
-
-
-def _spans(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> Iterator[dict[str, Any]]:
-    """The optimizer's runs, each of the last step that began before it, data of the step that begins next, and the numbered
-    ranges of steps.
+def _ops(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64, by_ranges: bool) -> pd.DataFrame:
+    """The ops of a rank, the optimizer's runs, each of the last step that began before it, data of the step that begins next,
+    and the numbered ranges of steps. ``steps`` has the step of each run; ``by_ranges``: it is the number of its range.
     """
-    numbers = steps.of_unit
-    begun = of_rank.backwards.start_ns[[unit.first for unit in match.units]]
-    for what, number, start, end in recognised.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
-        if what == What.OPTIMIZER and (at := int(np.searchsorted(begun, start)) - 1) >= 0:
-            yield _row("OPTIMIZER", int(numbers[at]), start, end)
-        elif what == What.DATA:
-            yield _row("DATA", int(numbers[min(int(np.searchsorted(begun, start)), len(numbers) - 1)]), start, end)
-        elif what == What.STEP and steps.by_ranges and number >= 0 and number in numbers:
-            yield _row("STEP", number, start, end)
+    run, microbatch = match.numbers()
+    op = np.concatenate((np.arange(len(run)), match.behind))
+    both = (of_rank.forwards, of_rank.backwards)
+    start, end = (np.concatenate([getattr(ops, name) for ops in both]) for name in ("start_ns", "end_ns"))
+    work = LaunchIndex(recognised.work).spans(start, end, communication=False)
+    start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
+    what, number, begin = (recognised.host[name].to_numpy() for name in ("what", "number", "start_ns"))
+    at = np.searchsorted(of_rank.backwards.start_ns[match.firsts], begin)
+    is_optimizer, is_data = (what == What.OPTIMIZER.value) & (at > 0), what == What.DATA.value
+    is_step = (what == What.STEP.value) & by_ranges & (number >= 0) & np.isin(number, steps)
+    spans = np.flatnonzero(is_optimizer | is_data | is_step)
+    step_of_span = steps[np.where(is_optimizer, at - 1, np.minimum(at, len(steps) - 1))]
+    stage, chunk = (-1, -1) if of_rank.stage is None else (of_rank.stage, 0)
+
+    def column(of_ops: Any, of_spans: Any) -> npt.NDArray[Any]:
+        sizes = zip((of_ops, of_spans), (len(op), len(spans)), strict=True)
+        return np.concatenate([value if np.ndim(value) else np.full(size, value, object) for value, size in sizes])
+
+    columns = {
+        "rank": column(-1, -1),
+        "step": column(steps[run[op]], np.where(is_step, number, step_of_span)[spans]),
+        "kind": column(np.repeat(np.array(["F", "B"], object), list(map(len, both))), what[spans]),
+        "stage": column(stage, -1),
+        "chunk": column(chunk, -1),
+        "microbatch": column(microbatch[op], -1),
+        "phase": column("", ""),
+        "start_ns": column(start, begin[spans]),
+        "end_ns": column(end, recognised.host["end_ns"].to_numpy()[spans]),
+        "clock": column(np.where(work.launched, "device", "host").astype(object), "host"),
+        "source": column("inferred", "label"),
+        "pair": column("", ""),
+    }
+    order = np.argsort(columns["start_ns"], kind="stable")
+    return make_table(OPS, {name: values[order] for name, values in columns.items()})
 
 
-def _row(kind: str, step: int, start_ns: int, end_ns: int, **more: Any) -> dict[str, Any]:
-    row = {"rank": -1, "step": step, "kind": kind, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
-    row |= {"start_ns": start_ns, "end_ns": end_ns, "clock": "host", "source": "label", "pair": ""}
-    return row | more
-
-
-def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Steps) -> pd.DataFrame:
+def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: Int64) -> pd.DataFrame:
     """The messages of the ops, and those that are of none."""
-    unit, microbatch = numbers_of(match.units)
+    run, microbatch = match.numbers()
     parts = []
     for (direction, kind), group in of_rank.groups.items():
         row = {"kind": kind, "direction": direction, "peer": of_rank.peers[direction, kind]}
         of_op = group.group if direction == "F" else match.behind[group.group]
         named = {
-            "step": steps.of_unit[unit[of_op]],
+            "step": steps[run[of_op]],
             "stage": -1 if of_rank.stage is None else of_rank.stage,
             "microbatch": microbatch[of_op],
         }
@@ -131,9 +116,9 @@ def _comms(recognised: RecognisedRank, of_rank: RankMatch, match: Match, steps: 
 def _messages(recognised: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
     """Rows of COMMS."""
     calls = recognised.calls.iloc[messages.row]
-    times = {name: calls[name].to_numpy() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")}
-    times |= {"transfer_start_ns": times["start_ns"], "transfer_end_ns": times["end_ns"]}
-    copied = {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
-    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **copied, **times}
+    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row}
+    names = ("bytes", "stream", "clock", "start_ns", "posted_ns", "asked_ns", "end_ns")
+    columns |= {name: calls[name].to_numpy() for name in names}
+    columns |= {"transfer_start_ns": columns["start_ns"], "transfer_end_ns": columns["end_ns"]}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})

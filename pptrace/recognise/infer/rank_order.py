@@ -8,178 +8,36 @@ messages, or between a message and an op. What lies elsewhere (gradients set to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
-from pptrace.model.tables import Int64, What
+from pptrace.intervals import reduce_ranges
+from pptrace.model.tables import Int64
+from pptrace.recognise.infer.evidence import Bools, Evidence, Messages, MismatchError, Rows
 
-Bools = npt.NDArray[np.bool_]
 _LATEST = np.iinfo(np.int64).max
 _EARLIEST = np.iinfo(np.int64).min
 
+Channel = tuple[str, str]
+"""F or B, send or recv: outputs sent on, gradients received, gradients sent back, inputs received."""
+TO_NEXT, FROM_NEXT, TO_PREVIOUS, FROM_PREVIOUS = ("F", "send"), ("B", "recv"), ("B", "send"), ("F", "recv")
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Sends or receives of one rank in the order of their posting.
-
-    ``row`` is the row in the rank's calls; ``peer`` the global rank, -1 if unknown. ``ready_ns`` is when the host knew a
-    receive to be complete, or was done with its posting where nothing tells that.
-    """
-
-    row: Int64
-    peer: Int64
-    post_ns: Int64
-    ready_ns: Int64
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def where(self, is_inside: Bools | Int64) -> Messages:
-        return Messages(self.row[is_inside], self.peer[is_inside], self.post_ns[is_inside], self.ready_ns[is_inside])
+Around = tuple[int | None, int | None]
+"""The previous and the next rank: None where there is none, −1 where it is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Operators, nodes of autograd's engine or postings of messages in time order, with the columns of ``HOST_ORDER``."""
-
-    start_ns: Int64
-    end_ns: Int64
-    name: Int64
-    number: Int64
-
-    def where(self, is_inside: Bools) -> Rows:
-        return Rows(self.start_ns[is_inside], self.end_ns[is_inside], self.name[is_inside], self.number[is_inside])
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over."""
-
-    rank: int
-    sends: Messages
-    recvs: Messages
-    operators: Rows
-    engine: Rows
-    postings: Rows
-    bounds: Int64
-    optimizers: Int64
-
-    def between(self, begin_ns: int, end_ns: int) -> Evidence:
-        """Evidence that began in a stretch of time."""
-
-        def is_inside(at: Int64) -> Bools:
-            inside: Bools = (at >= begin_ns) & (at < end_ns)
-            return inside
-
-        return Evidence(
-            self.rank,
-            self.sends.where(is_inside(self.sends.post_ns)),
-            self.recvs.where(is_inside(self.recvs.post_ns)),
-            self.operators.where(is_inside(self.operators.start_ns)),
-            self.engine.where(is_inside(self.engine.start_ns)),
-            self.postings.where(is_inside(self.postings.start_ns)),
-            self.bounds[is_inside(self.bounds)],
-            self.optimizers[is_inside(self.optimizers)],
-        )
-
-
-def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Sequence[int]) -> Evidence:
-    """The evidence of a rank.
-
-    Args:
-        host: what its thread did (schema ``HOST_ORDER``).
-        calls: its communication (schema ``CALLS``).
-        peers: for each call the other global rank of a message, -1 where unknown.
-    """
-    what = host["what"].to_numpy()
-
-    def rows(kind: What) -> Rows:
-        rows_of_kind = host[what == kind.value]
-        return Rows(*(rows_of_kind[name].to_numpy() for name in ("start_ns", "end_ns", "name", "number")))
-
-    bounds = np.isin(what, [What.BOUND.value, What.OPTIMIZER.value, What.STEP.value])
-    return Evidence(
-        rank,
-        _messages(calls, peers, "send"),
-        _messages(calls, peers, "recv"),
-        rows(What.OPERATOR),
-        rows(What.ENGINE),
-        rows(What.MESSAGE),
-        host.loc[bounds, "start_ns"].to_numpy(),
-        rows(What.OPTIMIZER).start_ns,
-    )
-
-
-def _messages(calls: pd.DataFrame, peers: Sequence[int], kind: str) -> Messages:
-    rows = np.flatnonzero((calls["kind"] == kind).to_numpy())
-    rows = rows[np.argsort(calls["host_ns"].to_numpy()[rows], kind="stable")]
-    on_host = (calls["clock"] == "host").to_numpy()[rows]
-    post = calls["host_ns"].to_numpy()[rows]
-    ready = np.where(on_host, calls["end_ns"].to_numpy()[rows], post)
-    return Messages(rows.astype(np.int64), np.asarray(peers, dtype=np.int64)[rows], post, ready)
-
-
-class MismatchError(Exception):
-    """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
-
-
-Match = TypeVar("Match")
-
-
-def outcome_of(hypothesis: Callable[[], Match]) -> Match | MismatchError:
-    """The match of a hypothesis with the evidence, or the reason against it."""
-    try:
-        return hypothesis()
-    except MismatchError as err:
-        return err
-
-
-def first_match(hypotheses: Iterable[Callable[[], Match]]) -> Match:
-    """The match of the first hypothesis that explains the evidence.
-
-    Raises:
-        MismatchError: none does; the reason is that against the first.
-    """
-    reasons: list[MismatchError] = []
-    for hypothesis in hypotheses:
-        match = outcome_of(hypothesis)
-        if not isinstance(match, MismatchError):
-            return match
-        reasons.append(match)
-    raise reasons[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Channels:
-    """The messages of a rank by what they carry: outputs sent on, inputs received, gradients received and sent back.
-
-    ``previous`` and ``following`` are the ranks that they are exchanged with: None where there is none, −1 where it is unknown.
-    """
-
-    previous: int | None
-    following: int | None
-    to_next: Messages
-    from_next: Messages
-    to_previous: Messages
-    from_previous: Messages
-
-
-def channels_of(evidence: Evidence, previous: int | None, following: int | None) -> Channels:
-    """The messages by direction: by their peers where these are known, else by the pipeline rank and the ops before them.
+def channels_of(evidence: Evidence, around: Around) -> dict[Channel, Messages]:
+    """The messages by what they carry: by their peers where these are known, else by the pipeline rank and the ops before them.
 
     Raises:
         MismatchError: a peer is no neighbour.
     """
-    sends, recvs = evidence.sends, evidence.recvs
-    neighbours = [rank for rank in (previous, following) if rank is not None]
+    (previous, following), sends, recvs = around, evidence.sends, evidence.recvs
     peers = np.concatenate((sends.peer, recvs.peer))
     if len(peers) and (peers >= 0).all():
-        strangers = sorted(set(peers.tolist()) - set(neighbours))
+        strangers = sorted(set(peers.tolist()) - set(around))
         if strangers:
             raise MismatchError(
                 f"rank {evidence.rank} exchanges messages with rank {strangers[0]}, which is no neighbour of it"
@@ -190,14 +48,12 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
         from_next = np.full(len(recvs), following is not None)
     else:
         to_next, from_next = _by_ops(evidence)
-    return Channels(
-        previous=previous,
-        following=following,
-        to_next=sends.where(to_next),
-        from_next=recvs.where(from_next),
-        to_previous=sends.where(~to_next),
-        from_previous=recvs.where(~from_next),
-    )
+    return {
+        TO_NEXT: sends.where(to_next),
+        FROM_NEXT: recvs.where(from_next),
+        FROM_PREVIOUS: recvs.where(~from_next),
+        TO_PREVIOUS: sends.where(~to_next),
+    }
 
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
@@ -208,7 +64,7 @@ def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
     if not len(sends):
         return np.zeros(0, dtype=bool), np.ones(len(recvs), dtype=bool)
     group = cut(sends, evidence.operators.start_ns, nodes)
-    first = np.searchsorted(group, np.arange(group[-1] + 1))
+    first = first_members(group)
     last = np.append(first[1:], len(group)) - 1
     since = np.append(0, np.searchsorted(nodes, sends.post_ns[last[:-1]]))
     ran = np.searchsorted(nodes, sends.post_ns[first]) > since
@@ -221,22 +77,21 @@ def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
 
 def cut(messages: Messages, *at: Int64) -> Int64:
     """Number of each message's group: groups end wherever one of the times lies between two postings."""
-    times = np.sort(np.concatenate(at))
-    before = np.searchsorted(times, messages.post_ns)
+    before = np.searchsorted(np.sort(np.concatenate(at)), messages.post_ns)
     return np.append(0, np.cumsum(np.diff(before) > 0))[: len(messages)].astype(np.int64)
 
 
 def first_members(group: Int64) -> Int64:
-    """The places of the first members of groups that are numbered from 0."""
+    """The index of the first member of each group; they are numbered from 0."""
     return np.searchsorted(group, np.arange(group[-1] + 1 if len(group) else 0)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """One end of a channel by ops: for each op the first posting and the last completion of its messages."""
+    """One end of a channel by ops: the op of each message; for each op the first posting and last completion of its messages."""
 
     messages: Messages
-    group: Int64  # of each message
+    group: Int64
     post_ns: Int64
     ready_ns: Int64
 
@@ -255,7 +110,7 @@ def grouped(messages: Messages, group: Int64) -> Grouped:
 class Ops:
     """Forwards or backwards of a rank in the order of their messages.
 
-    ``low`` and ``high`` are the places of their rows, ``low`` ≤ row < ``high``, among the operators or the engine's nodes.
+    ``low`` and ``high`` are the indices of their rows, ``low`` ≤ row < ``high``, among the operators or the engine's nodes.
     """
 
     low: Int64
@@ -268,9 +123,8 @@ class Ops:
 
 
 def ops_of(rows: Rows, low: Int64, high: Int64) -> Ops:
-    """The ops that consist of these rows."""
-    ends = [rows.end_ns[first:after].max() for first, after in zip(low, high, strict=True)]
-    return Ops(low, high, rows.start_ns[low], np.array(ends, dtype=np.int64))
+    """The ops that consist of these rows, each of one at least."""
+    return Ops(low, high, rows.start_ns[low], reduce_ranges(np.maximum, rows.end_ns, low, high))
 
 
 def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | None) -> tuple[Int64, Int64]:
@@ -293,38 +147,43 @@ def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | N
     return low, high
 
 
-def forwards_of(evidence: Evidence, received: Grouped | None, sent: Grouped | None, since: Int64, until: Int64) -> Ops:
-    """The forwards: each the operators before its output is sent, else those after its input came.
+def forwards_of(evidence: Evidence, channels: Mapping[Channel, Messages], groups: Mapping[Channel, Grouped]) -> Ops:
+    """The forwards: each the operators before its output is sent, on the last rank those after its input came; without what
+    only some of them have.
 
     Between its messages there may be more, which an op, a bound or another message parts from the forward.
 
     Args:
-        received: the inputs, by op; None on the first rank.
-        sent: the outputs; None on the last rank.
-        since: for each op, on all ranks but the last, when its rank sent something on before.
-        until: for each op of the last rank when the next input came.
+        channels: all messages of the rank.
+        groups: its inputs and outputs by op.
 
     Raises:
         MismatchError: no operator ran there.
     """
-    rows = evidence.operators
-    between = [evidence.engine.start_ns, evidence.bounds]
+    rows, received, sent = evidence.operators, groups.get(FROM_PREVIOUS), groups.get(TO_NEXT)
+    starts, parts = rows.start_ns, [evidence.engine.start_ns, evidence.bounds]
     if sent is not None:
-        low = np.searchsorted(rows.start_ns, since)
+        posts = channels[TO_NEXT].post_ns
+        low = np.searchsorted(starts, np.append(posts, _EARLIEST)[np.searchsorted(posts, sent.post_ns) - 1])
+        high = np.searchsorted(starts, sent.post_ns)
         if received is not None:
-            low = np.maximum(low, np.searchsorted(rows.start_ns, received.ready_ns))
-            between.append(evidence.sends.post_ns)
-        high = np.searchsorted(rows.start_ns, sent.post_ns)
-        _check_rows(evidence, low, high)
-        parts = np.sort(np.concatenate(between))
-        start = np.append(_EARLIEST, parts)[np.searchsorted(parts, rows.start_ns[high - 1], side="right")]
-        return ops_of(rows, np.maximum(low, np.searchsorted(rows.start_ns, start)), high)
-    assert received is not None
-    low, high = np.searchsorted(rows.start_ns, received.ready_ns), np.searchsorted(rows.start_ns, until)
-    _check_rows(evidence, low, high)
-    parts = np.sort(np.concatenate(between))
-    end = np.append(parts, _LATEST)[np.searchsorted(parts, rows.start_ns[low], side="right")]
-    return ops_of(rows, low, np.minimum(high, np.searchsorted(rows.start_ns, end)))
+            low = np.maximum(low, np.searchsorted(starts, received.ready_ns))
+            parts.append(evidence.sends.post_ns)
+    else:
+        assert received is not None
+        ready = np.append(np.sort(channels[FROM_PREVIOUS].ready_ns), _LATEST)
+        low = np.searchsorted(starts, received.ready_ns)
+        high = np.searchsorted(starts, ready[np.searchsorted(ready, received.ready_ns, side="right")])
+    if (high <= low).any():
+        raise MismatchError(f"rank {evidence.rank} runs no operator next to outputs that it sends or receives")
+    parting = np.sort(np.concatenate(parts))
+    if sent is not None:
+        start = np.append(_EARLIEST, parting)[np.searchsorted(parting, starts[high - 1], side="right")]
+        low = np.maximum(low, np.searchsorted(starts, start))
+    else:
+        end = np.append(parting, _LATEST)[np.searchsorted(parting, starts[low], side="right")]
+        high = np.minimum(high, np.searchsorted(starts, end))
+    return trimmed(rows, ops_of(rows, low, high), at_end=sent is not None)
 
 
 def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 | None:
@@ -337,35 +196,27 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     known = evidence.postings.number >= 0
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
     after, before = np.searchsorted(times, forwards.end_ns), np.searchsorted(times, forwards.start_ns) - 1
-    nodes = [evidence.engine.number[low:high] for low, high in zip(backwards.low, backwards.high, strict=True)]
-    next_numbers = np.append(numbers, -1)[np.searchsorted(times, backwards.start_ns) - 1].tolist()
-    nodes = [
-        _made_before(numbers_of_backward[numbers_of_backward >= 0], latest)
-        for numbers_of_backward, latest in zip(nodes, next_numbers, strict=True)
-    ]
-    if (after >= len(times)).any() or not all(map(len, nodes)):
+    latest = np.append(numbers, -1)[np.searchsorted(times, backwards.start_ns) - 1]
+    lowest, highest = np.empty_like(latest), np.empty_like(latest)
+    for index, (low, high) in enumerate(zip(backwards.low.tolist(), backwards.high.tolist(), strict=True)):
+        nodes = evidence.engine.number[low:high]
+        nodes = nodes[nodes >= 0]
+        if (nodes < latest[index]).any():  # some may be made as the backward begins
+            nodes = nodes[nodes < latest[index]]
+        if not len(nodes):
+            return None
+        lowest[index], highest[index] = nodes.min(), nodes.max()
+    if (after >= len(times)).any():
         return None
     made, since = np.maximum.accumulate(numbers[after]), np.append(numbers, -1)[before]
     unnumbered = np.searchsorted(evidence.postings.start_ns[~known], forwards.end_ns)
     if ((np.diff(made) == 0) & (np.diff(unnumbered) > 0)).any():  # messages under torch.no_grad have no numbers
         return None
-    lowest = np.searchsorted(made, [numbers_of_backward.min() for numbers_of_backward in nodes], side="right")
-    highest = np.searchsorted(made, [numbers_of_backward.max() for numbers_of_backward in nodes], side="right")
-    if (
-        (lowest != highest).any()
-        or (highest >= len(made)).any()
-        or any(
-            numbers_of_backward.min() < since[index]
-            for numbers_of_backward, index in zip(nodes, lowest.tolist(), strict=True)
-        )
-    ):
+    behind = np.searchsorted(made, highest, side="right").astype(np.int64)
+    is_one = np.array_equal(np.searchsorted(made, lowest, side="right"), behind) and (behind < len(made)).all()
+    if not is_one or (lowest < since[behind]).any():
         raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
-    return highest.astype(np.int64)
-
-
-def _made_before(nodes: Int64, number: int) -> Int64:
-    """Nodes of a backward with numbers below; all where there are none: some may be made as the backward begins."""
-    return nodes[nodes < number] if (nodes < number).any() else nodes
+    return behind
 
 
 def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:
@@ -386,11 +237,6 @@ def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, recei
                 f"rank {evidence.rank} may have run its forwards later than right after their inputs came"
             )
         latest = int(np.searchsorted(piece, piece[latest - 1]))
-
-
-def _check_rows(evidence: Evidence, low: Int64, high: Int64) -> None:
-    if (high <= low).any():
-        raise MismatchError(f"rank {evidence.rank} runs no operator next to outputs that it sends or receives")
 
 
 def trimmed(rows: Rows, ops: Ops, at_end: bool) -> Ops:

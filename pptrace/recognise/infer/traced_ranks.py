@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
 from pptrace.recognise.infer.candidates import num_leading
-from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
+from pptrace.recognise.messages.messages_from_plan import planned_messages
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
@@ -25,44 +25,13 @@ class Detail(StrEnum):
     KINDS = "kinds"
 
 
-@dataclass(frozen=True, slots=True)
-class StepMessages:
-    """Messages of a rank in one step: their (kind, direction), and the global ranks of their peers.
-
-    ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
-    """
-
-    kinds_and_directions: frozenset[tuple[str, str]]
-    peers: frozenset[int]
-    is_any: bool
-    is_exact: bool
-
-    def allow(self, plan: Plan, pp_rank: int) -> bool:
-        """Return whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
-        others.
-        """
-        needed = message_kinds_of(plan, pp_rank)
-        if self.is_any and not needed:
-            return False
-        if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, pp_rank)):
-            return False
-        if not self.kinds_and_directions:
-            return True
-        return self.kinds_and_directions == needed if self.is_exact else self.kinds_and_directions >= needed
-
-
 def message_kinds_of(plan: Plan, pp_rank: int) -> frozenset[tuple[str, str]]:
     """The (kind, direction) of the messages that a pipeline rank has."""
     return frozenset(
-        (kind, direction)
+        (kind, str(message.direction))
         for kind in P2P
-        for direction in PRODUCERS
-        if _has_messages_of(plan, pp_rank, direction, sends=kind == "send")
+        for message in planned_messages(plan, pp_rank, sends=kind == "send")
     )
-
-
-def _has_messages_of(plan: Plan, pp_rank: int, direction: str, sends: bool) -> bool:
-    return any(message.direction == direction for message in planned_messages(plan, pp_rank, sends))
 
 
 def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
@@ -78,10 +47,14 @@ def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """The fullest step of one rank: its ops in time order as text, with the detail of its labels.
+    """The fullest step of one rank: its ops in time order as text, with the detail of its labels, and its messages.
 
-    ``stages`` are its chunks where labels name these. ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks
-    where kinds alone are known; ``pairs`` is then, if known, for each backward in order the index of its forward.
+    ``stages`` are its chunks where labels name these. ``num_microbatches`` are the forwards of all chunks where kinds alone are
+    known; ``pairs`` is then, if known, for each backward in order the index of its forward.
+
+    ``message_kinds`` are the (kind, direction) of its messages, none where some have no direction, and ``peers`` the global ranks
+    at their other ends. ``has_exact_messages``: none is there but those that moved. Labels of functions that may move four
+    messages name all of them.
     """
 
     rank: int
@@ -90,52 +63,44 @@ class TracedRank:
     kinds: tuple[str, ...]
     stages: tuple[int, ...]
     num_microbatches: int
-    messages: StepMessages
-    pairs: tuple[int, ...] | None = None
-
-    @property
-    def num_chunks(self) -> int | None:
-        return None if self.detail is Detail.KINDS else len(self.stages)
-
-    @property
-    def num_leading(self) -> int:
-        """The forwards before any other op."""
-        return num_leading(self.kinds)
+    pairs: tuple[int, ...] | None
+    message_kinds: frozenset[tuple[str, str]]
+    peers: frozenset[int]
+    has_messages: bool
+    has_exact_messages: bool
 
     @property
     def is_last_first(self) -> bool:
         """Return whether all forwards come first, and then their backwards from the last one to the first."""
         count = len(self.pairs or ())
-        return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
+        return count > 1 and num_leading(self.kinds) == count and self.pairs == tuple(range(count))[::-1]
 
-    def follows(self, plan: Plan, pp_rank: int) -> bool:
-        """Return whether the order of the ops is exactly that of a pipeline rank of a plan."""
-        actions = plan.compute_actions(pp_rank)
+    def may_be(self, plan: Plan, pp_rank: int) -> bool:
+        """Return whether a pipeline rank of a plan runs exactly these ops in this order, and may have these messages: some of
+        each kind and direction of the plan, and no others.
+        """
+        actions = plan.compute_actions(pp_rank) if pp_rank < plan.pp else ()
         if len(actions) != len(self.kinds) or any(
             action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
         ):
             return False
-        if self.detail is Detail.KINDS:
-            return self.pairs is None or self.pairs == _pairs_of(actions)
-        return self.cells == tuple(texts_of(actions, self.detail))
-
-
-def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
-    """Index of each backward's forward among the forwards."""
-    forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
-    index = {key: position for position, key in enumerate(forwards)}
-    return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
-
-
-def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
-    """Actions as the labels of a rank write them."""
-    for action in actions:
-        if detail is Detail.STAGES:
-            yield str(action)
-        elif detail is Detail.CHUNKS:
-            yield _by_chunk(action)
-        else:
-            yield action.kind.value
+        if self.detail is not Detail.KINDS:
+            texts = map(str if self.detail is Detail.STAGES else _by_chunk, actions)
+            if self.cells != tuple(texts):
+                return False
+        elif self.pairs is not None:
+            forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
+            index = {key: position for position, key in enumerate(forwards)}
+            backwards = (action for action in actions if action.kind is Kind.B)
+            if self.pairs != tuple(index[action.stage, action.microbatch] for action in backwards):
+                return False
+        planned = message_kinds_of(plan, pp_rank)
+        if self.has_messages and not planned:
+            return False
+        if not self.has_exact_messages:
+            return not self.message_kinds or self.message_kinds >= planned
+        has_as_many = len(self.peers) <= len(peers_of(plan, pp_rank))
+        return has_as_many and (not self.message_kinds or self.message_kinds == planned)
 
 
 def _by_chunk(action: Action) -> str:
@@ -166,66 +131,48 @@ def find_traced_ranks(
     sizes = compute.groupby("step")["rank"].agg(["nunique", "size"])
     step = max(sizes.index, key=lambda number: tuple(sizes.loc[number]))
     rows = compute[compute["step"] == step].sort_values("start_ns", kind="stable")
+    messages = comms[(comms["step"] == step) & (comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     traced_ranks = []
-    for rank, rank_ops in rows.groupby("rank"):
-        messages = _messages(comms[(comms["rank"] == rank) & (comms["step"] == step)], calls.get(int(str(rank))), exact)
-        if (traced := _traced_rank(int(str(rank)), rank_ops, messages, rank in paired)) is None:
+    for number, of_rank in rows.groupby("rank"):
+        rank = int(str(number))
+        has_stage = of_rank["stage"] >= 0
+        if has_stage.any() and not has_stage.all():
             return []
+        detail, stages = _detail_of(of_rank, names_stages=bool(has_stage.all()))
+        kinds = tuple(of_rank["kind"].tolist())
+        forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
+        moved = messages[messages["rank"] == rank]
+        have_directions = (moved["direction"] != "").all()
+        has_calls = rank in calls and bool(calls[rank]["kind"].isin(MESSAGE_CALLS).any())
+        columns = (of_rank[name].tolist() for name in ("stage", "chunk", "kind", "microbatch", "pair"))
+        traced = TracedRank(
+            rank,
+            detail,
+            tuple(
+                pair or f"{stage_text(stage, chunk)}{kind}{mb}"
+                for stage, chunk, kind, mb, pair in zip(*columns, strict=True)
+            ),
+            kinds,
+            stages,
+            forwards if detail is Detail.KINDS else int(of_rank["microbatch"].max()) + 1,
+            tuple(of_rank.loc[of_rank["kind"] == "B", "microbatch"].tolist()) if rank in paired else None,
+            frozenset(zip(moved["kind"], moved["direction"], strict=True)) if have_directions else frozenset(),
+            frozenset(int(peer) for peer in moved["peer"].tolist() if peer >= 0),
+            bool(len(moved)) or has_calls,
+            exact,
+        )
         traced_ranks.append(traced)
     return traced_ranks
 
 
-def _traced_rank(rank: int, ops: pd.DataFrame, messages: StepMessages, is_paired: bool) -> TracedRank | None:
-    has_stage = ops["stage"] >= 0
-    if has_stage.any() and not has_stage.all():
-        return None
-    pairs = list(filter(None, ops["pair"].tolist()))
-    if has_stage.all():
-        stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
-        detail = Detail.STAGES
-    else:
-        stages = {chunk for text in pairs for chunk in chunks_in(text)} | set(ops["chunk"].clip(lower=0).tolist())
-        detail = Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
-    kinds = tuple(ops["kind"].tolist())
-    microbatches = int(ops["microbatch"].max()) + 1
-    forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
-    return TracedRank(
-        rank,
-        detail,
-        tuple(_cells(ops)),
-        kinds,
-        tuple(sorted(stages)),
-        forwards if detail is Detail.KINDS else microbatches,
-        messages,
-        tuple(ops.loc[ops["kind"] == "B", "microbatch"].tolist()) if is_paired else None,
-    )
-
-
-def _cells(ops: pd.DataFrame) -> Iterator[str]:
-    """Ops as their labels write them."""
-    columns = (ops[name].tolist() for name in ("stage", "chunk", "kind", "microbatch", "pair"))
-    for stage, chunk, kind, microbatch, pair in zip(*columns, strict=True):
-        yield pair or f"{stage_text(stage, chunk)}{kind}{microbatch}"
-
-
-def _stages_in(pair: str) -> Iterator[int]:
-    """The stages of the two halves of an overlapped pair."""
-    for half in pair[1 : pair.index(")")].split(";"):
-        yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
-
-
-def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> StepMessages:
-    pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(P2P)]
-    kinds_and_directions = (
-        frozenset(zip(pipeline_messages["kind"], pipeline_messages["direction"], strict=True))
-        if (pipeline_messages["direction"] != "").all()
-        else frozenset()
-    )
-    peers = {int(peer) for peer in pipeline_messages["peer"].tolist() if peer >= 0}
-    return StepMessages(
-        kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact
-    )
-
-
-def _has_messages(calls: pd.DataFrame | None) -> bool:
-    return calls is not None and bool(calls["kind"].isin(MESSAGE_CALLS).any())
+def _detail_of(ops: pd.DataFrame, names_stages: bool) -> tuple[Detail, tuple[int, ...]]:
+    """What the labels of a rank name, and the stages or chunks that they do."""
+    pairs = [pair for pair in ops["pair"].tolist() if pair]
+    if names_stages:
+        halves = [half for pair in pairs for half in pair[1 : pair.index(")")].split(";")]
+        of_pairs = {
+            int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())]) for half in halves
+        }
+        return Detail.STAGES, tuple(sorted(of_pairs | set(ops["stage"].tolist())))
+    chunks = {chunk for pair in pairs for chunk in chunks_in(pair)} | set(ops["chunk"].clip(lower=0).tolist())
+    return Detail.CHUNKS if len(chunks) > 1 else Detail.KINDS, tuple(sorted(chunks))

@@ -55,9 +55,9 @@ def read_label(name: str) -> Label | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _read(own: str) -> Label | None:
+def _read(name: str) -> Label | None:
     """The label of a name without suffix: these are few, even if every range has a suffix of its own."""
     for pattern, read in _RULES:
-        if match := pattern.fullmatch(own):
+        if match := pattern.fullmatch(name):
             return read(match)
     return None

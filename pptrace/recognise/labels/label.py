@@ -39,14 +39,6 @@ class LabelledAction:
         return cls(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, forward.chunk, (forward, backward))
 
     @property
-    def key(self) -> ActionKey:
-        return self.key_of(self.kind)
-
-    def key_of(self, kind: Kind) -> ActionKey:
-        """The key of another op or message of the same chunk and microbatch."""
-        return kind, self.stage, self.chunk, self.microbatch
-
-    @property
     def halves(self) -> tuple[LabelledAction, ...]:
         """The simple actions of this one: its parts, or itself."""
         return self.parts or (self,)
@@ -56,10 +48,6 @@ class LabelledAction:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.kind}"
         return f"{stage_text(self.stage, self.chunk)}{self.kind}{'' if self.microbatch is None else self.microbatch}"
-
-
-ActionKey = tuple[Kind, int | None, int, int | None]
-"""(kind, stage, chunk, microbatch)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def calls_wait(labels: Iterable[Label]) -> bool:
     calls of their own where it otherwise has one call for all four.
     """
     kinds = {frozenset(action.kind for action in label.actions) for label in labels if label.framework == MEGATRON}
-    messages = {own for own in kinds if own and all(kind.is_p2p for kind in own)}
+    messages = {of_label for of_label in kinds if of_label and all(kind.is_p2p for kind in of_label)}
     return bool(messages) and (frozenset(_WORDS.values()) in messages or {Kind.SEND_F, Kind.RECV_F} not in messages)
 
 

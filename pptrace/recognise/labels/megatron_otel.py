@@ -42,10 +42,6 @@ def _op(match: re.Match[str]) -> Label:
     return Label(MEGATRON, (LabelledAction(_KINDS[match["kind"]], microbatch=microbatch, chunk=chunk),))
 
 
-def _step(match: re.Match[str]) -> Label:
-    return Label(MEGATRON, span="STEP", step=_number(match, "iteration"))
-
-
 def _messages(match: re.Match[str]) -> Label | None:
     label = messages_of_function(match)
     return None if label is None else replace(label, adjacent=True)
@@ -54,7 +50,10 @@ def _messages(match: re.Match[str]) -> Label | None:
 RULES = (
     rule(rf"megatron\.microbatch\.(?P<kind>forward|backward){_ATTRIBUTES}", _op),
     rule(rf"megatron\.p2p\.(?P<words>(?:send|recv)_[a-z_]+){_ATTRIBUTES}", _messages),
-    rule(rf"megatron\.(?:train\.iteration|train_step){_ATTRIBUTES}", _step),
+    rule(
+        rf"megatron\.(?:train\.iteration|train_step){_ATTRIBUTES}",
+        lambda m: Label(MEGATRON, span="STEP", step=_number(m, "iteration")),
+    ),
     rule(
         rf"megatron\.(?:train\.iteration\.)?forward_backward{_ATTRIBUTES}",
         lambda _: Label(MEGATRON, span="STEP", inferred=True),

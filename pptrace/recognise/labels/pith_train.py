@@ -9,8 +9,6 @@ Microbatches are counted per phase.
 
 from __future__ import annotations
 
-import re
-
 from pptrace.recognise.labels.label import Label, LabelledAction, fixed, rule
 from pptrace.schedule.actions import Kind
 
@@ -23,22 +21,12 @@ def _half(kind: Kind, microbatch: str, phase: str) -> LabelledAction:
     return LabelledAction(kind, microbatch=int(microbatch), chunk=int(phase))
 
 
-def _forward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (_half(Kind.F, match[1], match[2]),))
-
-
-def _backward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (_half(Kind.B, match[1], match[2]),))
-
-
-def _pair(match: re.Match[str]) -> Label:
-    forward, backward = _half(Kind.F, match[1], match[2]), _half(Kind.B, match[3], match[4])
-    return Label(PITH_TRAIN, (LabelledAction.pair(forward, backward),))
-
-
 RULES = (
-    rule(_FORWARD, _forward),
-    rule(_BACKWARD, _backward),
-    rule(f"{_FORWARD} {_BACKWARD}", _pair),
+    rule(_FORWARD, lambda m: Label(PITH_TRAIN, (_half(Kind.F, m[1], m[2]),))),
+    rule(_BACKWARD, lambda m: Label(PITH_TRAIN, (_half(Kind.B, m[1], m[2]),))),
+    rule(
+        f"{_FORWARD} {_BACKWARD}",
+        lambda m: Label(PITH_TRAIN, (LabelledAction.pair(_half(Kind.F, m[1], m[2]), _half(Kind.B, m[3], m[4])),)),
+    ),
     fixed(r"weight chunk", Label(PITH_TRAIN, (LabelledAction(Kind.W),))),
 )

@@ -27,11 +27,10 @@ def _action(match: re.Match[str]) -> Label | None:
     return Label(TORCH, (LabelledAction.of(action),)) if action.kind.is_compute or action.kind.is_p2p else None
 
 
-def _microbatch(match: re.Match[str]) -> Label:
-    return Label(TORCH, (LabelledAction(Kind(match["kind"][0]), microbatch=int(match["microbatch"])),))
-
-
 RULES = (
     rule(r"PP:(?P<action>[(\d].*)", _action),
-    rule(r"(?P<kind>Forward|Backward) (?P<microbatch>\d{1,9})", _microbatch),
+    rule(
+        r"(?P<kind>Forward|Backward) (?P<microbatch>\d{1,9})",
+        lambda m: Label(TORCH, (LabelledAction(Kind(m["kind"][0]), microbatch=int(m["microbatch"])),)),
+    ),
 )

@@ -10,13 +10,13 @@ import numpy as np
 
 from pptrace.intervals import Int64
 from pptrace.model.traces import Category, Events
+from pptrace.recognise.ops.infer_from_operators import ENGINE
 from pptrace.recognise.ops.label_columns import Bool, Ranges
 from pptrace.recognise.ops.label_steps import counted_steps
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.schedule.actions import Kind
 
 _BACKWARD = [kind.code for kind in (Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B)]
-_ENGINE = "autograd::engine::evaluate_function"
 
 
 def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -> tuple[Ranges, tuple[str, ...]]:
@@ -59,7 +59,7 @@ def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> 
     """
     chosen = ranges.where(rows)
     is_operator = events.category == Category.CPU_OP
-    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
+    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
     ran = _any_begins(events.start_ns[engine], chosen.start_ns, chosen.end_ns)
     for thread, operators in events.rows_by_thread(np.flatnonzero(is_operator)).items():
         of_thread = np.flatnonzero(chosen.thread == thread)

@@ -1,8 +1,7 @@
 """Ops, sends and receives of one rank from the labels of frameworks.
 
 Where labels name messages or nothing at all, the ops are inferred (:mod:`pptrace.recognise.ops.infer_from_operators`). Ops
-last as long as their
-compute: the kernels launched inside the range by any thread, or on CPUs the operators in it.
+last as long as their compute: the kernels launched inside the range by any thread, or on CPUs the operators in it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Int64, empty_table
 from pptrace.model.traces import Events, Trace
+from pptrace.model.wording import counted
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute
@@ -21,14 +21,13 @@ from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.infer_from_launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.ops.infer_from_operators import (
     Inference,
-    Inferred,
     has_optimizer_ranges,
     infer_ops,
     messages_in_ranges,
 )
 from pptrace.recognise.ops.label_actions import num_sequences, steps_of_ranges, with_microbatches
 from pptrace.recognise.ops.label_columns import Range, Ranges
-from pptrace.recognise.ops.label_rows import CarriedMessages, LabelTimes, spans_table, tables_of_labels
+from pptrace.recognise.ops.label_rows import CarriedMessages, spans_table, tables_of_labels
 from pptrace.recognise.ops.label_steps import num_outside_steps, spans_of_steps
 from pptrace.recognise.ops.labelled_ranges import LabelledPhases, framework_of, labelled_ops, labelled_ranges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables
@@ -40,41 +39,55 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     """The ops and comms of a trace with op labels or with messages between ops; None when it has neither.
 
     ``calls`` is all communication of the trace (:func:`pptrace.recognise.calls.find_calls.find_calls`): messages that order
-    finds last
-    as long as the kernels that carry them, which the end of a batch may have launched.
+    finds last as long as the kernels that carry them, which the end of a batch may have launched.
     The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`; stages that no label
-    tells are unknown until :func:`pptrace.recognise.infer.assign_stages.assign_stages`.
+    tells are unknown until the ranks are joined (:mod:`pptrace.recognise.infer.locate`).
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
     ops_with_labels = labelled_ops(labelled)
     launches = LaunchIndex(work)
-    others = _without_unlaunched_messages(labelled.where(~labelled.is_op), launches)
+    others = labelled.where(~labelled.is_op)
+    is_counted = others.is_message & ~others.names_microbatch
+    moved = launches.spans(others.start_ns, others.end_ns, communication=True).launched & is_counted
+    if moved.any():  # other ranges of messages launched no kernel
+        others = others.where(moved | ~is_counted)
     if len(ops_with_labels):
-        source, evidence = "label", tuple(_sequence_notes(labelled))
+        source, splits = "label", num_sequences(labelled)
+        evidence: tuple[str, ...] = ()
+        if splits > 1:
+            evidence = (f"each of the {splits} parts of a sequence is counted as a microbatch",)
         if others.is_message.any():
             inferred = others.where(np.zeros(len(others), dtype=np.bool_))
-        else:
-            inferred = messages_in_ranges(trace.events, _without_stage(ops_with_labels), framework)
+        else:  # they may lie inside ops without a stage
+            labels = ops_with_labels.table
+            has_stage = labels.actions["stage"][labels.first_action[ops_with_labels.label]] >= 0
+            inferred = messages_in_ranges(trace.events, ops_with_labels.where(~has_stage), framework)
     else:
         inference = _inference(trace.events, labelled)
         source = "inferred"
         if not _is_pipeline(inference):
-            times = LabelTimes(launches, HostCompute(trace.events))
-            by_gaps = _by_gaps(trace, labelled, framework, times, calls)
-            return by_gaps or _spans_alone(trace.framework, labelled)
+            by_gaps = _by_gaps(trace, labelled, framework, launches, calls)
+            if by_gaps is not None:
+                return by_gaps
+            spans = spans_of_steps(labelled)  # steps, as torch.profiler's ranges or the reader tell them
+            if not len(spans.ranges):
+                return None
+            return RankTables(trace.framework or "unlabelled", spans_table(spans), empty_table(COMMS))
         evidence = inference.evidence
-        inferred = Ranges.of(_as_range(framework, entry) for entry in inference.ranges)
+        inferred = Ranges.of(
+            Range(Label(framework, (action,)), segment.start_ns, segment.end_ns, inference.thread)
+            for segment, action in inference.ops
+        )
         if inferred.is_message.any():
             others = others.where(~others.is_message)
     ranges = Ranges.joined([ops_with_labels, others, inferred])
-    times = LabelTimes(launches, HostCompute(trace.events))
-    ops, comms, evidence = _tables(trace.events, ranges, evidence, source, times, calls)
+    ops, comms, evidence = _tables(trace.events, ranges, evidence, source, launches, calls)
     return RankTables(framework, ops, comms, evidence)
 
 
 def _by_gaps(
-    trace: Trace, labelled: Ranges, framework: str, times: LabelTimes, calls: pd.DataFrame
+    trace: Trace, labelled: Ranges, framework: str, launches: LaunchIndex, calls: pd.DataFrame
 ) -> RankTables | None:
     """Tables of a rank whose labels name messages or phases but no ops; without ops, and with the reason, where these cannot be
     inferred; None without labels of a pipeline.
@@ -96,84 +109,50 @@ def _by_gaps(
     if not between.ops:
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), between.evidence)
     ranges = Ranges.joined([Ranges.of(between.ops), labelled.where(~labelled.is_op)])
-    ops, comms, evidence = _tables(trace.events, ranges, between.evidence, "inferred", times, calls)
+    ops, comms, evidence = _tables(trace.events, ranges, between.evidence, "inferred", launches, calls)
     return RankTables(framework, ops, comms, evidence, by_gaps=True)
 
 
 def _tables(
-    events: Events, ranges: Ranges, evidence: tuple[str, ...], source: str, times: LabelTimes, calls: pd.DataFrame
+    events: Events,
+    ranges: Ranges,
+    evidence: tuple[str, ...],
+    source: str,
+    launches: LaunchIndex,
+    calls: pd.DataFrame,
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
     """OPS, COMMS and warnings from ranges that still lack their steps and microbatches."""
-    ranges, skipped = without_evaluations(events, ranges, times.launches)
+    ranges, skipped = without_evaluations(events, ranges, launches)
     phases = LabelledPhases(ranges)
-    if optimizers := _optimizers(events, ranges):
-        ranges = Ranges.joined([ranges, Ranges.of(optimizers)])
+    if not ranges.has_span("STEP", "OPTIMIZER").any():
+        # No range ends a step, but ops or messages have to be counted within one: kernels of optimizers do.
+        actions = ranges.actions()
+        is_counted = (actions["microbatch"] < 0) | ~ranges.is_op[actions["range"]]
+        threads = set(ranges.thread[actions["range"][is_counted]].tolist())
+        if threads and (optimizers := optimizer_ranges(events, threads)):
+            ranges = Ranges.joined([ranges, Ranges.of(optimizers)])
     stepped = steps_of_ranges(ranges)
     if num_outside := num_outside_steps(ranges, stepped):
         what = "evaluation, or steps whose beginning is not in the trace"
-        evidence = (*evidence, f"left out {_counted(num_outside, 'op')} outside all ranges of steps: {what}")
-    evidence = (*evidence, *skipped)
-    labelled = with_microbatches(stepped)
-    return *tables_of_labels(labelled, source, times, CarriedMessages(events, calls), phases), evidence
-
-
-def _spans_alone(framework: str, labelled: Ranges) -> RankTables | None:
-    """Steps of a trace without ops, as torch.profiler's ranges or the reader tell them; None without any."""
-    stepped = spans_of_steps(labelled)
-    if not len(stepped.ranges):
-        return None
-    return RankTables(framework or "unlabelled", spans_table(stepped), empty_table(COMMS))
-
-
-def _optimizers(events: Events, ranges: Ranges) -> list[Range]:
-    """Optimizer steps by their kernels, where no range ends a step but ops or messages have to be counted within one."""
-    if ranges.has_span("STEP", "OPTIMIZER").any():
-        return []
-    actions = ranges.actions()
-    is_counted = (actions["microbatch"] < 0) | ~ranges.is_op[actions["range"]]
-    counted = set(ranges.thread[actions["range"][is_counted]].tolist())
-    return optimizer_ranges(events, counted) if counted else []
+        evidence = (*evidence, f"left out {counted(num_outside, 'op')} outside all ranges of steps: {what}")
+    tables = tables_of_labels(
+        with_microbatches(stepped), source, launches, HostCompute(events), CarriedMessages(events, calls), phases
+    )
+    return *tables, (*evidence, *skipped)
 
 
 def _inference(events: Events, labelled: Ranges) -> Inference:
     """Infer ops by operators if these name their messages, else by launches."""
-    has_ranges = has_optimizer_ranges(events)
+    optimizers = [] if has_optimizer_ranges(events) else optimizer_ranges(events)
     leads = labelled.table.leads[labelled.label]
     steps = labelled.start_ns[labelled.has_span("STEP") & ~leads].tolist()
-    by_operators = infer_ops(
-        events, () if has_ranges else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)], steps
-    )
-    return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled.objects())
-
-
-def _without_unlaunched_messages(ranges: Ranges, launches: LaunchIndex) -> Ranges:
-    """Drop messages without a microbatch whose ranges launched no kernel, if those of others did."""
-    is_counted = ranges.is_message & ~ranges.names_microbatch
-    moved = launches.spans(ranges.start_ns, ranges.end_ns, communication=True).launched & is_counted
-    return ranges.where(moved | ~is_counted) if moved.any() else ranges
-
-
-def _sequence_notes(ranges: Ranges) -> list[str]:
-    splits = num_sequences(ranges)
-    return [f"each of the {splits} parts of a sequence is counted as a microbatch"] if splits > 1 else []
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _as_range(framework: str, entry: Inferred) -> Range:
-    return Range(Label(framework, (entry.action,)), entry.start_ns, entry.end_ns, entry.thread)
-
-
-def _without_stage(ops: Ranges) -> Ranges:
-    """Ops without a stage, inside which their messages may lie."""
-    return ops.where(ops.table.actions["stage"][ops.table.first_action[ops.label]] < 0)
+    by_operators = infer_ops(events, [(each.start_ns, each.end_ns) for each in optimizers], steps)
+    return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
 
 
 def _is_pipeline(inference: Inference) -> bool:
     """Return whether the inferred ops have forwards, about as many backwards, and messages between them."""
-    kinds = [entry.action.kind for entry in inference.ranges]
+    kinds = [action.kind for _, action in inference.ops]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
 

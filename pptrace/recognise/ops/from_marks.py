@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -48,21 +48,17 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     if not is_last.all():
         marks = marks.only(is_last)
     if len(rolled_back):
-        warnings += (_rolled_back_warning(rolled_back, marks),)
+        # A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same ops
+        # and transfers occur twice in a step, and the last ones count.
+        steps = ", ".join(map(str, np.unique(rolled_back["step"]).tolist()))
+        total_ms = int((marks.end_ns[rolled_back["at"]] - marks.start_ns[rolled_back["at"]]).sum()) / 1e6
+        line = (
+            f"{len(rolled_back)} ops of step {steps} ({total_ms:.2f} ms) ran again in the same step, "
+            "as after an optimizer step that was rolled back; only the last runs count"
+        )
+        warnings += (line,)
     launches = LaunchIndex(work)
     return RankTables("pptrace" if len(marks.ops) else "", _ops(marks, launches), _comms(marks, launches), warnings)
-
-
-def _rolled_back_warning(ops: Slice, marks: MarkedRanges) -> str:
-    """A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same ops
-    and transfers occur twice in a step, and the last ones count.
-    """
-    steps = np.unique(ops["step"]).tolist()
-    total_ms = int((marks.end_ns[ops["at"]] - marks.start_ns[ops["at"]]).sum()) / 1e6
-    return (
-        f"{len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
-        "as after an optimizer step that was rolled back; only the last runs count"
-    )
 
 
 def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
@@ -95,7 +91,15 @@ def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
 
 def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     """The communication table: a row per message and collective, in the order of their ranges."""
-    parts = [_transfer_columns(marks), _collective_columns(marks), _link_columns(marks)]
+    codes, splits = pd.factorize(np.append("", marks.collectives["splits"]).astype(object))  # "" first
+    collectives, links = marks.collectives, marks.links
+    of_collectives = {name: collectives[name] for name in ("at", "step", "axis", "kind", "bytes", "received_bytes")}
+    of_collectives |= {"splits": codes[1:].astype(np.int64), "group_size": collectives["size"]}
+    of_collectives |= {"peer": np.full(len(collectives), -1), **_without_microbatch(collectives, marks)}
+    of_links = {name: links[name] for name in ("at", "step", "axis", "peer", "bytes")}
+    of_links |= {"kind": np.where(links["is_send"], _SEND, _RECV), "group_size": np.full(len(links), 2)}
+    of_links |= {**_without_microbatch(links, marks), **_without_splits(len(links))}
+    parts = [_transfer_columns(marks), of_collectives, of_links]
     order = np.argsort(np.concatenate([part["at"] for part in parts]), kind="stable")
     rows = Slice({name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]})
     times = _times(marks, rows, launches)
@@ -105,7 +109,7 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
         "kind": category_of_codes(rows["kind"], _KINDS_OF_COMMS),
         "axis": category_of_codes(rows["axis"], AXES),
         "direction": category_of_codes(rows["direction"], _DIRECTIONS),
-        "splits": category_of_codes(rows["splits"], _distinct_splits(marks)[1]),
+        "splits": category_of_codes(rows["splits"], [str(text) for text in splits]),
         "clock": category_of_codes((times["stream"] >= 0).astype(np.int64), ("host", "device")),
         "transfer_start_ns": times["start_ns"],
         "transfer_end_ns": times["end_ns"],
@@ -128,26 +132,6 @@ def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:
         "awaited": _taken(waits["at"], wait, -1),
         **_without_splits(len(transfers)),
     }
-
-
-def _collective_columns(marks: MarkedRanges) -> dict[str, Int64]:
-    rows = marks.collectives
-    columns = {name: rows[name] for name in ("at", "step", "axis", "kind", "bytes", "received_bytes")}
-    columns["splits"] = _distinct_splits(marks)[0][1:]
-    return columns | {"group_size": rows["size"], "peer": np.full(len(rows), -1)} | _without_microbatch(rows, marks)
-
-
-def _distinct_splits(marks: MarkedRanges) -> tuple[Int64, Sequence[str]]:
-    """(code of "", then of the splits of each collective; the texts, "" first)."""
-    codes, texts = pd.factorize(np.append("", marks.collectives["splits"]).astype(object))
-    return codes.astype(np.int64), [str(text) for text in texts]
-
-
-def _link_columns(marks: MarkedRanges) -> dict[str, Int64]:
-    rows = marks.links
-    columns = {name: rows[name] for name in ("at", "step", "axis", "peer", "bytes")}
-    columns |= {"kind": np.where(rows["is_send"], _SEND, _RECV), "group_size": np.full(len(rows), 2)}
-    return columns | _without_microbatch(rows, marks) | _without_splits(len(rows))
 
 
 def _without_splits(num_rows: int) -> dict[str, Int64]:

@@ -18,16 +18,21 @@ from pptrace.model.traces import Category, Events
 _NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
 
 
+def _computing(events: Events) -> npt.NDArray[np.intp]:
+    """The operators that compute; what they call of communication is still in them."""
+    computes = np.array([not _NOT_COMPUTE.match(name) for name in events.names], dtype=bool)
+    rows = np.flatnonzero(events.category == Category.CPU_OP)
+    return rows[computes[events.name_id[rows]]] if len(rows) else rows
+
+
 class HostCompute:
     """The operators of every host thread of a rank, communication apart."""
 
     def __init__(self, events: Events) -> None:
-        computes = np.array([not _NOT_COMPUTE.match(name) for name in events.names], dtype=bool)
-        rows = np.flatnonzero(events.category == Category.CPU_OP)
-        rows = rows[computes[events.name_id[rows]]] if len(rows) else rows
-        self._threads: dict[int, tuple[Int64, Int64]] = {}
-        for thread, thread_rows in events.rows_by_thread(rows).items():
-            self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
+        rows_by_thread = events.rows_by_thread(_computing(events))
+        self._threads = {
+            thread: (events.start_ns[rows], events.ends_of(rows)) for thread, rows in rows_by_thread.items()
+        }
 
     def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
         """Operators of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of the first and the
@@ -56,9 +61,7 @@ class HostWork:
 
 
 def host_work(events: Events) -> HostWork:
-    """The computing operators of all threads of a rank; what they call of communication is still in them."""
-    computes = np.array([not _NOT_COMPUTE.match(name) for name in events.names], dtype=bool)
-    rows = np.flatnonzero(events.category == Category.CPU_OP)
-    rows = rows[computes[events.name_id[rows]]] if len(rows) else rows
+    """The time of the computing operators of all threads of a rank."""
+    rows = _computing(events)
     spans = union(events.start_ns[rows], events.ends_of(rows))
     return HostWork(np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1]))

@@ -42,7 +42,10 @@ def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
     if not messages:
         return None
     (thread, _), *_ = Counter(entry.thread for entry in messages).most_common(1)
-    thread_messages = _outermost([entry for entry in messages if entry.thread == thread])
+    thread_messages: list[Range] = []
+    for entry in sorted(messages, key=lambda entry: (entry.start_ns, -entry.end_ns)):
+        if entry.thread == thread and (not thread_messages or entry.start_ns >= thread_messages[-1].end_ns):
+            thread_messages.append(entry)  # a timer's range may lie inside its function's
     cuts = np.sort(labelled.start_ns[labelled.has_span(*_CUTS)]).tolist()
     gaps = list(_gaps(thread_messages, cuts, LabelledPhases(labelled)))
     if why := _why_unclear(gaps):
@@ -69,15 +72,6 @@ class _Gap:
     kinds: tuple[Kind, ...]
     start_ns: int
     end_ns: int
-
-
-def _outermost(messages: Sequence[Range]) -> list[Range]:
-    """Drop the ranges inside another, as a timer's range inside its function's."""
-    kept: list[Range] = []
-    for entry in sorted(messages, key=lambda entry: (entry.start_ns, -entry.end_ns)):
-        if not kept or entry.start_ns >= kept[-1].end_ns:
-            kept.append(entry)
-    return kept
 
 
 def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases) -> Iterator[_Gap]:
@@ -114,15 +108,12 @@ def _why_unclear(gaps: Sequence[_Gap]) -> str:
     remedy = "record with ranges around forward_step and backward_step"
     if not forwards or not backwards or backwards > forwards:
         return f"{counts_text}, which cannot be all of what ran: ops are null; {remedy}"
-    if any(len(gap.kinds) == 2 for gap in gaps) and not all(_lengths_alone(gaps, kind) for kind in (Kind.F, Kind.B)):
+    alone = {gap.kinds for gap in gaps if len(gap.kinds) == 1}
+    if any(len(gap.kinds) == 2 for gap in gaps) and len(alone) < 2:
         return (
             f"{counts_text}, which cannot be separated where both lie between the same messages: ops are null; {remedy}"
         )
     return ""
-
-
-def _lengths_alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
-    return [gap.end_ns - gap.start_ns for gap in gaps if gap.kinds == (kind,)]
 
 
 def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Range], int]:
@@ -132,7 +123,9 @@ def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Rang
     num_shared_gaps = sum(len(gap.kinds) == 2 for gap in gaps)
     share = 0.0
     if num_shared_gaps:
-        forward, backward = (median(_lengths_alone(gaps, kind)) for kind in (Kind.F, Kind.B))
+        forward, backward = (
+            median(gap.end_ns - gap.start_ns for gap in gaps if gap.kinds == (kind,)) for kind in (Kind.F, Kind.B)
+        )
         share = forward / max(forward + backward, 1)
     for gap in gaps:
         edges = [gap.start_ns, gap.end_ns]

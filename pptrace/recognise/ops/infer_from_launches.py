@@ -10,7 +10,8 @@ thread (autograd's posts no pipeline messages) and by their stream.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +21,16 @@ from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.labels import Label
-from pptrace.recognise.ops.confidence import confidence
 from pptrace.recognise.ops.infer_from_operators import (
     Inference,
-    Inferred,
     Segment,
     SegmentKind,
-    assign_microbatches,
+    confidence,
     drop_incidental_segments,
+    with_microbatches,
 )
-from pptrace.recognise.ops.label_columns import Range
+from pptrace.recognise.ops.label_columns import Range, Ranges
+from pptrace.schedule.actions import Kind
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb(?!da)|\blion_|adafactor|sgd_", re.IGNORECASE)
@@ -43,19 +44,16 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
     """
     launches = _launches(events)
     computes = ~launches.is_communication
-    chosen = launches.is_optimizer[computes]
-    if threads:
-        chosen &= np.isin(launches.thread[computes], list(threads))
-    if not chosen.any():
-        return []
-    starts, ends, launch_threads = (
-        column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread)
+    start_ns, end_ns, thread, chosen = (
+        column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread, launches.is_optimizer)
     )
+    if threads:
+        chosen &= np.isin(thread, list(threads))
     opens = np.flatnonzero(chosen & ~np.concatenate(([False], chosen[:-1])))
     closes = np.flatnonzero(chosen & ~np.concatenate((chosen[1:], [False])))
     label = Label("", span="OPTIMIZER", inferred=True)
     return [
-        Range(label, int(starts[low]), int(ends[high]), int(launch_threads[low]))
+        Range(label, int(start_ns[low]), int(end_ns[high]), int(thread[low]))
         for low, high in zip(opens, closes, strict=True)
     ]
 
@@ -73,22 +71,34 @@ class _Launches:
     is_optimizer: npt.NDArray[np.bool_]
 
 
-def infer_from_launches(events: Events, ranges: Sequence[Range]) -> Inference:
+def infer_from_launches(events: Events, ranges: Ranges) -> Inference:
     """Ops in time order; nothing where no thread launches both send/receive kernels and others."""
     if not any(map(_P2P_KERNEL.search, events.names)):
-        return Inference([])
+        return Inference()
     launches = _launches(events)
     message = _pipeline_messages(launches, events, ranges)
     if not message.any():
-        return Inference([])
+        return Inference()
     threads, counts = np.unique(launches.thread[message], return_counts=True)
     main = int(threads[counts.argmax()])
     message &= launches.thread == main
-    segments = _segments(launches, message, main, ranges)
-    inferred = [
-        entry for entry in assign_microbatches(drop_incidental_segments(segments), main) if entry.action.kind.is_compute
-    ]
-    return Inference(inferred, int(message.sum()), _evidence(inferred, launches, message, main))
+    segments = drop_incidental_segments(_segments(launches, message, main, ranges))
+    ops = [(segment, action) for segment, action in with_microbatches(segments) if action.kind.is_compute]
+    kinds = Counter(action.kind for _, action in ops)
+    computes = ~launches.is_communication
+    on_main = computes & (launches.thread == main)
+    starts, ends = (
+        np.array([getattr(segment, name) for segment, _ in ops], dtype=np.int64) for name in ("start_ns", "end_ns")
+    )
+    inside = _within(launches.launch_ns, starts, ends) & computes
+    explained, total = int(inside.sum()), int((computes & ~launches.is_optimizer).sum())
+    line = (
+        f"{kinds[Kind.F]} forwards by order of {message.sum()} send/receive kernels and {on_main.sum()} others of "
+        f"thread {main}, {kinds[Kind.B]} backwards by {(computes & ~on_main).sum()} kernels of autograd's threads; "
+        f"{explained} of {computes.sum()} kernels lie in them "
+        f"({confidence(explained, total, kinds[Kind.F], kinds[Kind.B], agree=False)})"
+    )
+    return Inference(ops, main, int(message.sum()), (line,))
 
 
 def _launches(events: Events) -> _Launches:
@@ -119,13 +129,18 @@ def _launches(events: Events) -> _Launches:
     )
 
 
-def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Range]) -> npt.NDArray[np.bool_]:
+def _pipeline_messages(launches: _Launches, events: Events, ranges: Ranges) -> npt.NDArray[np.bool_]:
     """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
-    labelled = [(r.start_ns, r.end_ns) for r in ranges if r.kind is not None and r.kind.is_p2p]
-    inside = launches.is_p2p & _within(launches.launch_ns, labelled)
+    labelled = ranges.where(ranges.is_message)
+    inside = launches.is_p2p & _within(launches.launch_ns, labelled.start_ns, labelled.end_ns)
     if inside.any():
         return inside
-    messages = launches.is_p2p & ~_within(launches.launch_ns, _all_to_alls(events))
+    is_all_to_all = np.array([bool(_ALL_TO_ALL.search(name)) for name in events.names], dtype=bool)
+    rows = set(np.flatnonzero(is_all_to_all[events.name_id] & (events.category < Category.HOST_LIMIT)).tolist())
+    args = events.comm_args
+    by_record = args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True)
+    calls = np.array(sorted(rows | set(args.loc[by_record, "event"].tolist())), dtype=np.int64)
+    messages = launches.is_p2p & ~_within(launches.launch_ns, events.start_ns[calls], events.ends_of(calls))
     if not messages.any():
         return messages
     senders, counts = np.unique(launches.thread[messages], return_counts=True)
@@ -135,41 +150,26 @@ def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Ran
     return pipeline_messages
 
 
-def _all_to_alls(events: Events) -> list[tuple[int, int]]:
-    """Host ranges of calls that are all-to-alls by name or record."""
-    by_name = np.array([bool(_ALL_TO_ALL.search(name)) for name in events.names], dtype=bool)
-    chosen = by_name[events.name_id] & (events.category < Category.HOST_LIMIT)
-    rows = set(np.flatnonzero(chosen).tolist())
-    args = events.comm_args
-    rows |= set(
-        args.loc[args["collective"].str.contains(_ALL_TO_ALL.pattern, case=False, regex=True), "event"].tolist()
-    )
-    return [(int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])) for row in rows]
-
-
-def _within(times: Int64, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Mark the times that lie in any of the ranges."""
-    if not ranges:
-        return np.zeros(len(times), dtype=bool)
-    starts = np.sort(np.array([start for start, _ in ranges], dtype=np.int64))
-    ends = np.sort(np.array([end for _, end in ranges], dtype=np.int64))
-    inside: npt.NDArray[np.bool_] = np.searchsorted(starts, times, "right") > np.searchsorted(ends, times, "right")
+def _within(times: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+    """Mark the times that lie in any of some stretches."""
+    begun, ended = np.searchsorted(np.sort(starts), times, "right"), np.searchsorted(np.sort(ends), times, "right")
+    inside: npt.NDArray[np.bool_] = begun > ended
     return inside
 
 
 _CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Sequence[Range]) -> list[Segment]:
+def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Ranges) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
     code = np.where(launches.thread == main, 0, 1)
     code[launches.is_optimizer & (launches.thread == main)] = 3
     code[message] = 2
-    kept = message | ~launches.is_communication
-    starts, ends, code = launches.launch_ns[kept], launches.end_ns[kept], code[kept]
-    spans = [r.start_ns for r in ranges if r.label.span in ("STEP", "OPTIMIZER") and not r.label.may_start_before_range]
-    starts = np.concatenate((starts, np.array(spans, dtype=np.int64)))
-    ends = np.concatenate((ends, np.array(spans, dtype=np.int64)))
+    chosen = message | ~launches.is_communication
+    starts, ends, code = launches.launch_ns[chosen], launches.end_ns[chosen], code[chosen]
+    leads = ranges.table.leads[ranges.label]
+    spans = ranges.start_ns[ranges.has_span("STEP", "OPTIMIZER") & ~leads]
+    starts, ends = np.concatenate((starts, spans)), np.concatenate((ends, spans))
     code = np.concatenate((code, np.full(len(spans), 3, dtype=code.dtype)))
     order = np.argsort(starts, kind="stable")
     starts, ends, code = starts[order], ends[order], code[order]
@@ -180,21 +180,3 @@ def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ra
         Segment(_CODES[int(code[low])], int(starts[low]), int(end), int(high - low))
         for low, high, end in zip(first, after, latest, strict=True)
     ]
-
-
-def _evidence(
-    inferred: Sequence[Inferred], launches: _Launches, message: npt.NDArray[np.bool_], main: int
-) -> tuple[str, ...]:
-    computes = ~launches.is_communication
-    is_main_thread = computes & (launches.thread == main)
-    kinds = [str(entry.action.kind) for entry in inferred]
-    covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in inferred]) & computes
-    explained, total = int(covered.sum()), int((computes & ~launches.is_optimizer).sum())
-    confidence_text = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
-    return (
-        f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and "
-        f"{int(is_main_thread.sum())} others of "
-        f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~is_main_thread).sum())} kernels of "
-        "autograd's threads; "
-        f"{explained} of {int(computes.sum())} kernels lie in them ({confidence_text})",
-    )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
+from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
 from pptrace.recognise.labels import Label, LabelledAction
-from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
 from pptrace.recognise.ops.label_columns import LabelTable, Ranges
 from pptrace.schedule.actions import Kind
 
@@ -34,16 +35,9 @@ _LEAST_FRACTION = 4
 """A forward has at least one n-th of the operators of the largest one; smaller segments are the schedule's own work between
 ops.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Inferred:
-    """A stretch of the host's time that is an op or the posting of a message, of its rank's only stage."""
-
-    action: LabelledAction
-    start_ns: int
-    end_ns: int
-    thread: int
+_TO_NEXT, _TO_PREVIOUS = (Kind.SEND_F, Kind.RECV_B), (Kind.SEND_B, Kind.RECV_F)
+_TOLERATED = 10
+"""One op in this many may lack its message or its counterpart: traces begin and end anywhere."""
 
 
 class SegmentKind(Enum):
@@ -68,11 +62,17 @@ class Segment:
     peer: int = -1
 
 
+_COMPUTE = (SegmentKind.FORWARD, SegmentKind.BACKWARD)
+
+
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Inferred ops and messages in time order, the number of messages, and the evidence in words."""
+    """Inferred ops and messages of a thread in time order, of its rank's only stage; the number of messages, and the evidence in
+    words.
+    """
 
-    ranges: list[Inferred]
+    ops: Sequence[tuple[Segment, LabelledAction]] = ()
+    thread: int = -1
     num_messages: int = 0
     evidence: tuple[str, ...] = ()
 
@@ -89,48 +89,31 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     """
     thread = pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
-        return Inference([])
-    segments = _segments(events, thread, optimizers, steps)
-    kept = drop_incidental_segments(segments)
-    inferred = list(assign_microbatches(kept, thread))
-    kinds = [entry.action.kind for entry in inferred]
-    messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
-    agree = is_one_stage(
-        list(_kinds_by_adjacent_op(kept)), list(_kinds_of_first_messages(inferred)), forwards, backwards
-    )
-    confidence_text = confidence(_num_operators(kept), _num_operators(segments), forwards, backwards, agree)
-    evidence_line = (
-        f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
-        f"{backwards} backwards what autograd's engine ran ({confidence_text})"
+        return Inference()
+    boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
+    every_segment = heapq.merge(_segments(events, thread, optimizers), boundaries, key=lambda each: each.start_ns)
+    segments = merged(every_segment)
+    chosen = drop_incidental_segments(segments)
+    explained, total = (sum(each.count for each in part if each.kind in _COMPUTE) for part in (chosen, segments))
+    ops = list(with_microbatches(chosen))
+    kinds = Counter(action.kind for _, action in ops)
+    messages = [(action, segment.peer) for segment, action in ops if action.kind.is_p2p]
+    firsts: list[Kind] = []  # of the messages that are the first of their kind next to an op
+    last: dict[Kind, LabelledAction] = {}
+    for action, _ in messages:
+        firsts += [action.kind] if last.get(action.kind) != action else []
+        last[action.kind] = action
+    peers = [(action.kind, peer) for action, peer in messages]
+    agree = is_one_stage(peers, firsts, kinds[Kind.F], kinds[Kind.B])
+    line = (
+        f"{kinds[Kind.F]} forwards are what thread {thread} ran between {len(messages)} sends and receives, "
+        f"{kinds[Kind.B]} backwards what autograd's engine ran "
+        f"({confidence(explained, total, kinds[Kind.F], kinds[Kind.B], agree)})"
     )
     if not agree:
-        inferred = [entry for entry in inferred if entry.action.kind.is_compute]
-        evidence_line += "; the messages are not those of one stage per rank: their directions are unknown"
-    return Inference(inferred, messages, (evidence_line,))
-
-
-def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
-    """Kinds of the messages that are the first of their kind next to an op."""
-    last: dict[Kind, LabelledAction] = {}
-    for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
-        if last.get(action.kind) != action:
-            yield action.kind
-        last[action.kind] = action
-
-
-def _num_operators(segments: Sequence[Segment]) -> int:
-    return sum(segment.count for segment in segments if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD))
-
-
-def _kinds_by_adjacent_op(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
-    """The kind of each message by the op before or after it, and its peer."""
-    after = list(_ops_before(reversed(segments)))[::-1]
-    for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
-        if segment.kind in (SegmentKind.SEND, SegmentKind.RECV):
-            sends = segment.kind is SegmentKind.SEND
-            message = _message(sends, op_before if sends else op_after, 0, 0)
-            if message is not None:
-                yield message.kind, segment.peer
+        ops = [(segment, action) for segment, action in ops if action.kind.is_compute]
+        line += "; the messages are not those of one stage per rank: their directions are unknown"
+    return Inference(ops, thread, len(messages), (line,))
 
 
 _MESSAGES_OF = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
@@ -139,9 +122,16 @@ _MESSAGES_OF = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.R
 def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
     parts = []
+    ordered = np.argsort(ops.start_ns, kind="stable")
     for names, index in (((_SENDS,), 0), (_RECVS, 1)):
         rows = np.flatnonzero(_named(events, names))
-        around = _outermost_around(ops, events, rows)
+        around = np.full(len(rows), -1)  # the first op of its thread that begins before the event and ends after it
+        for thread, thread_rows in events.rows_by_thread(rows).items():
+            of_thread = ordered[ops.thread[ordered] == thread]
+            if len(of_thread):
+                intervals = NestedIntervals(ops.start_ns[of_thread], ops.end_ns[of_thread])
+                outermost = intervals.outermost(events.start_ns[thread_rows], events.ends_of(thread_rows))
+                around[events.thread[rows] == thread] = np.where(outermost < 0, -1, of_thread[outermost])
         rows, around = rows[around >= 0], around[around >= 0]
         labels, codes = np.unique(ops.label[around], return_inverse=True)
         actions = [ops.table.labels[code].actions[0] for code in labels.tolist()]
@@ -156,19 +146,6 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
         messages = Ranges(table, codes, events.start_ns[rows], events.ends_of(rows), events.thread[rows])
         parts.append(messages.where(messages.has_actions))
     return Ranges.joined(parts)
-
-
-def _outermost_around(ops: Ranges, events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """First op of each event's thread that begins before the event and ends after it; −1 without one."""
-    around = np.full(len(rows), -1)
-    ordered = np.argsort(ops.start_ns, kind="stable")
-    for thread, thread_rows in events.rows_by_thread(rows).items():
-        of_thread = ordered[ops.thread[ordered] == thread]
-        if len(of_thread):
-            intervals = NestedIntervals(ops.start_ns[of_thread], ops.end_ns[of_thread])
-            index = intervals.outermost(events.start_ns[thread_rows], events.ends_of(thread_rows))
-            around[events.thread[rows] == thread] = np.where(index < 0, -1, of_thread[index])
-    return around
 
 
 def is_message(events: Events) -> npt.NDArray[np.bool_]:
@@ -198,43 +175,27 @@ def _mostly_inside_backwards(events: Events) -> bool:
 
 
 def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    wanted = np.array([name in names for name in events.names], dtype=bool)
-    chosen: npt.NDArray[np.bool_] = wanted[events.name_id] & (events.category == Category.CPU_OP)
+    has_name = np.array([name in names for name in events.names], dtype=bool)[events.name_id]
+    chosen: npt.NDArray[np.bool_] = has_name & (events.category == Category.CPU_OP)
     return chosen
 
 
-def _segments(
-    events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]
-) -> list[Segment]:
-    """Activity of the thread: an entry per message and per unbroken run of operators."""
-    segments: list[Segment] = []
-    boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
-    for segment in heapq.merge(
-        _unmerged_segments(events, thread, optimizers), boundaries, key=lambda segment: segment.start_ns
-    ):
-        last = segments[-1] if segments else None
-        if (
-            last is not None
-            and last.kind is segment.kind
-            and segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD)
-        ):
-            last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + 1
-        else:
-            segments.append(segment)
-    return segments
-
-
-def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+def _segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
-    engine = np.array([name.startswith(ENGINE) for name in events.names], dtype=bool)[events.name_id]
-    optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
-    is_communication = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
+
+    def named(test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
+
+    engine, is_communication = named(lambda name: name.startswith(ENGINE)), named(_COMMUNICATION.match)
+    optimizer = named(_OPTIMIZER.match)
     send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
-    is_op = events.category == Category.CPU_OP
-    on_thread = events.thread == thread
+    is_op, on_thread = events.category == Category.CPU_OP, events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
     chosen = np.flatnonzero((is_op & (on_thread | engine) & (~is_communication | send | recv)) | is_step)
-    is_step |= is_op & on_thread & ~is_communication & ~engine & _overlap(events, optimizers)
+    if optimizers:  # in time order and apart
+        starts, ends = (np.array(side, dtype=np.int64) for side in zip(*optimizers, strict=True))
+        overlaps = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
+        is_step |= is_op & on_thread & ~is_communication & ~engine & overlaps
     messages = np.flatnonzero(send | recv)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     latest_end = -1
@@ -251,21 +212,12 @@ def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[i
             yield Segment(SegmentKind.BACKWARD if engine[row] else SegmentKind.FORWARD, start, end)
 
 
-def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Mark the events that share time with any of the spans, which are in time order and apart."""
-    if not spans:
-        return np.zeros(len(events), dtype=bool)
-    starts, ends = (np.array(side, dtype=np.int64) for side in zip(*spans, strict=True))
-    shared: npt.NDArray[np.bool_] = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
-    return shared
-
-
 def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
     """Drop forwards too small to be one, such as the creation of a loss's gradient, and those not followed by a backward of the
     step, such as gradient scaling.
     """
     largest = max((segment.count for segment in segments if segment.kind is SegmentKind.FORWARD), default=0)
-    kept: list[Segment] = []
+    chosen_segments: list[Segment] = []
     is_followed = False
     for segment in reversed(segments):
         if segment.kind is SegmentKind.OPTIMIZER:
@@ -274,46 +226,46 @@ def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
             is_followed = True
         elif segment.kind is SegmentKind.FORWARD and not (is_followed and _LEAST_FRACTION * segment.count >= largest):
             continue
-        kept.append(segment)
-    return _merge_backwards(kept[::-1])
+        chosen_segments.append(segment)
+    return merged(chosen_segments[::-1])
 
 
-def _merge_backwards(segments: Sequence[Segment]) -> list[Segment]:
-    """Merge backwards that only dropped segments separated."""
+def merged(segments: Iterable[Segment]) -> list[Segment]:
+    """Join forwards and backwards that follow on another of their kind."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None
-        if last is not None and last.kind is segment.kind is SegmentKind.BACKWARD:
+        if last is not None and last.kind is segment.kind and segment.kind in _COMPUTE:
             last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + segment.count
         else:
             joined.append(segment)
     return joined
 
 
-def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[Inferred]:
-    """Ops and messages with microbatches by order; an op may have several messages (the tensors of one activation)."""
+def with_microbatches(segments: Sequence[Segment]) -> Iterator[tuple[Segment, LabelledAction]]:
+    """Ops and messages with microbatches by order; an op may have several messages (the tensors of one activation).
+
+    A message is that of the op before it where it is a send, of the op after it where it is a receive.
+    """
     forwards = backwards = 0
     after = list(_ops_before(reversed(segments)))[::-1]
     for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
         if segment.kind is SegmentKind.OPTIMIZER:
             if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
                 forwards = backwards = 0
-            continue
-        if segment.kind is SegmentKind.FORWARD:
-            action = LabelledAction(Kind.F, microbatch=forwards)
+        elif segment.kind is SegmentKind.FORWARD:
+            yield segment, LabelledAction(Kind.F, microbatch=forwards)
             forwards += 1
         elif segment.kind is SegmentKind.BACKWARD:
-            action = LabelledAction(Kind.B, microbatch=backwards)
+            yield segment, LabelledAction(Kind.B, microbatch=backwards)
             backwards += 1
-        elif segment.kind is SegmentKind.MESSAGE:
-            continue
-        else:
+        elif segment.kind is not SegmentKind.MESSAGE:
             sends = segment.kind is SegmentKind.SEND
-            message = _message(sends, op_before if sends else op_after, forwards, backwards)
-            if message is None:
-                continue
-            action = message
-        yield Inferred(action, segment.start_ns, segment.end_ns, thread)
+            op = op_before if sends else op_after
+            if op is not SegmentKind.OPTIMIZER:
+                kind, number = (Kind.F, forwards) if op is SegmentKind.FORWARD else (Kind.B, backwards)
+                message_kind = _MESSAGES_OF[kind][0 if sends else 1]
+                yield segment, LabelledAction(message_kind, microbatch=number - 1 if sends else number)
 
 
 def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
@@ -321,16 +273,56 @@ def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
     last = SegmentKind.OPTIMIZER
     for segment in segments:
         yield last
-        if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.OPTIMIZER):
+        if segment.kind in (*_COMPUTE, SegmentKind.OPTIMIZER):
             last = segment.kind
 
 
-def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> LabelledAction | None:
-    """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
-    if op is SegmentKind.OPTIMIZER:
-        return None
-    if op is SegmentKind.FORWARD:
-        kind, number = (Kind.SEND_F, forwards - 1) if sends else (Kind.RECV_F, forwards)
-    else:
-        kind, number = (Kind.SEND_B, backwards - 1) if sends else (Kind.RECV_B, backwards)
-    return LabelledAction(kind, microbatch=number)
+def peers_of(events: Events, rows: Int64) -> list[int]:
+    """The peer of each call by its own communication record or one inside it; -1 without one."""
+    args = events.comm_args[(events.comm_args["src"] >= 0) | (events.comm_args["dst"] >= 0)]
+    rows_with_peer = args["event"].to_numpy()
+    order = np.argsort(events.start_ns[rows_with_peer], kind="stable")
+    rows_with_peer, peers = rows_with_peer[order], args[["src", "dst"]].max(axis=1).to_numpy()[order]
+    low = np.searchsorted(events.start_ns[rows_with_peer], events.start_ns[rows])
+    high = np.searchsorted(events.start_ns[rows_with_peer], events.ends_of(rows))
+    peers_of_rows = []
+    for row, first, last in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
+        peers_inside = {
+            int(peers[at]) for at in range(first, last) if events.thread[rows_with_peer[at]] == events.thread[row]
+        }
+        peers_of_rows.append(peers_inside.pop() if len(peers_inside) == 1 else -1)
+    return peers_of_rows
+
+
+def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], forwards: int, backwards: int) -> bool:
+    """Return whether messages are those of a rank with one stage of a pipeline, so that the ops next to them give their
+    directions.
+
+    Such a rank has one neighbour before it and another one behind it, and a message of each kind for all of its ops or none.
+
+    Args:
+        messages: what each message is by the op next to it, and its peer (-1: unknown).
+        sent: the kinds of those that are some op's first.
+        forwards, backwards: how many ops there are.
+    """
+    after = {peer for kind, peer in messages if kind in _TO_NEXT and peer >= 0}
+    before = {peer for kind, peer in messages if kind in _TO_PREVIOUS and peer >= 0}
+    if len(after) > 1 or len(before) > 1 or after & before:
+        return False
+    counts = Counter(sent)
+    expected = {Kind.SEND_F: forwards, Kind.RECV_F: forwards, Kind.SEND_B: backwards, Kind.RECV_B: backwards}
+    return all(
+        not counts[kind] or expected[kind] - counts[kind] <= max(1, expected[kind] // _TOLERATED) for kind in expected
+    )
+
+
+def confidence(explained: int, total: int, forwards: int, backwards: int, agree: bool) -> str:
+    """A word for the reliability of inferred ops.
+
+    low: less than three quarters of the operators (or kernels) lie in them, or forwards and backwards are not about equally
+    many. high: nine tenths lie in them, and the messages agree. medium: all others, such as those of ranks with several chunks,
+    and those of kernels, which have no directions.
+    """
+    if 4 * explained < 3 * total or abs(forwards - backwards) > max(1, forwards // _TOLERATED):
+        return "low confidence"
+    return "high confidence" if agree and 10 * explained >= 9 * total else "medium confidence"

@@ -38,39 +38,7 @@ class LabelledActions:
 
 def steps_of_ranges(ranges: Ranges) -> SteppedRanges:
     """The ranges in time order, each with its step; each part of a split sequence is a microbatch of its own."""
-    return with_steps(_without_sequences(ranges.in_time_order()))
-
-
-def with_microbatches(stepped: SteppedRanges) -> LabelledActions:
-    """The ops and messages of ranges with their microbatches."""
-    stepped = stepped.where(np.argsort(stepped.step, kind="stable"))
-    stepped = _without_rolled_back_ops(stepped)
-    actions = stepped.ranges.actions()
-    actions = _with(
-        actions,
-        step=stepped.step[actions["range"]],
-        part=np.zeros(len(actions), dtype=np.int64),
-        parts=np.ones(len(actions), dtype=np.int64),
-    )
-    actions = _with_microbatches(stepped.ranges, actions)
-    actions = _with_weights(stepped.ranges, actions)
-    return LabelledActions(stepped, _split_backward(actions))
-
-
-def _with(rows: Slice, **columns: Int64) -> Slice:
-    return Slice({**rows.columns, **columns})
-
-
-def num_sequences(ranges: Ranges) -> int:
-    """Number of parts into which sequences are split."""
-    return 1 + max((label.sequence for label in ranges.present()), default=0)
-
-
-def _without_sequences(ranges: Ranges) -> Ranges:
-    """Turn each part of a split sequence into a microbatch of its own."""
     splits = num_sequences(ranges)
-    if splits == 1:
-        return ranges
 
     def renumbered(label: Label) -> Label:
         actions = (
@@ -81,7 +49,28 @@ def _without_sequences(ranges: Ranges) -> Ranges:
         )
         return replace(label, actions=tuple(actions))
 
-    return replace(ranges, table=LabelTable(tuple(map(renumbered, ranges.table.labels))))
+    if splits > 1:
+        ranges = replace(ranges, table=LabelTable(tuple(map(renumbered, ranges.table.labels))))
+    return with_steps(ranges.in_time_order())
+
+
+def with_microbatches(stepped: SteppedRanges) -> LabelledActions:
+    """The ops and messages of ranges with their microbatches."""
+    stepped = _without_rolled_back_ops(stepped.where(np.argsort(stepped.step, kind="stable")))
+    ranges, actions = stepped.ranges, stepped.ranges.actions()
+    unsplit = {"part": np.zeros(len(actions), dtype=np.int64), "parts": np.ones(len(actions), dtype=np.int64)}
+    actions = _with(actions, step=stepped.step[actions["range"]], **unsplit)
+    actions = _with_weights(ranges, _with_microbatches(ranges, actions))
+    return LabelledActions(stepped, _split_backward(actions))
+
+
+def _with(rows: Slice, **columns: Int64) -> Slice:
+    return Slice({**rows.columns, **columns})
+
+
+def num_sequences(ranges: Ranges) -> int:
+    """Number of parts into which sequences are split."""
+    return 1 + max((label.sequence for label in ranges.present()), default=0)
 
 
 def _without_rolled_back_ops(stepped: SteppedRanges) -> SteppedRanges:
@@ -97,9 +86,9 @@ def _without_rolled_back_ops(stepped: SteppedRanges) -> SteppedRanges:
     last_rows = np.flatnonzero(of_zero_bubble[rows])
     last = last_like(keys, [key[last_rows] for key in keys])
     last_start = np.append(ranges.start_ns[rows[last_rows]], 0)[last]
-    kept = np.ones(len(ranges), dtype=np.bool_)
-    kept[rows] = (last < 0) | (last_start == ranges.start_ns[rows])
-    return stepped.where(kept)
+    is_last = np.ones(len(ranges), dtype=np.bool_)
+    is_last[rows] = (last < 0) | (last_start == ranges.start_ns[rows])
+    return stepped.where(is_last)
 
 
 def _counts_before(groups: Int64) -> Int64:
@@ -112,39 +101,31 @@ def _counts_before(groups: Int64) -> Int64:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Halves:
-    """The simple actions in order: the rows of the actions that they are of, and whether they are their second halves."""
-
-    row: Int64
-    is_second: Int64
-
-    @classmethod
-    def of(cls, actions: Slice) -> _Halves:
-        count = 1 + (actions["second_kind"] >= 0)
-        row = np.repeat(np.arange(len(actions)), count)
-        return cls(row, np.append(0, row[1:] == row[:-1])[: len(row)])
-
-    def column(self, actions: Slice, name: str) -> Int64:
-        first: Int64 = actions[name]
-        if name == "kind":  # of a pair the forward
-            first = np.where(actions["second_kind"] >= 0, Kind.F.code, first)
-        return np.where(self.is_second, actions[f"second_{name}"][self.row], first[self.row])
+def _halves(actions: Slice) -> Slice:
+    """The simple actions in order, of a pair its forward and its backward; ``row`` is that of the action, ``is_second`` marks the
+    second halves.
+    """
+    is_pair = actions["second_kind"] >= 0
+    row = np.repeat(np.arange(len(actions)), 1 + is_pair)
+    is_second = np.append(False, row[1:] == row[:-1])[: len(row)]
+    firsts = {name: actions[name] for name in ("kind", "stage", "chunk", "microbatch")}
+    firsts["kind"] = np.where(is_pair, Kind.F.code, actions["kind"])
+    columns = {name: np.where(is_second, actions[f"second_{name}"][row], first[row]) for name, first in firsts.items()}
+    return Slice({"row": row, "is_second": is_second, **columns})
 
 
 def _with_microbatches(ranges: Ranges, actions: Slice) -> Slice:
     """The k-th op or message of a kind that names no microbatch is that of microbatch k; W waits for its backward."""
-    halves = _Halves.of(actions)
-    kind, microbatch = halves.column(actions, "kind"), halves.column(actions, "microbatch")
+    halves = _halves(actions)
+    row, kind, microbatch, is_second = (halves[name] for name in ("row", "kind", "microbatch", "is_second"))
     is_adjacent = ranges.table.of(lambda label: label.adjacent, np.bool_)[ranges.label] & ~ranges.is_op
-    is_open = (microbatch < 0) & (kind != _W) & ~is_adjacent[actions["range"]][halves.row]
+    is_open = (microbatch < 0) & (kind != _W) & ~is_adjacent[actions["range"]][row]
     if not is_open.any():
         return actions
-    _, step = np.unique(actions["step"][halves.row][is_open], return_inverse=True)
+    _, step = np.unique(actions["step"][row][is_open], return_inverse=True)
     microbatch[is_open] = _counts_before(step * len(Kind) + kind[is_open])
     second = actions["second_microbatch"].copy()
-    is_second = halves.is_second.astype(np.bool_)
-    second[halves.row[is_second]] = microbatch[is_second]
+    second[row[is_second]] = microbatch[is_second]
     return _with(actions, microbatch=microbatch[~is_second], second_microbatch=second)
 
 
@@ -155,15 +136,8 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
     is_unnamed = (actions["kind"] == _W) & (actions["microbatch"] < 0)
     if not is_unnamed.any():
         return actions
-    halves = _Halves.of(actions)
-    is_backward = np.isin(halves.column(actions, "kind"), BACKWARD_KINDS)
-    backwards = Slice(
-        {
-            "row": halves.row[is_backward],
-            "step": actions["step"][halves.row[is_backward]],
-            **{name: halves.column(actions, name)[is_backward] for name in ("stage", "chunk", "microbatch")},
-        }
-    )
+    halves = _halves(actions)
+    backwards = _with(halves, step=actions["step"][halves["row"]]).where(np.isin(halves["kind"], BACKWARD_KINDS))
     flushes = ranges.table.of(lambda label: label.flushes_weight_grads, np.bool_)[ranges.label[actions["range"]]]
     sources = _sources(ranges, actions, backwards, is_unnamed & ~flushes)
     flushed = _flushed(actions, backwards, np.flatnonzero(is_unnamed & flushes))

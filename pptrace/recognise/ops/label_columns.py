@@ -39,10 +39,6 @@ class Range:
     thread: int
 
     @property
-    def action(self) -> LabelledAction | None:
-        return self.label.action
-
-    @property
     def kind(self) -> Kind | None:
         return self.label.actions[0].kind if self.label.actions else None
 
@@ -187,8 +183,8 @@ class Ranges:
         """Mark the ranges that are spans of one of some kinds; of any kind, without one."""
         if not len(self.table.labels):
             return np.zeros(0, dtype=np.bool_)
-        wanted = np.isin(self.table.span.astype(str), spans) if spans else self.table.span != ""
-        return wanted.astype(np.bool_)[self.label]
+        is_span = np.isin(self.table.span.astype(str), spans) if spans else self.table.span != ""
+        return is_span.astype(np.bool_)[self.label]
 
     def actions(self) -> Slice:
         """The actions of all ranges, in their order; ``range`` is the row of the range."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,22 +33,6 @@ _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, 
 _SOURCES = ("label", "inferred")
 _NOBODY = np.iinfo(np.int64).min
 """The start of the op that reads a message, where none does."""
-
-
-class LabelTimes:
-    """Execution times of ops: of the kernels that they launched, or of the operators that ran in them."""
-
-    def __init__(self, launches: LaunchIndex, host: HostCompute) -> None:
-        self.launches = launches
-        self.host = host
-
-    def of_ops(self, ranges: Ranges) -> tuple[LaunchedWork, Bool, Int64, Int64]:
-        """(kernels, whether anything shows the compute, its start, its end) of each range; of one that shows nothing its own."""
-        work = self.launches.spans(ranges.start_ns, ranges.end_ns, communication=False)
-        ran, start, end = self.host.spans(ranges.thread, ranges.start_ns, ranges.end_ns)
-        start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
-        start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
-        return work, work.launched | ran, start, end
 
 
 class CarriedMessages:
@@ -87,21 +70,40 @@ class CarriedMessages:
 
 
 def tables_of_labels(
-    labelled: LabelledActions, source: str, times: LabelTimes, messages: CarriedMessages, phases: LabelledPhases
+    labelled: LabelledActions,
+    source: str,
+    launches: LaunchIndex,
+    host: HostCompute,
+    messages: CarriedMessages,
+    phases: LabelledPhases,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """OPS and COMMS; ops that nothing else shows begin when their message had been waited for."""
+    """OPS and COMMS. Ops last as long as the kernels that they launched, or the operators that ran in them; those that nothing
+    else shows begin when their message had been waited for.
+    """
     ranges, actions = labelled.stepped.ranges, labelled.in_time_order()
     is_message = IS_MESSAGE[ranges.kind][actions["range"]]
     ops, moved = actions.where(~is_message), actions.where(is_message)
-    readers, arrivals = (
-        _readers(ops, moved),
-        messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]),
-    )
-    own = times.of_ops(ranges.where(ops["range"]))
-    reader_start_ns = np.append(ranges.start_ns[ops["range"]], _NOBODY)[readers]
-    reading = _Reading(reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own))
-    comms = _comms(ranges, moved, reading, times, messages)
-    return _ops(labelled, ops, source, own, _arrived(readers, arrivals, len(ops)), phases), comms
+    of_ops = ranges.where(ops["range"])
+    work = launches.spans(of_ops.start_ns, of_ops.end_ns, communication=False)
+    ran, start, end = host.spans(of_ops.thread, of_ops.start_ns, of_ops.end_ns)
+    start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
+    start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
+    is_shown = work.launched | ran
+    readers = _readers(ops, moved)
+    arrivals = messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
+    # An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the second
+    # half of an overlapped pair waits after operators of the first.
+    begin = np.append(start + (end - start) * ops["part"] // ops["parts"], 0)[readers]
+    waits_inside = np.append(~is_shown | (ops["part"] > 0) | (ops["second_kind"] >= 0), False)[readers]
+    read_at = np.where(waits_inside, arrivals, np.minimum(arrivals, begin))
+    reading = (np.append(of_ops.start_ns, _NOBODY)[readers], arrivals, np.where(arrivals < 0, begin, read_at))
+    comms = _comms(ranges, moved, reading, launches, messages)
+    # When the last message of an op had been waited for; 0 where no range shows that.
+    arrived = np.zeros(len(ops), dtype=np.int64)
+    is_read = (readers >= 0) & (arrivals >= 0)
+    np.maximum.at(arrived, readers[is_read], arrivals[is_read])
+    start = np.where(is_shown, start, np.minimum(np.maximum(start, arrived), end))
+    return _ops(labelled, ops, source, (start, end, work.launched), phases), comms
 
 
 def _readers(ops: Slice, moved: Slice) -> Int64:
@@ -115,71 +117,38 @@ def _readers(ops: Slice, moved: Slice) -> Int64:
     ]
     rows = np.stack(halves, axis=2).reshape(5, -1)  # both halves of an op side by side
     reads = np.flatnonzero(rows[0] >= 0)
-    wanted = [moved[name] for name in ("kind", "step", "stage", "chunk", "microbatch")]
-    reader = last_like(wanted, list(rows[:, reads]))
+    received = [moved[name] for name in ("kind", "step", "stage", "chunk", "microbatch")]
+    reader = last_like(received, list(rows[:, reads]))
     return np.where(reader >= 0, np.append(reads // 2, 0)[reader], NONE)
 
 
-def _arrived(readers: Int64, arrivals: Int64, num_ops: int) -> Int64:
-    """The time at which the last received message of each op had been waited for; 0 where no range shows it."""
-    latest = np.zeros(num_ops, dtype=np.int64)
-    shown = (readers >= 0) & (arrivals >= 0)
-    np.maximum.at(latest, readers[shown], arrivals[shown])
-    return latest
-
-
-def _read_at(ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]) -> Int64:
-    """Time at which the reader of each message had it, ns, which had been waited for by ``arrivals`` where that is known.
-
-    An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
-    second half of an overlapped pair waits after operators of the first.
-    """
-    _, is_seen, start, end = own
-    begin = start + (end - start) * ops["part"] // ops["parts"]
-    waits_inside = ~is_seen | (ops["part"] > 0) | (ops["second_kind"] >= 0)
-    begin_of_reader, waits = np.append(begin, 0)[readers], np.append(waits_inside, False)[readers]
-    known = np.where(waits, arrivals, np.minimum(arrivals, begin_of_reader))
-    return np.where(arrivals < 0, begin_of_reader, known)
-
-
 def _ops(
-    labelled: LabelledActions,
-    ops: Slice,
-    source: str,
-    own: tuple[LaunchedWork, Bool, Int64, Int64],
-    arrived: Int64,
-    phases: LabelledPhases,
+    labelled: LabelledActions, ops: Slice, source: str, times: tuple[Int64, Int64, Bool], phases: LabelledPhases
 ) -> pd.DataFrame:
-    """The table of ops, and of the spans between them, in time order."""
+    """The table of ops, and of the spans between them, in time order; ``times`` are starts, ends and whether on the device."""
     ranges = labelled.stepped.ranges
-    work, is_seen, start, end = own
-    start = np.where(is_seen, start, np.minimum(np.maximum(start, arrived), end))
-    length, part, parts = end - start, ops["part"], ops["parts"]
-    start, end = start + length * part // parts, start + length * (part + 1) // parts
+    (start, end, on_device), part, parts = times, ops["part"], ops["parts"]
     pair, pairs = _pairs(ops)
+    # The index of each known stage among those of the rank; where labels name chunks in place of stages, these.
+    has_stage = ops["stage"] >= 0
+    stages = np.unique(ops["stage"][has_stage])
+    chunk = ops["chunk"] if (ops["chunk"][~has_stage] > 0).any() else UNKNOWN
     columns: dict[str, Any] = {
-        "step": ops["step"],
-        "kind": ops["kind"],
-        "stage": ops["stage"],
-        "chunk": _chunks(ops["stage"], ops["chunk"]),
-        "microbatch": ops["microbatch"],
-        "start_ns": start,
-        "end_ns": end,
-        "clock": work.launched.astype(np.int64),
+        **{name: ops[name] for name in ("step", "kind", "stage", "microbatch")},
+        "chunk": np.where(has_stage, np.searchsorted(stages, ops["stage"]), chunk),
+        "start_ns": start + (end - start) * part // parts,
+        "end_ns": start + (end - start) * (part + 1) // parts,
+        "clock": on_device.astype(np.int64),
         "source": np.full(len(ops), _SOURCES.index(source)),
         "pair": pair,
     }
     rows = np.flatnonzero(~ranges.has_actions & ranges.has_span())
     of_spans = _span_columns(labelled.stepped.where(rows))
-    joined = {name: np.concatenate((column, of_spans[name])) for name, column in columns.items()}
-    keys = (
-        np.append(ops["range"], rows),
-        np.append(ops["parts"], np.ones(len(rows), dtype=np.int64)),
-        np.append(ops["part"], np.zeros(len(rows), dtype=np.int64)),
-        np.append(ranges.start_ns[ops["range"]], ranges.start_ns[rows]),
-    )
-    order = np.lexsort(keys)
-    return _ops_table({name: column[order] for name, column in joined.items()}, ranges, pairs, phases)
+    none, one = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.int64)
+    at = np.append(ops["range"], rows)
+    order = np.lexsort((at, np.append(parts, one), np.append(part, none), ranges.start_ns[at]))
+    joined = {name: np.concatenate((column, of_spans[name]))[order] for name, column in columns.items()}
+    return _ops_table(joined, ranges, pairs, phases)
 
 
 def spans_table(stepped: SteppedRanges) -> pd.DataFrame:
@@ -218,14 +187,6 @@ def _ops_table(
     return make_table(OPS, {**columns, **categories, "rank": np.full(len(start), -1)})
 
 
-def _chunks(stage: Int64, labelled: Int64) -> Int64:
-    """The index of each known stage among those of the rank; where labels name chunks in place of stages, these."""
-    is_known = stage >= 0
-    known = np.unique(stage[is_known])
-    names_chunks = bool((labelled[~is_known] > 0).any())
-    return np.where(is_known, np.searchsorted(known, stage), labelled if names_chunks else UNKNOWN)
-
-
 def _pairs(ops: Slice) -> tuple[Int64, tuple[str, ...]]:
     """(index of each op's text, the texts): those of overlapped pairs, and first "" for other ops."""
     pair, texts = np.zeros(len(ops), dtype=np.int64), [""]
@@ -237,37 +198,40 @@ def _pairs(ops: Slice) -> tuple[Int64, tuple[str, ...]]:
         columns = np.stack([*halves[0], ops["second_kind"][rows], *halves[1]], axis=1)
         distinct, index = distinct_rows(columns)
         pair[rows] = 1 + index
-        texts += [_pair(*row) for row in distinct]
+        for *first, second_kind, stage, chunk, microbatch in distinct:
+            backward = _action(KINDS[second_kind], stage, chunk, microbatch)
+            texts.append(f"({_action(Kind.F, *first)};{backward}){Kind.OVERLAP_F_B}")
     return pair, tuple(texts)
-
-
-def _pair(stage: int, chunk: int, microbatch: int, second_kind: int, *second: int) -> str:
-    forward = _action(Kind.F, stage, chunk, microbatch)
-    return f"({forward};{_action(KINDS[second_kind], *second)}){Kind.OVERLAP_F_B}"
 
 
 def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
     return f"{stage_text(stage, chunk)}{kind}{'' if microbatch < 0 else microbatch}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Readers of messages: the start of the op that reads each (:data:`_NOBODY` without one), until when it had been waited
-    for where a range shows that (−1: none), and when its reader had it.
-    """
-
-    reader_start_ns: Int64
-    arrival_ns: Int64
-    read_at_ns: Int64
-
-
 def _comms(
-    ranges: Ranges, moved: Slice, reading: _Reading, times: LabelTimes, messages: CarriedMessages
+    ranges: Ranges, moved: Slice, reading: tuple[Int64, Int64, Int64], launches: LaunchIndex, messages: CarriedMessages
 ) -> pd.DataFrame:
-    """The table of communication, in time order."""
+    """The table of communication, in time order.
+
+    ``reading`` has for each message the start of the op that reads it (:data:`_NOBODY` without one), until when it had been
+    waited for where a range shows that (−1: none), and when its reader had it.
+    """
+    reader_start, arrival, read_at = reading
     start, end = ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]
-    on_host = _times_on_host(start, end, _IS_SEND[moved["kind"]], reading, megatron.calls_wait(ranges.present()))
-    of_call, launched = messages.kernels(start), times.launches.spans(start, end, communication=True)
+    is_send = _IS_SEND[moved["kind"]]
+    # A send lies in a buffer when its posting is over; a receive is over when its reader has it.
+    returns_with_it = ~is_send & megatron.calls_wait(ranges.present()) & (arrival < 0)
+    is_read = ~is_send & ~returns_with_it & (reader_start != _NOBODY)
+    over = np.where(is_read, np.maximum(end, read_at), end)
+    stays = returns_with_it | (is_read & (over == end))  # the message was there: nobody left
+    asked = np.where(stays, start, np.where(is_read, np.maximum(end, reader_start), end))
+    on_host = {
+        "start_ns": start,
+        "posted_ns": np.where(stays, start, end),
+        "asked_ns": np.minimum(asked, over),
+        "end_ns": over,
+    }
+    of_call, launched = messages.kernels(start), launches.spans(start, end, communication=True)
     on_device = of_call.launched | launched.launched
     kernels = {
         name: np.where(of_call.launched, getattr(of_call, name), getattr(launched, name))
@@ -279,7 +243,7 @@ def _comms(
     columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
         "step": moved["step"],
-        "kind": category_of_codes((~_IS_SEND[moved["kind"]]).astype(np.int64), P2P),
+        "kind": category_of_codes((~is_send).astype(np.int64), P2P),
         "axis": same_category("pp", len(moved)),
         "group_size": np.full(len(moved), 2),
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
@@ -293,18 +257,3 @@ def _comms(
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }
     return make_table(COMMS, columns)
-
-
-def _times_on_host(start: Int64, posted: Int64, is_send: Bool, reading: _Reading, calls_wait: bool) -> dict[str, Int64]:
-    """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
-    returns_with_it = ~is_send & calls_wait & (reading.arrival_ns < 0)
-    is_read = ~is_send & ~returns_with_it & (reading.reader_start_ns != _NOBODY)
-    end = np.where(is_read, np.maximum(posted, reading.read_at_ns), posted)
-    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
-    asked = np.where(is_read, np.maximum(posted, reading.reader_start_ns), posted)
-    return {
-        "start_ns": start,
-        "posted_ns": np.where(stays, start, posted),
-        "asked_ns": np.minimum(np.where(stays, start, asked), end),
-        "end_ns": end,
-    }

@@ -11,7 +11,7 @@ from pptrace.model.tables import Int64
 from pptrace.recognise.ops.label_columns import Bool, Ranges
 from pptrace.recognise.ops.labelled_ranges import outermost
 from pptrace.schedule.actions import Phase
-from pptrace.slices import group_codes
+from pptrace.slices import Slice, group_codes, last_like
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -34,35 +34,30 @@ def with_steps(ranges: Ranges) -> SteppedRanges:
     a step may begin before.
     """
     is_step = ranges.has_span("STEP")
-    chosen = _chosen(ranges.where(is_step))
-    if len(chosen) and ranges.has_actions.any():
-        is_inferred = ranges.table.of(lambda label: label.inferred, np.bool_)
-        if not is_inferred[chosen.label].any():  # the inferred ones are parts of steps
-            ranges = ranges.where(~(is_step & is_inferred[ranges.label]))
-        return _inside(ranges, chosen)
-    return SteppedRanges(ranges, counted_steps(ranges))
-
-
-def _chosen(spans: Ranges) -> Ranges:
-    is_numbered = spans.table.step[spans.label] >= 0
+    spans = ranges.where(is_step)
+    has_number = spans.table.step[spans.label] >= 0
     leads = spans.table.leads[spans.label]
-    numbered = spans.where(is_numbered & ~leads) if (is_numbered & ~leads).any() else spans.where(is_numbered)
-    single = _single(numbered)
-    return single if len(single) else outermost(spans)
+    single = _single(spans.where(has_number & ~leads if (has_number & ~leads).any() else has_number))
+    chosen = single if len(single) else outermost(spans)
+    if not len(chosen) or not ranges.has_actions.any():
+        return SteppedRanges(ranges, counted_steps(ranges))
+    is_inferred = ranges.table.of(lambda label: label.inferred, np.bool_)
+    if not is_inferred[chosen.label].any():  # the inferred ones are parts of steps
+        ranges = ranges.where(~(is_step & is_inferred[ranges.label]))
+    return _inside(ranges, chosen)
 
 
 def spans_of_steps(ranges: Ranges) -> SteppedRanges:
     """Steps and the ranges in them that are neither op nor message, each with its step; none without ranges of steps."""
     spans = ranges.where(ranges.has_span()).in_time_order()
-    is_numbered = spans.table.step[spans.label] >= 0
-    single = _single(spans.where(is_numbered))
+    has_number = spans.table.step[spans.label] >= 0
+    single = _single(spans.where(has_number))
     is_step = spans.has_span("STEP")
     chosen = single if len(single) else outermost(spans.where(is_step))
     if not len(chosen):
         return SteppedRanges(chosen, np.zeros(0, dtype=np.int64))
-    known = set(chosen.objects())
-    kept = [not step or entry in known for entry, step in zip(spans.objects(), is_step.tolist(), strict=True)]
-    return _inside(spans.where(np.array(kept, dtype=np.bool_)), chosen)
+    columns = [[part.label, part.start_ns, part.end_ns, part.thread] for part in (spans, chosen)]
+    return _inside(spans.where(~is_step | (last_like(*columns) >= 0)), chosen)
 
 
 def num_outside_steps(ranges: Ranges, stepped: SteppedRanges) -> int:
@@ -72,28 +67,28 @@ def num_outside_steps(ranges: Ranges, stepped: SteppedRanges) -> int:
 
 def _single(spans: Ranges) -> Ranges:
     """Drop spans that a profiler wrote twice: same number and same time as an earlier one."""
-    kept: list[int] = []
+    single: list[int] = []
     rows = list(
         zip(spans.table.step[spans.label].tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
     )
     for index, (number, start, _) in enumerate(rows):
-        if not any(number == rows[earlier][0] and start < rows[earlier][2] for earlier in kept[-2:]):
-            kept.append(index)
-    return spans.where(np.array(kept, dtype=np.int64))
+        if not any(number == rows[earlier][0] and start < rows[earlier][2] for earlier in single[-2:]):
+            single.append(index)
+    return spans.where(np.array(single, dtype=np.int64))
 
 
 def _inside(ranges: Ranges, spans: Ranges) -> SteppedRanges:
     """The ranges that begin in one of the spans, which are in order of their starts."""
     given = spans.table.step[spans.label]
-    is_numbered = (given >= 0).all() and len(np.unique(given)) == len(spans)
-    numbers = given if is_numbered else np.arange(len(spans))
+    has_number = (given >= 0).all() and len(np.unique(given)) == len(spans)
+    numbers = given if has_number else np.arange(len(spans))
     index = np.searchsorted(spans.start_ns, ranges.start_ns, side="right") - 1
     is_outside = (index < 0) | (ranges.start_ns >= spans.end_ns[index])
     leads = np.append(spans.table.leads[spans.label], False)
     goes_before = ranges.has_actions & leads[np.minimum(index + 1, len(spans))]
     index = np.where(is_outside, np.where(goes_before, index + 1, -1), index)
-    kept = index >= 0
-    return SteppedRanges(ranges.where(kept), numbers[index[kept]])
+    is_inside = index >= 0
+    return SteppedRanges(ranges.where(is_inside), numbers[index[is_inside]])
 
 
 def counted_steps(ranges: Ranges) -> Int64:
@@ -102,28 +97,33 @@ def counted_steps(ranges: Ranges) -> Int64:
 
     A message that comes again with no op between is another tensor of the same one. The ranges are in time order.
     """
-    cuts = _earliest_cuts(ranges)
-    starts, start = [0], 0
-    while start < len(ranges) and (start := int(cuts[start])) < len(ranges):
-        starts.append(start)
-    return np.searchsorted(np.array(starts[1:], dtype=np.int64), np.arange(len(ranges)), side="right")
-
-
-def _earliest_cuts(ranges: Ranges) -> Int64:
-    """First range behind each that would begin a new step, if one began with it; beyond all, where none would.
-
-    Each reason for a cut needs something that was in the step: ``cut_by`` has the earliest cut for which a range is a reason.
-    """
-    count = len(ranges)
+    # The first range behind each that would begin a new step, if one began with it; beyond all, where none would. Each reason
+    # for a cut needs something that was in the step: ``cut_by`` has the earliest cut for which a range is a reason.
+    count, actions = len(ranges), ranges.actions()
     cut_by = np.full(count, _NEVER)
-    for reason, cut in (_repetitions(ranges), _warmups(ranges), _after_optimizers(ranges)):
+    with_actions = np.flatnonzero(ranges.has_actions)
+    warmup = _next(ranges.table.phase[ranges.label] == Phase.WARMUP.code)[
+        with_actions
+    ]  # that follows an op or a message
+    optimizers = np.flatnonzero(ranges.has_span("OPTIMIZER"))
+    is_unnamed = np.zeros(count + 1, dtype=np.bool_)
+    is_unnamed[actions["range"][actions["microbatch"] < 0]] = True
+    action = _next(ranges.has_actions)[optimizers]  # that follows an optimizer
+    for reason, cut in (
+        _repetitions(ranges, actions),
+        (with_actions[warmup < count], warmup[warmup < count]),
+        (optimizers[is_unnamed[action]], action[is_unnamed[action]]),
+    ):
         np.minimum.at(cut_by, reason, cut)
-    return np.minimum(np.minimum.accumulate(cut_by[::-1])[::-1], count)
+    cuts = np.minimum(np.minimum.accumulate(cut_by[::-1])[::-1], count)
+    starts, start = [0], 0
+    while start < count and (start := int(cuts[start])) < count:
+        starts.append(start)
+    return np.searchsorted(np.array(starts[1:], dtype=np.int64), np.arange(count), side="right")
 
 
-def _repetitions(ranges: Ranges) -> tuple[Int64, Int64]:
+def _repetitions(ranges: Ranges, actions: Slice) -> tuple[Int64, Int64]:
     """(ranges, those in which an op of theirs comes again)."""
-    actions = ranges.actions()
     if not len(actions):
         return actions["range"], actions["range"]
     num_ops = np.cumsum(ranges.is_op)[actions["range"]]
@@ -139,22 +139,3 @@ def _next(which: Bool) -> Int64:
     rows = np.append(np.flatnonzero(which), len(which))
     following: Int64 = rows[np.searchsorted(rows, np.arange(len(which)), side="right").clip(max=len(rows) - 1)]
     return following
-
-
-def _warmups(ranges: Ranges) -> tuple[Int64, Int64]:
-    """(ranges of ops and messages, the beginning of the warmup that follows)."""
-    warmup = ranges.table.phase[ranges.label] == Phase.WARMUP.code
-    rows = np.flatnonzero(ranges.has_actions)
-    following = _next(warmup)[rows]
-    return rows[following < len(ranges)], following[following < len(ranges)]
-
-
-def _after_optimizers(ranges: Ranges) -> tuple[Int64, Int64]:
-    """(optimizers, the op or message without a microbatch that follows)."""
-    actions = ranges.actions()
-    is_unnamed = np.zeros(len(ranges), dtype=np.bool_)
-    is_unnamed[actions["range"][actions["microbatch"] < 0]] = True
-    rows = np.flatnonzero(ranges.has_span("OPTIMIZER"))
-    following = _next(ranges.has_actions)[rows]
-    cuts = np.append(is_unnamed, False)[following]
-    return rows[cuts], following[cuts]

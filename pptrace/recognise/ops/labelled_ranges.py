@@ -54,24 +54,18 @@ def labelled_ranges(events: Events) -> Ranges:
     rows = on_host[is_labelled]
     table = LabelTable(tuple(labels.values()))
     ranges = Ranges(table, index[codes[is_labelled]], events.start_ns[rows], events.ends_of(rows), events.thread[rows])
-    return _of_training(_of_one_writer(ranges))
-
-
-def _of_one_writer(ranges: Ranges) -> Ranges:
-    """Drop spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
+    # Spans of a kind that pptrace marked as well are dropped: an optimizer's own range lies in the mark of its step.
     marked = {label.span for label in ranges.present() if label.marked}
-    kept = ranges.table.of(lambda label: label.marked or not label.span or label.span not in marked, np.bool_)
-    return ranges.where(kept[ranges.label]) if marked else ranges
-
-
-def _of_training(ranges: Ranges) -> Ranges:
-    """Drop ranges of evaluation, and the ops and messages that begin inside of them."""
+    if marked:
+        is_single = table.of(lambda label: label.marked or not label.span or label.span not in marked, np.bool_)
+        ranges = ranges.where(is_single[ranges.label])
+    # So are ranges of evaluation, and the ops and messages that begin inside of them.
     is_evaluation = ranges.has_span(EVALUATION)
     spans = outermost(ranges.where(is_evaluation))
     if not len(spans):
         return ranges
-    index = np.searchsorted(spans.start_ns, ranges.start_ns, side="right") - 1
-    is_inside = (index >= 0) & (ranges.start_ns < spans.end_ns[index])
+    at = np.searchsorted(spans.start_ns, ranges.start_ns, side="right") - 1
+    is_inside = (at >= 0) & (ranges.start_ns < spans.end_ns[at])
     return ranges.where(~is_evaluation & ~is_inside)
 
 
@@ -80,19 +74,13 @@ def framework_of(ranges: Ranges) -> str:
     frameworks = ranges.table.of(lambda label: label.framework, object)
     for among in (ranges.is_op & ranges.names_microbatch, ranges.has_actions, np.ones(len(ranges), dtype=np.bool_)):
         labels, first, counts = np.unique(ranges.label[among], return_index=True, return_counts=True)
-        number: dict[str, tuple[int, int]] = {}
-        for name, at, count in sorted(
-            zip(frameworks[labels], first.tolist(), counts.tolist(), strict=True), key=_place
-        ):
-            if name:
-                number[name] = (number.get(name, (0, at))[0] + count, at)
+        number: dict[str, int] = {}  # of labels, by framework, in the order of their first ranges
+        for at in np.argsort(first, kind="stable").tolist():
+            if name := frameworks[labels[at]]:
+                number[name] = number.get(name, 0) + int(counts[at])
         if number:
-            return max(number, key=lambda name: number[name][0])
+            return max(number, key=lambda name: number[name])
     return ""
-
-
-def _place(entry: tuple[str, int, int]) -> int:
-    return entry[1]
 
 
 def labelled_ops(ranges: Ranges) -> Ranges:
@@ -119,11 +107,11 @@ def outermost(ranges: Ranges) -> Ranges:
         return ordered
     _, threads = np.unique(ordered.thread, return_inverse=True)
     group = threads * (len(Kind) + 1) + ordered.kind + 1
-    kept = np.zeros(len(ordered), dtype=np.bool_)
+    is_outer = np.zeros(len(ordered), dtype=np.bool_)
     for number in np.unique(group).tolist():
         rows = np.flatnonzero(group == number)
-        kept[rows] = _are_outermost(ordered.start_ns[rows], ordered.end_ns[rows])
-    return ordered.where(kept)
+        is_outer[rows] = _are_outermost(ordered.start_ns[rows], ordered.end_ns[rows])
+    return ordered.where(is_outer)
 
 
 def _are_outermost(starts: Int64, ends: Int64) -> Bool:
@@ -132,8 +120,8 @@ def _are_outermost(starts: Int64, ends: Int64) -> Bool:
     is_outer: npt.NDArray[np.bool_] = starts >= before
     if (is_outer | (ends <= before)).all():  # every other one lies inside an earlier one
         return is_outer
-    end = np.iinfo(np.int64).min
-    for index, (start, own_end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        is_outer[index] = start >= end
-        end = own_end if start >= end else end
+    latest = np.iinfo(np.int64).min
+    for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        is_outer[index] = start >= latest
+        latest = end if start >= latest else latest
     return is_outer

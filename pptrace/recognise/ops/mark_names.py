@@ -1,5 +1,9 @@
 """The names of marks read by columns: one shape at a time, by the grammar of :mod:`pptrace.marks`.
 
+A trace has a name for each mark, but few shapes of names, which differ in their numbers alone:
+
+    pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady step=0, numbers 1 2 3 0 7
+
 In a shape's text every number is replaced by a *tag*, a number that says its column. The mark which that text reads as has tags
 for numbers, so that each of its fields says which column it is: the grammar is in one place, and costs nothing per name.
 """
@@ -7,6 +11,7 @@ for numbers, so that each of its fields says which column it is: the grammar is 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +21,111 @@ import numpy.typing as npt
 
 from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, is_mark, parse_mark
 from pptrace.model.tables import Int64
-from pptrace.recognise.ops.name_shapes import MOST_DIGITS, NameLines, NameShape, shapes_of
 from pptrace.slices import distinct_rows
+
+_MOST_DIGITS = 18
+"""Digits of a number that fits int64."""
+_ZERO, _NEWLINE = ord("0"), ord("\n")
+_DIGITS = re.compile(rb"[0-9]+")
+_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
+
+
+@dataclass(frozen=True, slots=True)
+class NameShape:
+    """Names of one shape: ``text`` with "0" for each number of theirs.
+
+    ``names`` are their indices; ``numbers`` and ``widths`` have a row per name and a column per number: its value, and how many
+    digits it is written with.
+    """
+
+    text: str
+    names: Int64
+    numbers: Int64
+    widths: Int64
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> NameShape:
+        return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class NameLines:
+    """Names as the bytes of one text, a line for each, of those without line breaks; ``names`` are their indices."""
+
+    text: npt.NDArray[np.uint8]
+    starts: Int64
+    names: Int64
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> NameLines:
+        text = "\n".join(names)
+        if text.count("\n") >= max(len(names), 1):
+            plain = [index for index, name in enumerate(names) if "\n" not in name]
+            lines = cls.of([names[index] for index in plain])
+            return cls(lines.text, lines.starts, np.array(plain, dtype=np.int64))
+        ends = "\n" if names else ""
+        codes = np.frombuffer(f"{text}{ends}".encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        starts = np.append(0, np.flatnonzero(codes == _NEWLINE) + 1)[:-1]
+        return cls(codes, starts, np.arange(len(names)))
+
+    def beginning_with(self, prefix: str) -> npt.NDArray[np.bool_]:
+        begins = np.ones(len(self.starts), dtype=np.bool_)
+        for position, code in enumerate(prefix.encode()):
+            begins &= self.text.take(self.starts + position, mode="clip") == code  # a line break ends a shorter name
+        return begins
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> NameLines:
+        lengths = np.diff(np.append(self.starts, len(self.text)))
+        text = self.text if chosen.all() else self.text[np.repeat(chosen, lengths)]
+        starts = np.cumsum(lengths[chosen]) - lengths[chosen]
+        return NameLines(text, starts, self.names[chosen])
+
+
+def shapes_of(lines: NameLines) -> list[NameShape]:
+    """Names by their shapes. Of numbers with more digits than fit int64 the first ones count."""
+    if not len(lines.names):
+        return []
+    layout_of_line, layouts = _layouts_of(lines.text)
+    texts = [_DIGITS.sub(b"0", layout) for layout in layouts]
+    shapes = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    shape_of_line = np.array([shapes[text] for text in texts])[layout_of_line]
+    order, counts = np.argsort(shape_of_line, kind="stable"), np.bincount(shape_of_line)
+    firsts = np.cumsum(counts) - counts
+    row_of_line = np.empty_like(order)
+    row_of_line[order] = np.arange(len(order)) - np.repeat(firsts, counts)
+    parts = [
+        NameShape(
+            text.decode("utf-8", "surrogatepass"),
+            lines.names[of_shape],
+            *(np.empty((len(of_shape), text.count(b"0")), dtype=np.int64) for _ in range(2)),  # filled below
+        )
+        for text, of_shape in zip(shapes, np.split(order, firsts[1:]), strict=True)
+    ]
+    by_layout = np.split(np.argsort(layout_of_line, kind="stable"), np.cumsum(np.bincount(layout_of_line))[:-1])
+    for layout, text, of_layout in zip(layouts, texts, by_layout, strict=True):
+        part, rows, starts = parts[shapes[text]], row_of_line[of_layout], lines.starts[of_layout]
+        for column, digits in enumerate(_DIGITS.finditer(layout)):
+            part.widths[rows, column] = digits.end() - digits.start()
+            part.numbers[rows, column] = _numbers_at(lines.text, starts + digits.start(), digits.end() - digits.start())
+    return parts
+
+
+def _layouts_of(text: npt.NDArray[np.uint8]) -> tuple[Int64, list[bytes]]:
+    """(index of each line's layout, the layouts): what lines are with "0" for each digit."""
+    lines = text.tobytes().translate(_ZEROS).split(b"\n")
+    lines.pop()  # behind the last line break
+    number: defaultdict[bytes, int] = defaultdict()
+    number.default_factory = number.__len__
+    return np.fromiter(map(number.__getitem__, lines), np.int64, len(lines)), list(number)
+
+
+def _numbers_at(text: npt.NDArray[np.uint8], starts: Int64, width: int) -> Int64:
+    """The numbers of one width that begin at some places, of their first digits where they have more than fit."""
+    values = (text[starts] - np.uint8(_ZERO)).astype(np.int64)
+    for digit in range(1, min(width, _MOST_DIGITS)):
+        values *= 10
+        values += text[starts + digit] - np.uint8(_ZERO)
+    return values
+
 
 _SHORT, _WIDE = 10**8, 10**17
 """The tag of column 0; a grammar that reads it reads every number of so many digits or fewer in its stead."""
@@ -108,7 +216,7 @@ def read_marks(names: Sequence[str]) -> MarkNames:
     for shape in shapes_of(lines.where(is_plain)):
         for part, is_wide in _by_widths(shape):
             mark = _tagged_mark(part, is_wide)
-            if mark is None or (part.widths > MOST_DIGITS).any():
+            if mark is None or (part.widths > _MOST_DIGITS).any():
                 alone += part.names.tolist()
             else:
                 shapes.append(MarkShape(mark, part))
@@ -147,14 +255,9 @@ def _tagged_mark(shape: NameShape, is_wide: Sequence[bool]) -> Mark | None:
     words[0] = str(VERSION)
     if _P2P.match(shape.text) and (shape.numbers[:, 1] == 2).all():
         words[1] = "2"
-    mark = parse_mark(_with_words(shape.text, words))
-    return None if isinstance(mark, UnknownMark) else mark
-
-
-def _with_words(text: str, words: Sequence[str]) -> str:
-    """A shape's text with words for its zeros."""
     following = iter(words)
-    return re.sub("0", lambda _: next(following), text)
+    mark = parse_mark(re.sub("0", lambda _: next(following), shape.text))
+    return None if isinstance(mark, UnknownMark) else mark
 
 
 def _column(tag: int) -> int:

@@ -28,7 +28,7 @@ from pptrace.marks import (
 )
 from pptrace.model.tables import Int64
 from pptrace.model.traces import Category, Events
-from pptrace.recognise.ops.mark_names import MarkNames, MarkShape, read_marks
+from pptrace.recognise.ops.mark_names import MarkShape, read_marks
 from pptrace.slices import Slice
 
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
@@ -79,10 +79,10 @@ class MarkedRanges:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> MarkedRanges:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> MarkedRanges:
         """Select some of the ops, transfers and waits, by the rows of their ranges; keep all of the other marks."""
-        chosen = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
-        return replace(self, **{name: table.where(kept[table["at"]]) for name, table in chosen.items()})
+        tables = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
+        return replace(self, **{name: table.where(chosen[table["at"]]) for name, table in tables.items()})
 
 
 def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
@@ -91,26 +91,13 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
     Marks have a name each. Where the names of a trace are searched, there are few without them; spans are labels as well.
     """
     names = read_marks(events.names)
-    is_mark, is_searched = np.zeros(len(events.names), dtype=np.bool_), np.ones(len(events.names), dtype=np.bool_)
+    num_names = len(events.names)
+    is_mark, is_searched = np.zeros(num_names, dtype=np.bool_), np.ones(num_names, dtype=np.bool_)
     is_mark[list(names.unreadable)] = True
     is_searched[list(names.unreadable)] = False
     for shape in names.shapes:
         is_mark[shape.names] = True
         is_searched[shape.names] = isinstance(shape.mark, SpanMark)
-    return _ranges(events, is_mark, names), _with_one_name(events, is_searched)
-
-
-def _with_one_name(events: Events, is_kept: npt.NDArray[np.bool_]) -> Events:
-    """The events with :data:`PREFIX` for names that are not kept."""
-    if is_kept.all():
-        return events
-    index = np.cumsum(is_kept, dtype=np.int32) - 1
-    index[~is_kept] = index[-1] + 1
-    return replace(events, names=(*compress(events.names, is_kept), PREFIX), name_id=index[events.name_id])
-
-
-def _ranges(events: Events, is_mark: npt.NDArray[np.bool_], names: MarkNames) -> MarkedRanges:
-    num_names = len(events.names)
     rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
     ids = events.name_id[rows]
     unreadable: dict[str, list[str]] = {}
@@ -120,14 +107,19 @@ def _ranges(events: Events, is_mark: npt.NDArray[np.bool_], names: MarkNames) ->
             mark = names.unreadable[index]
             unreadable.setdefault(mark.reason, []).append(mark.text)
         rows, ids = rows[~cannot_be_read], ids[~cannot_be_read]
-    tables = _tables(names.shapes, ids, num_names)
     equal = names.equal_marks(num_names, _REPEATABLE)[ids]
     times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
-    return MarkedRanges(*times, equal, unreadable, *tables)
+    marks = MarkedRanges(*times, equal, unreadable, *_tables(names.shapes, ids, num_names))
+    if not is_searched.all():
+        index_of = np.cumsum(is_searched, dtype=np.int32) - 1
+        index_of[~is_searched] = index_of[-1] + 1
+        searched = (*compress(events.names, is_searched), PREFIX)
+        events = replace(events, names=searched, name_id=index_of[events.name_id])
+    return marks, events
 
 
 def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: int) -> list[Slice]:
-    """The table of each type of mark."""
+    """The table of each type of mark, with the rows of all shapes in time order."""
     shape_of, row_of = np.full(num_names, -1), np.zeros(num_names, dtype=np.int64)
     for number, shape in enumerate(shapes):
         shape_of[shape.names], row_of[shape.names] = number, np.arange(len(shape.names))
@@ -137,15 +129,14 @@ def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: 
     for shape, at in zip(shapes, groups, strict=False):
         if len(at):
             parts[type(shape.mark)].append(_rows(shape, at, row_of[ids[at]]))
-    return [_joined(_COLUMNS[kind], tables) for kind, tables in parts.items()]
-
-
-def _joined(columns: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> Slice:
-    """The rows of all shapes in time order."""
-    if not parts:
-        return Slice({name: np.zeros(0, dtype=object if name in _OF_TEXTS else np.int64) for name in columns})
-    whole = Slice({name: np.concatenate([part[name] for part in parts]) for name in columns})
-    return whole.in_order_of("at") if len(parts) > 1 else whole
+    tables = []
+    for kind, columns in _COLUMNS.items():
+        if parts[kind]:
+            table = Slice({name: np.concatenate([part[name] for part in parts[kind]]) for name in columns})
+        else:
+            table = Slice({name: np.zeros(0, dtype=object if name in _OF_TEXTS else np.int64) for name in columns})
+        tables.append(table.in_order_of("at") if len(parts[kind]) > 1 else table)
+    return tables
 
 
 def _rows(shape: MarkShape, at: Int64, row: Int64) -> dict[str, Any]:

@@ -60,16 +60,21 @@ def with_named_ranges(ops: pd.DataFrame, events: Events) -> pd.DataFrame:
 
 def _with_ranges(ops: pd.DataFrame, events: Events, kind: str) -> pd.DataFrame:
     rows = found_ranges(events, kind)
-    steps = _begins_of_steps(ops) if len(rows) else {}
-    if not steps:
+    if not len(rows):
+        return ops
+    # A step begins with its range, or where steps have none with its first op.
+    is_step = ops["kind"] == "STEP"
+    of_steps = ops[(is_step if is_step.any() else ops["kind"].isin(COMPUTE_KINDS)) & (ops["step"] >= 0)]
+    begins = of_steps.groupby("step")["start_ns"].min().sort_values()
+    if begins.empty:
         return ops
     start = events.start_ns[rows]
-    begun = np.searchsorted(np.array(list(steps.values())), start, side="right")
-    index = np.minimum(begun, len(steps) - 1) if kind == DATA else np.maximum(begun - 1, 0)
+    begun = np.searchsorted(begins.to_numpy(), start, side="right")
+    index = np.minimum(begun, len(begins) - 1) if kind == DATA else np.maximum(begun - 1, 0)
     columns: dict[str, Any] = {
         **dict.fromkeys(("rank", "stage", "chunk", "microbatch"), np.full(len(rows), -1)),
         **{name: same_category(text, len(rows)) for name, text in {"kind": kind, **_TEXTS}.items()},
-        "step": np.array(list(steps))[index],
+        "step": begins.index.to_numpy()[index],
         "start_ns": start,
         "end_ns": events.ends_of(rows),
     }
@@ -82,20 +87,9 @@ _TEXTS = {"phase": "", "clock": "host", "source": "label", "pair": ""}
 def found_ranges(events: Events, kind: str) -> Int64:
     """The events of a kind."""
     found = [
-        (events.category == category) & np.isin(events.name_id, _ids(events.names, pattern))
+        (events.category == category)
+        & np.array([bool(pattern.fullmatch(name)) for name in events.names], dtype=np.bool_)[events.name_id]
         for category, pattern in _NAMES[kind].items()
     ]
     rows: Int64 = np.flatnonzero(np.logical_or.reduce(found))
     return rows
-
-
-def _ids(names: tuple[str, ...], pattern: re.Pattern[str]) -> list[int]:
-    return [index for index, name in enumerate(names) if pattern.fullmatch(name)]
-
-
-def _begins_of_steps(ops: pd.DataFrame) -> dict[int, int]:
-    """Time when each step began, ns, in the order of that: its range, or where steps have none its first op."""
-    is_step = ops["kind"] == "STEP"
-    rows = ops[(is_step if is_step.any() else ops["kind"].isin(COMPUTE_KINDS)) & (ops["step"] >= 0)]
-    begins = rows.groupby("step")["start_ns"].min().sort_values()
-    return dict(zip(begins.index.tolist(), begins.tolist(), strict=True))

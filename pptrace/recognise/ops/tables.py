@@ -64,20 +64,8 @@ class LaunchIndex:
         self._rows = {True: rows[work.is_communication[rows]], False: rows[work.is_compute[rows]]}
         self._launches = {kind: work.launch_ns[rows_of_kind] for kind, rows_of_kind in self._rows.items()}
 
-    def span(self, start_ns: int, end_ns: int, communication: bool) -> tuple[int, int, int] | None:
-        """(start, end, stream) from the first to the last kernel launched in [start_ns, end_ns); None without any."""
-        low, high = np.searchsorted(self._launches[communication], (start_ns, end_ns))
-        rows = self._rows[communication][low:high]
-        if not len(rows):
-            return None
-        return (
-            int(self._work.start_ns[rows].min()),
-            int(self._work.end_ns[rows].max()),
-            int(self._work.stream[rows[0]]),
-        )
-
     def spans(self, starts_ns: Int64, ends_ns: Int64, communication: bool) -> LaunchedWork:
-        """Work launched in each of several ranges, as :meth:`span` gives it for one."""
+        """Work launched in each of several ranges."""
         launches, rows = self._launches[communication], self._rows[communication]
         low, high = np.searchsorted(launches, starts_ns), np.searchsorted(launches, ends_ns)
         launched = low < high

@@ -51,9 +51,9 @@ def _launching_nothing(ops: pd.DataFrame) -> Int64:
 def _arrivals(ops: pd.DataFrame, comms: pd.DataFrame) -> Int64:
     """Ends of the kernels that received what each op reads; 0 where it reads no message or none is known."""
     received = comms[rows_among(comms["kind"], ("recv",)) & rows_among(comms["clock"], ("device",))]
-    wanted = _reading(ops, rows_among(ops["kind"], (Kind.F,)))
-    known = _reading(received, rows_among(received["direction"], ("F",)))
-    return np.append(received["end_ns"].to_numpy(), 0)[last_like(wanted, known)]
+    read = _reading(ops, rows_among(ops["kind"], (Kind.F,)))
+    moved = _reading(received, rows_among(received["direction"], ("F",)))
+    return np.append(received["end_ns"].to_numpy(), 0)[last_like(read, moved)]
 
 
 def _reading(table: pd.DataFrame, is_forward: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:

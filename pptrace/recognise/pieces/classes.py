@@ -73,12 +73,12 @@ _OPTIMIZER = re.compile(r"Optimizer\.|aten::_(?:foreach|fused_adam|fused_sgd)")
 
 def classes_of(names: Sequence[str], *, on_device: bool) -> Int8:
     """The class of each kernel, or on hosts of each operator, as its index in :data:`CLASSES`."""
-    found = (_class_of_kernel(name) if on_device else _class_of_operator(name) for name in names)
+
+    def class_of_kernel(name: str) -> WorkClass:
+        return next((kind for kind, pattern in _KERNELS if pattern.search(name)), WorkClass.OTHER)
+
+    found = map(class_of_kernel if on_device else _class_of_operator, names)
     return np.array([CLASSES.index(kind) for kind in found], dtype=np.int8)
-
-
-def _class_of_kernel(name: str) -> WorkClass:
-    return next((kind for kind, pattern in _KERNELS if pattern.search(name)), WorkClass.OTHER)
 
 
 def _class_of_operator(name: str) -> WorkClass:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,42 +26,33 @@ _NO_PART = re.compile(rf"(?:gloo|mpi|ucc|[nrhx]ccl):|c10d|ProfilerStep|Optimizer
 
 
 def pieces_of(events: Events, work: DeviceWork) -> Pieces:
-    """The pieces of the kernels that compute, or of the operators of a rank without device events."""
+    """The pieces of the kernels that compute, or of the innermost operators of all threads of a rank without device events; of
+    two at once the one that began first.
+    """
     if work.missing_device_events or not len(events):
         return Pieces()
-    return _of_device(events, work) if len(work) else _of_host(events)
-
-
-def _of_device(events: Events, work: DeviceWork) -> Pieces:
-    rows = device_rows(events)
-    calls = launch_calls(events, rows)
-    chosen = np.flatnonzero(work.is_compute)
-    rows, calls = rows[chosen], calls[chosen]
-    start, end = events.start_ns[rows], events.ends_of(rows)
+    on_device = bool(len(work))
+    if on_device:
+        rows = device_rows(events)
+        callers, rows = (column[work.is_compute] for column in (launch_calls(events, rows), rows))
+        start, end = events.start_ns[rows], events.ends_of(rows)
+    else:
+        computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
+        rows = np.flatnonzero((events.category == Category.CPU_OP) & computes[events.name_id])
+        if not len(rows):
+            return Pieces()
+        parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
+        start, end, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(start, kind="stable")
+        start, end, rows = start[order], end[order], rows[order]
+        callers = rows
     latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1]) if len(end) else end
     begin = np.maximum(start, latest)
-    kept = np.flatnonzero(end > begin)
-    part, names = _parts(events, calls[kept])
-    work_class = classes_of(events.names, on_device=True)[events.name_id[rows[kept]]]
-    return Pieces(begin[kept], end[kept], work_class, part, events.name_id[rows[kept]].astype(np.int32), names)
-
-
-def _of_host(events: Events) -> Pieces:
-    """The innermost operators of all threads; of two threads at once the one whose piece began first."""
-    computes = np.array([not _NO_OPERATOR.match(name) for name in events.names], dtype=np.bool_)
-    rows = np.flatnonzero((events.category == Category.CPU_OP) & computes[events.name_id])
-    if not len(rows):
-        return Pieces()
-    parts = [_innermost(events, of_thread) for of_thread in events.rows_by_thread(rows).values()]
-    start, end, owner = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(start, kind="stable")
-    start, end, owner = start[order], end[order], owner[order]
-    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end)[:-1])
-    begin = np.maximum(start, latest)
-    kept = np.flatnonzero(end > begin)
-    part, names = _parts(events, owner[kept])
-    work_class = classes_of(events.names, on_device=False)[events.name_id[owner[kept]]]
-    return Pieces(begin[kept], end[kept], work_class, part, events.name_id[owner[kept]].astype(np.int32), names)
+    chosen = np.flatnonzero(end > begin)
+    name_id = events.name_id[rows[chosen]]
+    part, names = _parts(events, callers[chosen])
+    work_class = classes_of(events.names, on_device=on_device)[name_id]
+    return Pieces(begin[chosen], end[chosen], work_class, part, name_id.astype(np.int32), names)
 
 
 def _innermost(events: Events, rows: Rows) -> tuple[Int64, Int64, Rows]:
@@ -83,7 +73,13 @@ def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
     part = np.zeros(len(calls), dtype=np.int32)
     codes: dict[str, int] = {"": 0}
     known = np.flatnonzero(calls >= 0)
-    for ranges, thread, is_module in _ranges(events):
+    has_module_name = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
+    may_be_part = np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
+    modules = np.flatnonzero((events.category == Category.PYTHON) & has_module_name[events.name_id])
+    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part[events.name_id])
+    of_threads = [(True, *part) for part in events.rows_by_thread(modules).items()]
+    of_threads += [(False, *part) for part in events.rows_by_thread(annotations).items()]
+    for is_module, thread, ranges in of_threads:
         chosen = known[(events.thread[calls[known]] == thread) & (part[known] == 0)]
         if not len(chosen):
             continue
@@ -100,17 +96,6 @@ def _parts(events: Events, calls: Rows) -> tuple[Int32, tuple[str, ...]]:
             rows = inside[events.name_id[ranges[found[inside]]] == code]
             part[chosen[rows]] = codes.setdefault(name, len(codes))
     return part, tuple(codes)
-
-
-def _ranges(events: Events) -> Iterator[tuple[Rows, int, bool]]:
-    """(ranges, their thread, whether they are modules): the modules of every thread first."""
-    is_module = np.array([name.startswith(_MODULE) for name in events.names], dtype=np.bool_)
-    may_be_part = np.array([not _NO_PART.match(name) for name in events.names], dtype=np.bool_)
-    modules = np.flatnonzero((events.category == Category.PYTHON) & is_module[events.name_id])
-    annotations = np.flatnonzero((events.category == Category.ANNOTATION) & may_be_part[events.name_id])
-    for rows, of_modules in ((modules, True), (annotations, False)):
-        for thread, of_thread in events.rows_by_thread(rows).items():
-            yield of_thread, thread, of_modules
 
 
 def _level_of_parts(events: Events, ranges: Rows, intervals: NestedIntervals) -> int:

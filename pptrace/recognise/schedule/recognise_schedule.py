@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,42 +13,47 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.model.wording import numbered
-from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
-from pptrace.recognise.schedule.exact_match import match_registry, match_reversed
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
-from pptrace.recognise.schedule.plan_per_step import plans_by_step
+from pptrace.recognise.schedule.registry_plans import match_registry, match_reversed, plans_by_step
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
 
-_NOTHING = ScheduleInfo(None, "unknown", PlanSource.NONE)
+_MIN_SHARE = 0.6
+"""A run is named after a plan only if at least this share of its ops is in the plan's order."""
 
 
 def recognise_schedule(
-    ops: pd.DataFrame, mesh: MeshInfo, metadata: Sequence[Mapping[str, object]], wanted: str | None
+    ops: pd.DataFrame, mesh: MeshInfo, metadata: Sequence[Mapping[str, object]], name: str | None
 ) -> ScheduleInfo:
-    """The plan named by ``wanted``, else the one in the metadata, else the one that the ops follow.
+    """The plan of this name, else the one in the metadata, else the one that the ops follow.
 
     Raises:
-        UsageError: ``wanted`` names no schedule.
-        ScheduleError: ``wanted`` is illegal for the run's p, m and v.
+        UsageError: no schedule has the name.
+        ScheduleError: it is illegal for the run's p, m and v.
     """
     measured = measured_steps(ops, mesh)
-    rows, name = _metadata_rows(metadata)
-    if wanted is not None:
-        entry = registry.get(wanted)
-        pp, m, v = _shape(rows, measured)
-        return _compared_in_training(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
+    rows, name_in_metadata = _metadata_rows(metadata)
+    if name is not None:
+        entry = registry.get(name)
+        if rows is not None:
+            shape = from_rows(rows, "the plan in the metadata")
+        elif measured:
+            shape = from_rows(most_complete(measured).rows, "the measured run")
+        else:
+            raise ScheduleError("schedule: the trace shows no forward or backward of any microbatch to compare with")
+        plan = registry.build(entry.name, shape.pp, shape.num_microbatches, shape.num_chunks)
+        return _compared_in_training(plan, PlanSource.OPTION, measured)
     if rows is not None:
         try:
-            plan = match_registry(from_rows(rows, name, where="the trace's metadata"))
+            plan = match_registry(from_rows(rows, name_in_metadata, where="the trace's metadata"))
         except ScheduleError as err:
             return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"the plan in the metadata: {err}",))
         return _compared_in_training(plan, PlanSource.METADATA, measured)
     if not measured:
-        return _NOTHING
+        return ScheduleInfo(None, "unknown", PlanSource.NONE)
     training = [step for step in measured if not only_forwards(step)]
     if not training:
         reason = "no schedule recognised: the steps have forwards only, as in evaluation"
@@ -90,21 +95,18 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         line = f"the run follows {turned.name}, but its backwards run the microbatches in the opposite order"
         return compare_with_plan(turned, PlanSource.RECOGNISED, measured, (line,))
     closest = closest_to_step(best, ops, mesh)
-    if closest is not None and closest.share >= MIN_SHARE:
+    if closest is not None and closest.share >= _MIN_SHARE:
         line = (
             f"the run follows {closest.plan.name} in {closest.share:.0%} of its ops: the ideal figures are of that "
             "plan; see the schedule's mismatches"
         )
         warnings = () if closest.share == 1 else (line,)
         return compare_with_plan(closest.plan, PlanSource.RECOGNISED, measured, warnings)
-    closest_text = (
-        f"; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order" if closest else ""
-    )
+    text = f"; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order" if closest else ""
     if plan is None:
-        return ScheduleInfo(
-            None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest_text}",)
-        )
-    line = f"the order of ops matches no known schedule{closest_text}"
+        line = f"no schedule recognised: {problem}{text}"
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,))
+    line = f"the order of ops matches no known schedule{text}"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
@@ -113,18 +115,17 @@ def compare_with_plan(
 ) -> ScheduleInfo:
     """The plan with its mismatches, by step."""
     plan_by_step = plans_by_step(plan, measured)
-    info = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, plan_by_step), warnings, plan_by_step)
-    with_plan = [step for step, step_plan in plan_by_step.items() if step_plan is not None]
-    without_plan = [step for step, step_plan in plan_by_step.items() if step_plan is None]
-    if with_plan:
-        numbers = numbered(with_plan)
-        line = f"step {numbers} has another number of microbatches: compared with {plan.name} of that number"
-        info = replace(info, warnings=(*info.warnings, line))
-    if without_plan:
-        numbers = numbered(without_plan)
-        line = f"step {numbers} has another number of microbatches, for which {plan.name} has no plan: not compared"
-        info = replace(info, warnings=(*info.warnings, line))
-    return info
+    lines = []
+    for has_plan, what in (
+        (True, f"compared with {plan.name} of that number"),
+        (False, f"for which {plan.name} has no plan: not compared"),
+    ):
+        steps = [step for step, of_step in plan_by_step.items() if (of_step is not None) == has_plan]
+        if steps:
+            link = ":" if has_plan else ","
+            lines.append(f"step {numbered(steps)} has another number of microbatches{link} {what}")
+    differences = _differences(plan, measured, plan_by_step)
+    return ScheduleInfo(plan, plan.name, source, differences, (*warnings, *lines), plan_by_step)
 
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
@@ -139,14 +140,39 @@ def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     return plan, ""
 
 
+@dataclass(frozen=True, slots=True)
+class ClosestSchedule:
+    """A plan, and the share of measured ops at their planned index."""
+
+    plan: Plan
+    share: float
+
+
 def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> ClosestSchedule | None:
+    """The schedule with the largest share of a step's ops in its order, by the mean of the ranks, of which an order that ends
+    early is compared as far as it goes; None where no schedule has this shape.
+    """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     if compute.empty:
         return None
     num_stages, num_microbatches = int(compute["stage"].max()) + 1, int(compute["microbatch"].max()) + 1
     chunks = int(compute.groupby("rank")["stage"].nunique().max())
     pp = max(max(step.pp_ranks) + 1, mesh.pp or 1, -(-num_stages // chunks))
-    return closest_schedule(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
+    rows = step.rows
+    best: ClosestSchedule | None = None
+    for entry in registry.SCHEDULES.values():
+        try:
+            plan = registry.build(entry.name, pp, num_microbatches, chunks)
+        except ScheduleError:
+            continue
+        shares = []
+        for pp_rank, row in zip(step.pp_ranks, rows, strict=True):
+            planned = map(str, plan.compute_actions(pp_rank))
+            shares.append(sum(cell == of_plan for cell, of_plan in zip(row, planned, strict=False)) / len(row))
+        share = sum(shares) / len(shares)
+        if best is None or share > best.share:
+            best = ClosestSchedule(plan, share)
+    return best
 
 
 def _differences(
@@ -174,42 +200,28 @@ def _differences(
     )
 
 
-def _differences_of_step(plan: Plan, step: MeasuredStep, wanted: Sequence[tuple[Int64, Int64]]) -> Iterator[str]:
-    """The differences of one step; ``wanted`` are the plan's keys by pipeline rank."""
+def _differences_of_step(plan: Plan, step: MeasuredStep, planned_keys: Sequence[tuple[Int64, Int64]]) -> Iterator[str]:
+    """The differences of one step; ``planned_keys`` are the plan's by pipeline rank."""
     if max(step.pp_ranks) >= plan.pp:
         yield f"the plan has {plan.pp} pipeline ranks, the trace has {max(step.pp_ranks) + 1}"
     keys, pairs = step.ops.keys
     for index, (pp_rank, rank, (first, last)) in enumerate(zip(step.pp_ranks, step.ranks, step.bounds, strict=True)):
         if pp_rank >= plan.pp:
             continue
-        planned_keys, planned_pairs = wanted[pp_rank]
-        size = min(last - first, len(planned_keys))
-        is_same = np.array_equal(keys[first : first + size], planned_keys[:size])
-        is_same = is_same and np.array_equal(pairs[first : first + size], planned_pairs[:size])
-        if is_same and last - first <= len(planned_keys):
+        keys_of_plan, pairs_of_plan = planned_keys[pp_rank]
+        size = min(last - first, len(keys_of_plan))
+        is_same = np.array_equal(keys[first : first + size], keys_of_plan[:size])
+        is_same = is_same and np.array_equal(pairs[first : first + size], pairs_of_plan[:size])
+        if is_same and last - first <= len(keys_of_plan):
             continue
         actual = step.cells_of(index)
         planned = [str(action) for action in plan.compute_actions(pp_rank)]
-        both = enumerate(zip(planned, actual, strict=False))
-        first_difference = next((position for position, (wanted_cell, cell) in both if wanted_cell != cell), None)
-        if first_difference is not None:
-            yield (
-                f"rank {rank}: op {first_difference + 1} is {actual[first_difference]} where {plan.name} has "
-                f"{planned[first_difference]}"
-            )
+        differs = (at for at, (of_plan, cell) in enumerate(zip(planned, actual, strict=False)) if of_plan != cell)
+        at = next(differs, None)
+        if at is not None:
+            yield f"rank {rank}: op {at + 1} is {actual[at]} where {plan.name} has {planned[at]}"
         elif len(actual) > len(planned):
             yield f"rank {rank}: {len(actual)} ops where {plan.name} has {len(planned)}"
-
-
-def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tuple[int, int, int]:
-    """(p, m, v) of the run: of its own plan where it has one, else of what was measured."""
-    if rows is not None:
-        plan = from_rows(rows, "the plan in the metadata")
-    elif measured:
-        plan = from_rows(most_complete(measured).rows, "the measured run")
-    else:
-        raise ScheduleError("schedule: the trace shows no forward or backward of any microbatch to compare with")
-    return plan.pp, plan.num_microbatches, plan.num_chunks
 
 
 def _metadata_rows(metadata: Sequence[Mapping[str, object]]) -> tuple[list[list[str]] | None, str]:

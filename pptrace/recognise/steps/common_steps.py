@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.wording import listed
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.slices import rows_among
 
@@ -33,15 +33,21 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
     }
     if not counted:
         return list(ranks), ()
-    listed = ", ".join(map(str, sorted(counted)))
     line = (
-        f"the steps of rank {listed} have no numbers: assumed to be steps {steps[0]} to {steps[-1]} of the other "
-        "ranks, in order"
+        f"the steps of rank {listed(sorted(counted))} have no numbers: assumed to be steps {steps[0]} to {steps[-1]} of the "
+        "other ranks, in order"
     )
+
+    def renamed(table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(step=table["step"].map(lambda step: names.get(step, -1)).astype("int64"))
+
     names = dict(enumerate(steps))
-    return [_renumbered(recognised, names) if recognised.number in counted else recognised for recognised in ranks], (
-        line,
-    )
+    return [
+        replace(recognised, ops=renamed(recognised.ops), comms=renamed(recognised.comms))
+        if recognised.number in counted
+        else recognised
+        for recognised in ranks
+    ], (line,)
 
 
 def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
@@ -57,23 +63,28 @@ def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
         max(rank_steps.start for rank_steps in recorded.values()),
         min(rank_steps.stop for rank_steps in recorded.values()),
     )
-    steps_by_ranks = "; ".join(
-        f"{_ranks_text([rank for rank, _ in same_steps])}: {_steps_text(rank_steps)}"
-        for rank_steps, same_steps in groupby(
-            sorted(recorded.items(), key=lambda item: (item[1].start, item[1].stop, item[0])), lambda item: item[1]
-        )
+    by_steps: dict[tuple[int, int], list[int]] = {}
+    for rank, rank_steps in sorted(recorded.items()):
+        by_steps.setdefault((rank_steps.start, rank_steps.stop), []).append(rank)
+    parts = (
+        f"{'rank' if len(same) == 1 else 'ranks'} {listed(same)}: {_steps_text(range(*edges))}"
+        for edges, same in sorted(by_steps.items())
     )
-    line = f"ranks recorded different steps ({steps_by_ranks})"
+    line = f"ranks recorded different steps ({'; '.join(parts)})"
     if not steps:
         return list(ranks), (
-            f"{line}, and no step is common to all: figures that compare ranks are null; record steps in which {_AGREE}",
+            f"{line}, and no step is common to all: figures that compare ranks are null; record steps in which the script's own "
+            "profiler runs on no rank (--steps A:B)",
         )
-    return [_with_steps(recognised, steps) for recognised in ranks], (
+
+    def common(table: pd.DataFrame) -> pd.DataFrame:
+        return table[(table["step"] < 0) | table["step"].isin(steps)].reset_index(drop=True)
+
+    return [replace(recognised, ops=common(recognised.ops), comms=common(recognised.comms)) for recognised in ranks], (
         f"{line}: the report is of {_steps_text(steps)}, which all ranks recorded",
     )
 
 
-_AGREE = "the script's own profiler runs on no rank (--steps A:B)"
 _LAUNCHED = "pptrace.trace/1"
 
 
@@ -86,19 +97,8 @@ def _recorded(recognised: RecognisedRank) -> range | None:
     return rank_steps or None
 
 
-def _with_steps(recognised: RecognisedRank, steps: range) -> RecognisedRank:
-    def kept(table: pd.DataFrame) -> pd.DataFrame:
-        return table[(table["step"] < 0) | table["step"].isin(steps)].reset_index(drop=True)
-
-    return replace(recognised, ops=kept(recognised.ops), comms=kept(recognised.comms))
-
-
 def _steps_text(steps: range) -> str:
     return f"step {steps.start}" if len(steps) == 1 else f"steps {steps.start}–{steps.stop - 1}"
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
 def _has_ranges(recognised: RecognisedRank) -> bool:
@@ -109,10 +109,3 @@ def _steps_with_ops(recognised: RecognisedRank) -> list[int]:
     step = recognised.ops["step"].to_numpy()
     steps: list[int] = np.unique(step[rows_among(recognised.ops["kind"], COMPUTE_KINDS) & (step >= 0)]).tolist()
     return steps
-
-
-def _renumbered(recognised: RecognisedRank, names: dict[int, int]) -> RecognisedRank:
-    def renamed(table: pd.DataFrame) -> pd.DataFrame:
-        return table.assign(step=table["step"].map(lambda step: names.get(step, -1)).astype("int64"))
-
-    return replace(recognised, ops=renamed(recognised.ops), comms=renamed(recognised.comms))

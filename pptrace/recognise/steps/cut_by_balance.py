@@ -98,11 +98,19 @@ def with_balanced_spans(
     for pipeline in mesh.pipelines:
         traced = [rank for rank in pipeline if rank in rows]
         cuts = _cuts_of_first([rows[rank]["kind"].tolist() if rank in rows else [] for rank in pipeline])
-        if not len(cuts):
-            dropped += [index for rank in traced for index in rows[rank].index]
-        for rank in traced if len(cuts) else ():
-            _cut_rows(filled, rows[rank], cuts)
+        for rank in traced:
+            of_rank = rows[rank]
+            if not len(cuts):
+                dropped += of_rank.index.tolist()
+                continue
             is_cut = True
+            step, filled.loc[of_rank.index, "microbatch"] = _numbers(of_rank["microbatch"].to_numpy(), cuts)
+            filled.loc[of_rank.index, "step"] = step
+            others = filled[
+                (filled["rank"] == rank) & ~filled.index.isin(of_rank.index)
+            ]  # of the step of the op before
+            before = np.searchsorted(of_rank["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
+            filled.loc[others.index, "step"] = step[np.maximum(before, 0)]
     if dropped:
         return filled.drop(index=dropped).reset_index(drop=True), (_OPEN,)
     return filled, (_CUT,) if is_cut else ()
@@ -147,27 +155,13 @@ def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
     comms = recognised.comms.copy()
     is_message = ((comms["axis"] == "pp") & _names_nothing(comms) & (comms["microbatch"] >= 0)).to_numpy()
     if is_message.any():
-        comms.loc[is_message, "step"] = _steps_of_messages(comms[is_message], ops)
+        messages, by_time = comms[is_message], ops.sort_values("start_ns", kind="stable")
+        starts, steps = by_time["start_ns"].to_numpy(), by_time["step"].to_numpy()
+        times = messages["start_ns"].to_numpy()
+        after = np.minimum(np.searchsorted(starts, times, side="left"), len(starts) - 1)
+        before = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        comms.loc[is_message, "step"] = np.where(messages["kind"] == "send", steps[before], steps[after])
         ordered = comms[is_message].sort_values("start_ns", kind="stable")
         count = ordered.groupby(["step", "kind", "direction"], observed=True).cumcount()
         comms.loc[count.index, "microbatch"] = count
     return replace(recognised, ops=ops.astype(recognised.ops.dtypes), comms=comms.astype(recognised.comms.dtypes))
-
-
-def _steps_of_messages(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
-    ordered = ops.sort_values("start_ns", kind="stable")
-    starts, steps = ordered["start_ns"].to_numpy(), ordered["step"].to_numpy()
-    after = np.minimum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="left"), len(starts) - 1)
-    before = np.maximum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="right") - 1, 0)
-    chosen: Int64 = np.where(comms["kind"] == "send", steps[before], steps[after])
-    return chosen
-
-
-def _cut_rows(filled: pd.DataFrame, rows: pd.DataFrame, cuts: Int64) -> None:
-    """Give the rows of a rank their steps, and its ops their microbatches counted in each; others that of the op before."""
-    step, microbatch = _numbers(rows["microbatch"].to_numpy(), cuts)
-    filled.loc[rows.index, "step"] = step
-    filled.loc[rows.index, "microbatch"] = microbatch
-    others = filled[(filled["rank"] == rows["rank"].iloc[0]) & ~filled.index.isin(rows.index)]
-    position = np.searchsorted(rows["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
-    filled.loc[others.index, "step"] = step[np.maximum(position, 0)]

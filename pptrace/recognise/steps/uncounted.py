@@ -20,13 +20,13 @@ def without_capturing_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recog
     steps = tuple(sorted({step for recognised in ranks for step in recognised.capturing}))
     if not steps:
         return list(ranks), ()
-    kept = [
+    without = [
         replace(recognised, ops=without_steps(recognised.ops, steps), comms=without_steps(recognised.comms, steps))
         for recognised in ranks
     ]
     what = "hold captures of CUDA graphs, which are no steps" if len(steps) > 1 else "holds the capture of a CUDA graph"
     line = f"{'steps' if len(steps) > 1 else 'step'} {numbered(steps)} {what}: left out"
-    return kept, (line if len(steps) > 1 else f"{line}, since that is no step",)
+    return without, (line if len(steps) > 1 else f"{line}, since that is no step",)
 
 
 def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -42,11 +42,15 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
     if rows_among(ops["kind"], (*COMPUTE_KINDS, "STEP")).any():
         return ops, ()
     has_graphs = any(recognised.repeats.has_graphs or recognised.capturing for recognised in ranks)
-    if not has_graphs and any(map(_has_messages, ranks)):
+    if not has_graphs and any(
+        rows_among(table["kind"], MESSAGES).any() for rank in ranks for table in (rank.calls, rank.comms)
+    ):
         return ops, ()
     counts = {len(recognised.repeats) for recognised in ranks}
     if counts == {0} or not counts:
-        return ops, _reasons(ranks)
+        # Why there are none where something would have told them: optimizers, graphs or a capture.
+        reason = next((recognised.repeats.reason for recognised in ranks if recognised.repeats.reason), "")
+        return ops, (f"nothing marks the steps, and {reason}: the report is of the whole trace",) if reason else ()
     if len(counts) > 1:
         line = "nothing marks the steps, and what repeats does so differently often by rank: the report is of the whole trace"
         return ops, (line,)
@@ -59,19 +63,6 @@ def with_repeated_steps(ops: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> t
         f"({first.what}{' on rank ' + str(ranks[0].number) if len(ranks) > 1 else ''})"
     )
     return concat_tables([ops, *map(_rows, ranks)]), (line,)
-
-
-def _has_messages(recognised: RecognisedRank) -> bool:
-    return any(rows_among(table["kind"], MESSAGES).any() for table in (recognised.calls, recognised.comms))
-
-
-def _reasons(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
-    """The reason for which there are no steps where something would have told them: optimizers, graphs or a capture."""
-    for recognised in ranks:
-        repeats = recognised.repeats
-        if repeats.reason:
-            return (f"nothing marks the steps, and {repeats.reason}: the report is of the whole trace",)
-    return ()
 
 
 def _rows(recognised: RecognisedRank) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, make_table
 from pptrace.model.traces import Category
-from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
+from pptrace.recognise.ops.infer_from_operators import confidence, is_one_stage, peers_of
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan

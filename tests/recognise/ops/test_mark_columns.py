@@ -22,7 +22,7 @@ from pptrace.marks import (
     parse_mark,
 )
 from pptrace.model.traces import Category
-from pptrace.recognise.ops.mark_names import read_marks
+from pptrace.recognise.ops.mark_names import NameLines, read_marks, shapes_of
 from pptrace.recognise.ops.mark_ranges import (
     AXES,
     KINDS_OF_COLLECTIVES,
@@ -30,7 +30,6 @@ from pptrace.recognise.ops.mark_ranges import (
     MarkedRanges,
     split_marks,
 )
-from pptrace.recognise.ops.name_shapes import NameLines, shapes_of
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.slices import Slice
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace

@@ -1,19 +1,70 @@
-"""Plans of single steps with another number of microbatches than most."""
+"""The registry's plans that a plan or a step follows: the one with the same order, and that of another number of microbatches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.schedule.exact_match import match_registry, match_reversed
 from pptrace.recognise.schedule.measured_steps import MeasuredStep
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
+from pptrace.schedule.actions import Action, Key, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import from_rows
+
+
+def match_registry(plan: Plan) -> Plan:
+    """The registry's plan with the same actions in the same order, which has a name and exact phases; else the plan itself.
+
+    One microbatch makes the same plan of several schedules; then the plan's own name decides.
+    """
+    keys = _keys(plan)
+    return next((built for built in _variants(plan) if _keys(built) == keys), plan)
+
+
+def match_reversed(plan: Plan) -> Plan | None:
+    """The registry's plan that a plan is but for its backwards, which run the microbatches in the opposite order; None if none.
+
+    GPipe often runs them from the last to the first, in its paper's figure 2 too (arXiv 1811.06965): what the last forwards keep
+    is freed first. Plans of a search have no usual order.
+    """
+    last = plan.num_microbatches - 1
+
+    def turned(action: Action) -> Action:
+        if action.kind is Kind.F or action.parts or action.microbatch is None:
+            return action
+        return replace(action, microbatch=last - action.microbatch)
+
+    keys = _keys(plan)
+    for built in _variants(plan):
+        if not registry.get(built.name).searches:
+            reversed_plan = replace(built, ranks=tuple(tuple(map(turned, row)) for row in built.ranks))
+            if _keys(reversed_plan) == keys:
+                return reversed_plan
+    return None
+
+
+def _keys(plan: Plan) -> list[list[Key]]:
+    return [[action.key for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    """The registry's plans of a plan's shape, those of its own name first."""
+    variants: list[tuple[int | None, bool]] = [(None, False)]
+    if plan.num_chunks > 1:
+        # Groups of microbatches: as many actions as the first rank runs on its first stage before it turns to another.
+        first = plan.compute_actions(0)
+        group = next((index for index, action in enumerate(first) if action.stage != first[0].stage), len(first))
+        variants += [(group, False), (None, True)]
+    for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name != plan.name):
+        for group_size, lean in variants:
+            try:
+                yield registry.build(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, group_size, lean)
+            except ScheduleError:
+                continue
 
 
 def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:

@@ -1,0 +1,216 @@
+"""The evidence of a rank without labelled ops: what its host did, in order, by which ranks are matched to a pipeline.
+
+Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
+autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
+forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.infer.match_chain` decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.tables import HOST_ORDER, Int64, What, empty_table
+from pptrace.model.traces import Category, Events
+from pptrace.recognise.ops.infer_from_operators import ENGINE, is_message, pipeline_thread
+from pptrace.recognise.ops.labelled_ranges import labelled_ops, labelled_ranges
+from pptrace.recognise.ops.named_ranges import DATA, found_ranges
+
+Bools = npt.NDArray[np.bool_]
+
+_COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_VIEW = re.compile(
+    r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
+    r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
+    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+)
+"""Operators that name, shape or allocate a tensor, or begin a backward: a program does that around its ops as well."""
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+
+
+def find_host_order(events: Events) -> pd.DataFrame:
+    """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message."""
+    thread = pipeline_thread(events)
+    ranges = None if thread is None else labelled_ranges(events)
+    if ranges is None or len(labelled_ops(ranges)):
+        return empty_table(HOST_ORDER)
+
+    def named(test: Callable[[str], object]) -> Bools:
+        return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
+
+    on_thread, is_operator = events.thread == thread, events.category == Category.CPU_OP
+    engine = named(lambda name: name.startswith(ENGINE))
+    rows = np.flatnonzero(is_operator & (engine | on_thread))
+    outermost = [
+        thread_rows[~events.intervals_of(thread_rows).are_inside_another()]
+        for thread_rows in events.rows_by_thread(rows).values()
+    ]
+    rows = np.sort(np.concatenate(outermost)) if outermost else rows
+    rows = rows[~named(_COMMUNICATION.match)[rows] & ~named(_VIEW.fullmatch)[rows]]
+    messages = np.flatnonzero(is_message(events) & on_thread)
+    zero_grad = named(_ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
+    barrier = named(lambda name: name == "c10d::barrier") & is_operator & on_thread  # others may be part of an op
+    bounds, data = np.flatnonzero(zero_grad | barrier), found_ranges(events, DATA)
+    spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~ranges.table.leads[ranges.label])
+    labels = spans.table
+    # (what, name, number, start, end); what is one for all is not repeated
+    parts: list[tuple[Any, ...]] = [
+        (
+            np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value),
+            events.name_id[rows],
+            np.where(engine[rows], events.correlation[rows], -1),
+            events.start_ns[rows],
+            events.ends_of(rows),
+        ),
+        (What.MESSAGE.value, -1, events.correlation[messages], events.start_ns[messages], events.ends_of(messages)),
+        (What.BOUND.value, -1, -1, events.start_ns[bounds], events.ends_of(bounds)),
+        (labels.span[spans.label], -1, labels.step[spans.label], spans.start_ns, spans.end_ns),
+        (What.DATA.value, -1, -1, events.start_ns[data], events.ends_of(data)),
+    ]
+    dtypes = {column: "object" if dtype == "str" else dtype for column, dtype in HOST_ORDER.items()}
+    columns = ("what", "name", "number", "start_ns", "end_ns")
+    tables = [
+        pd.DataFrame(dict(zip(columns, part, strict=True)), columns=list(HOST_ORDER)).astype(dtypes)
+        for part in parts
+        if len(part[-1])
+    ]
+    table = pd.concat(tables or [empty_table(HOST_ORDER)], ignore_index=True)
+    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Sends or receives of one rank in the order of their posting.
+
+    ``row`` is the row in the rank's calls; ``peer`` the global rank, -1 if unknown. ``ready_ns`` is when the host knew a
+    receive to be complete, or was done with its posting where nothing tells that.
+    """
+
+    row: Int64
+    peer: Int64
+    post_ns: Int64
+    ready_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def where(self, chosen: Bools | Int64) -> Messages:
+        return Messages(self.row[chosen], self.peer[chosen], self.post_ns[chosen], self.ready_ns[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Operators, nodes of autograd's engine or postings of messages in time order, with the columns of ``HOST_ORDER``."""
+
+    start_ns: Int64
+    end_ns: Int64
+    name: Int64
+    number: Int64
+
+    def where(self, chosen: Bools) -> Rows:
+        return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over."""
+
+    rank: int
+    sends: Messages
+    recvs: Messages
+    operators: Rows
+    engine: Rows
+    postings: Rows
+    bounds: Int64
+    optimizers: Int64
+
+    def between(self, begin_ns: int, end_ns: int) -> Evidence:
+        """Evidence that began in a stretch of time."""
+
+        def is_inside(at: Int64) -> Bools:
+            inside: Bools = (at >= begin_ns) & (at < end_ns)
+            return inside
+
+        return Evidence(
+            self.rank,
+            self.sends.where(is_inside(self.sends.post_ns)),
+            self.recvs.where(is_inside(self.recvs.post_ns)),
+            self.operators.where(is_inside(self.operators.start_ns)),
+            self.engine.where(is_inside(self.engine.start_ns)),
+            self.postings.where(is_inside(self.postings.start_ns)),
+            self.bounds[is_inside(self.bounds)],
+            self.optimizers[is_inside(self.optimizers)],
+        )
+
+
+def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Sequence[int]) -> Evidence:
+    """The evidence of a rank.
+
+    Args:
+        host: what its thread did (schema ``HOST_ORDER``).
+        calls: its communication (schema ``CALLS``).
+        peers: for each call the other global rank of a message, -1 where unknown.
+    """
+    what = host["what"].to_numpy()
+    posted, on_host = calls["host_ns"].to_numpy(), (calls["clock"] == "host").to_numpy()
+
+    def rows(kind: What) -> Rows:
+        rows_of_kind = host[what == kind.value]
+        return Rows(*(rows_of_kind[name].to_numpy() for name in ("start_ns", "end_ns", "name", "number")))
+
+    def messages(kind: str) -> Messages:
+        index = np.flatnonzero((calls["kind"] == kind).to_numpy())
+        index = index[np.argsort(posted[index], kind="stable")].astype(np.int64)
+        ready = np.where(on_host[index], calls["end_ns"].to_numpy()[index], posted[index])
+        return Messages(index, np.asarray(peers, dtype=np.int64)[index], posted[index], ready)
+
+    bounds = np.isin(what, [What.BOUND.value, What.OPTIMIZER.value, What.STEP.value])
+    return Evidence(
+        rank,
+        messages("send"),
+        messages("recv"),
+        rows(What.OPERATOR),
+        rows(What.ENGINE),
+        rows(What.MESSAGE),
+        host.loc[bounds, "start_ns"].to_numpy(),
+        rows(What.OPTIMIZER).start_ns,
+    )
+
+
+class MismatchError(Exception):
+    """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank; whatever
+    matches or checks may raise it.
+    """
+
+
+Option = TypeVar("Option")
+Result = TypeVar("Result")
+
+
+def outcome_of(hypothesis: Callable[[Option], Result], option: Option) -> Result | MismatchError:
+    """What a hypothesis makes of the evidence, or the reason against it."""
+    try:
+        return hypothesis(option)
+    except MismatchError as err:
+        return err
+
+
+def first_match(hypothesis: Callable[[Option], Result], options: Iterable[Option]) -> Result:
+    """What a hypothesis makes of the first option that the evidence allows.
+
+    Raises:
+        MismatchError: it allows none; the reason is that against the first.
+    """
+    reasons = []
+    for option in options:
+        outcome = outcome_of(hypothesis, option)
+        if not isinstance(outcome, MismatchError):
+            return outcome
+        reasons.append(outcome)
+    raise reasons[0]

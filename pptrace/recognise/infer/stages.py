@@ -1,0 +1,133 @@
+"""Stages, chunks and microbatches of ops and messages: what is known when the ranks are joined, and how they are filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.categories import with_categories
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.stage_texts import with_stage_of_chunk
+from pptrace.recognise.groups.axes import Groups
+from pptrace.recognise.infer.explanations import Explanation
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
+from pptrace.schedule.actions import Action
+from pptrace.slices import distinct_rows
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """The joined ranks of a run, and what is known of their pipeline.
+
+    ``ops`` and ``comms`` have unknown stages where no label names them; ``mesh`` is that of labels and groups, or the one that
+    the facts of the run declare (``is_declared``). By rank ``calls`` has its communication, ``distributed`` what its profiler
+    wrote of the job. ``framework`` is that of the labels. On the ``paired`` ranks the microbatches of backwards are those of
+    their forwards, not only counted. ``tells_sizes``: the run itself tells the sizes of its pipelines.
+    """
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    mesh: MeshInfo
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    distributed: Mapping[int, Mapping[str, Any]]
+    framework: str
+    is_declared: bool
+    paired: frozenset[int]
+    tells_sizes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageAssignment:
+    """The tables with the stages that are certain, the mesh with its number of chunks, and lines about what was inferred.
+
+    ``explanations`` is every schedule that the traced ranks may have run where ranks of their pipelines have no trace, None
+    where none lacks one; ``is_complete``: all that there may be were tried.
+    """
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    mesh: MeshInfo
+    notes: tuple[str, ...] = ()
+    explanations: tuple[Explanation, ...] | None = None
+    is_complete: bool = True
+
+
+Layout = Callable[[int, int, int], int]
+"""(chunk, pipeline rank, p) → stage."""
+
+
+def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
+    """Fill in the stages of ops or messages with a microbatch by their chunks, also in the texts of overlapped pairs."""
+    lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
+    if not lacking.any():
+        return table
+    filled, rows = table.copy(), table[lacking]
+    chunk = rows["chunk"].clip(lower=0)
+    distinct, index = distinct_rows(np.stack((chunk.to_numpy(), rows["rank"].to_numpy()), axis=1))
+    filled.loc[lacking, "stage"] = np.array([layout(c, pp_ranks[rank], pp) for c, rank in distinct])[index]
+    if "pair" not in table:
+        return filled
+    filled.loc[lacking, "chunk"] = chunk
+    pairs = rows[rows["pair"] != ""]
+    if pairs.empty:
+        return filled
+    codes, texts_of_pairs = pd.factorize(pairs["pair"].astype(object))
+    of_rank, index = distinct_rows(np.stack((codes, pairs["rank"].to_numpy()), axis=1))
+
+    def with_layout(text: str, pp_rank: int) -> str:
+        return with_stage_of_chunk(text, lambda chunk: layout(chunk, pp_rank, pp))
+
+    texts = filled["pair"].astype(object)
+    new = [with_layout(texts_of_pairs[code], pp_ranks[rank]) for code, rank in of_rank]
+    texts[pairs.index] = np.array(new, dtype=object)[index]
+    return with_categories(filled.assign(pair=texts))
+
+
+def with_actions(ops: pd.DataFrame, planned: Iterable[tuple[Any, Sequence[Action]]]) -> pd.DataFrame:
+    """Fill in stages, chunks and microbatches of some rows by the actions of a plan; rows that have none are of none."""
+    filled = ops.copy()
+    for labels, actions in planned:
+        for name in ("stage", "chunk", "microbatch"):
+            filled.loc[labels, name] = [getattr(action, name) for action in actions] or -1
+    return filled
+
+
+def messages_of_plan(
+    comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Assign the plan's stages and microbatches to messages, in the order of the ops that send or receive them; with warnings.
+    ``ops`` have theirs.
+    """
+    lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
+    filled, is_possible = comms.copy(), True
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"], observed=True):
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is None or direction not in PRODUCERS:
+            continue
+        planned = list(cross_rank_ops(plan_of(int(str(step))), pp_rank, str(direction), sends=kind == "send"))
+        # Combined send-receive functions are called on all stages, also where one side is absent.
+        is_possible &= int((rows["axis"] == "pp").sum()) <= len(planned)
+        actions = planned[: len(rows)]
+        filled.loc[rows.index[: len(actions)], "stage"] = [action.stage for action in actions]
+        filled.loc[rows.index[: len(actions)], "microbatch"] = [action.microbatch for action in actions]
+        filled.loc[rows.index[len(actions) :], "microbatch"] = -1
+    if is_possible:
+        return filled, ()
+    name = plan_of(int(ops["step"].iloc[0])).name
+    chosen = match_by_adjacent_ops(comms, ops, plan_of, mesh)
+    if chosen is not None:
+        warning = (
+            f"there are more labelled messages than {name} has: only those next to an op that sends or receives in "
+            f"{name} are counted"
+        )
+        return chosen, (warning,)
+    line = (
+        f"there are more labelled messages than {name} has, and the real ones cannot be identified: the labelled messages of the "
+        "pipeline are left out, so that exposed communication may count as bubble"
+    )
+    return comms[comms["axis"] != "pp"], (line,)
